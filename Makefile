@@ -1,0 +1,74 @@
+# make demo   trains three recurrent nets on handwritten digits, in minutes, and plots the runs
+# make test   runs the tests
+# make lint   checks style, format and types
+# make format rewrites the files as `make lint` wants them
+# make clean  removes caches and build outputs; the environment (.venv) and the runs stay
+#
+# Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
+# has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
+
+.PHONY: demo test lint format clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+# Evaluated only when .venv is made. ensurepip: some systems ship a Python that cannot make environments.
+RIGHT_PYTHON := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	"$$p" -c '$(RIGHT_PYTHON)' >/dev/null 2>&1 && echo "$$p" && break; done)
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_NO_INPUT = 1
+INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+demo: $(VENV)/.base
+	rm -rf $(DEMO)
+	$(BIN)/stiefelkit compare digits --models scornn,scurnn,lstm --out $(DEMO)
+	@echo "Plots:"; find $(DEMO) -name '*.png' | sort
+
+# One thread: on a small busy machine a second one makes small matrices much slower, not faster.
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis .asv
+	find stiefelkit tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip comes last in `python -m venv`, so it stands for a whole environment.
+$(BIN)/pip:
+	@"$(PYTHON)" -c '$(RIGHT_PYTHON)' 2>/dev/null || { echo "stiefelkit needs Python 3.11 or newer with its venv" \
+	  "module, got $(if $(PYTHON),$(PYTHON),none); install one or name it: make PYTHON=path/to/python3." >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# torch first and by its exact version: a looser request may bring another build, with gigabytes of GPU libraries.
+$(VENV)/.torch: constraints.txt | $(BIN)/pip
+	$(INSTALL) $(TORCH)
+	@touch $@
+
+# The stamps .base, .test and .dev: each set of extras holds the one before it.
+SOURCES := pyproject.toml constraints.txt stiefelkit/_version.py $(VENV)/.torch
+
+$(VENV)/.base: $(SOURCES)
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: $(SOURCES)
+	$(INSTALL) -e ".[test]"
+	@touch $(VENV)/.base $@
+
+$(VENV)/.dev: $(SOURCES)
+	$(INSTALL) -e ".[dev]"
+	@touch $(VENV)/.base $(VENV)/.test $@

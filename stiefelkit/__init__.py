@@ -1,0 +1,45 @@
+"""Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface."""
+
+from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations
+from stiefelkit._version import __version__
+from stiefelkit.attach import (
+    Drift,
+    assign_,
+    available,
+    bake,
+    coordinates,
+    drift,
+    orthogonal,
+    register,
+    reset_,
+)
+from stiefelkit.carrier import CoordinateList, check_state_dict
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.param import OrthogonalParam, Traits
+
+__all__ = [
+    "CoordinateList",
+    "Drift",
+    "OrthogonalParam",
+    "StiefelkitError",
+    "Traits",
+    "__version__",
+    "assign_",
+    "available",
+    "bake",
+    "check_state_dict",
+    "coordinates",
+    "drift",
+    "errors",
+    "functional",
+    "init",
+    "metrics",
+    "models",
+    "nn",
+    "optim",
+    "orthogonal",
+    "parametrizations",
+    "register",
+    "reset_",
+    "testing",
+]

@@ -1,0 +1,294 @@
+"""Putting a parametrization on a weight, and everything one does with such a weight afterwards."""
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from stiefelkit import registry
+from stiefelkit.carrier import CoordinateList, attach_carrier, carriers
+from stiefelkit.errors import (
+    DtypeError,
+    ImageError,
+    NonFiniteError,
+    NotAFrameError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+    did_you_mean,
+)
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.param import OrthogonalParam, coordinate_dtype
+from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
+
+__all__ = [
+    "Drift",
+    "assign_",
+    "available",
+    "bake",
+    "coordinates",
+    "drift",
+    "orthogonal",
+    "register",
+    "reset_",
+]
+
+Map = str | type[OrthogonalParam]
+
+
+def orthogonal(
+    module: nn.Module,
+    name: str,
+    parametrization: Map = "cayley",
+    *,
+    init: str | Tensor | None = None,
+    view: str | None = None,
+    precision: str = "exact",
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Makes a weight orthogonal (unitary, if it is complex) for good, and returns the module.
+
+    From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
+    torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before the last
+    two are a batch.
+
+    Args:
+        module: the module that owns the weight.
+        name: the parameter's name, "weight".
+        parametrization: a registered name (`sk.available()`) or a class.
+        init: None keeps a weight that is a frame in the image and else draws by the member's default scheme (Haar)
+            from torch's generator; a scheme ("haar", "identity", "unit_circle", "henaff", ...) draws; "project" takes
+            the frame nearest to the weight; a tensor is assigned.
+        view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap".
+        precision: "exact", the default, rounds once.
+        generator: source of randomness for a drawn init.
+        **options: the member's own (`negative=` for "cayley").
+
+    Returns:
+        The same module.
+
+    Raises:
+        UnknownNameError: no parametrization or parameter has this name.
+        ShapeError: the weight is no matrix, is empty, or is a kernel without `view`.
+        DtypeError: the weight is neither floating nor complex, or the member does not do its field.
+        OptionError: an option is unknown or out of range, or the weight is parametrized already.
+        NonFiniteError, NotAFrameError, ImageError: `init` is a tensor, or "project", that the map cannot take.
+
+    >>> layer = orthogonal(nn.Linear(8, 4, bias=False), "weight", "cayley")
+    >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
+    True
+    """
+    weight = _find_weight(module, name)
+    param = _build(parametrization, module, name, weight, view, {"precision": precision, **options})
+    device, wanted = weight.device, coordinate_dtype(weight.dtype)
+    blank = [torch.empty(shape, device=device, dtype=wanted) for shape in param.coordinates.values()]
+    carrier = CoordinateList(param, blank, weight.requires_grad)
+    if device.type != "meta":
+        _initialise(carrier, weight.detach(), init, generator)
+    elif isinstance(init, Tensor):
+        raise OptionError("A weight on the meta device needs an init scheme or None, got a tensor.")
+    attach_carrier(module, name, carrier)
+    return module
+
+
+def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
+    """Sets an orthogonal weight to a given frame; the same as `module.name = weight`.
+
+    Args:
+        module: the module.
+        name: the weight's name.
+        weight: any frame in the map's image; checked first, copied, never aliased.
+
+    Raises:
+        ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
+    """
+    _carrier(module, name).right_inverse(weight)
+
+
+def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
+    """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`).
+
+    Args:
+        module: the module.
+        name: the weight's name.
+        init: a scheme of the map, its default (Haar) when None.
+        generator: source of randomness; torch's default when None.
+
+    Raises:
+        OptionError: the map has no such scheme.
+    """
+    carrier = _carrier(module, name)
+    if any(c.is_meta for c in carrier.coordinates.values()):
+        raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
+    _draw_(carrier, init, generator)
+
+
+def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """Returns name to parameter of an orthogonal weight's coordinates."""
+    return _carrier(module, name).coordinates
+
+
+def bake(module: nn.Module, name: str) -> nn.Module:
+    """Replaces an orthogonal weight by one plain parameter that holds the frame, and returns the module.
+
+    Copies of the module are not touched. The parameter is a new one: optimizers must be told.
+    """
+    carrier = _carrier(module, name)
+    trains = any(c.requires_grad for c in carrier.coordinates.values())
+    with torch.no_grad():
+        frame = getattr(module, name).contiguous()
+    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    delattr(module, name)
+    module.register_parameter(name, nn.Parameter(frame, trains))
+    return module
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far a weight is from being a frame.
+
+    Attributes:
+        error: ||W^H W - I||_F in float64, the worst of a batch.
+        limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
+        bits_lost: binary digits lost beyond that, log2(max(error / limit, 1)).
+    """
+
+    error: float
+    limit: float
+    bits_lost: float
+
+
+@torch.no_grad()
+def drift(model: nn.Module) -> dict[str, Drift]:
+    """Measures every orthogonal weight of a model, under FSDP2 too (then on every rank).
+
+    Returns:
+        Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
+
+    Raises:
+        NonFiniteError: a weight holds NaN or infinity.
+    """
+    found = {}
+    for qualified, _, _, carrier in carriers(model):
+        frames = carrier.param.frames(carrier.evaluate_whole())
+        error = orthogonality_error(frames).max().item()
+        if not math.isfinite(error):
+            raise NonFiniteError(f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint.")
+        limit = rounding_limit(frames.shape[-1], frames.dtype)
+        found[qualified] = Drift(error, limit, bits_lost(error, limit))
+    return found
+
+
+def available() -> dict[str, type[OrthogonalParam]]:
+    """Returns name to class of every parametrization: built-ins, installed plugins and registered ones."""
+    return registry.parametrizations.available()
+
+
+def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
+    """Adds a parametrization to those that `sk.orthogonal` knows by name.
+
+    Args:
+        name: the new name.
+        parametrization: a class, or a dotted string "package.module:Class" that is imported at first use.
+
+    Raises:
+        OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.
+    """
+    if not isinstance(parametrization, str):
+        _check_class(parametrization)
+    registry.parametrizations.register(name, parametrization)
+
+
+def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
+    kind = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise DtypeError(f"orthogonal needs a torch.nn.Module, got {kind}.")
+    if parametrize.is_parametrized(module, name):
+        raise OptionError(f"orthogonal needs a plain parameter, got {kind}.{name}, parametrized already; sk.bake it first.")
+    weight = module._parameters.get(name)
+    if weight is None:
+        known = [key for key, value in module._parameters.items() if value is not None]
+        raise UnknownNameError(f"{kind} has no parameter {name!r}{did_you_mean(name, known)}")
+    if isinstance(module, nn.RNNBase):
+        raise OptionError(
+            f"orthogonal needs a module that reads its weight at each forward, got {kind}, which keeps its own list of "
+            "weights; use sk.nn.OrthogonalRNN, or a cell."
+        )
+    return weight
+
+
+def _build(
+    parametrization: Map, module: nn.Module, name: str, weight: Tensor, view: str | None, options: dict[str, Any]
+) -> OrthogonalParam:
+    cls = registry.parametrizations.get(parametrization) if isinstance(parametrization, str) else parametrization
+    _check_class(cls)
+    convolution = isinstance(module, nn.modules.conv._ConvNd) and name == "weight"
+    where = f"{cls.__name__} on {type(module).__name__}.{name}"
+    if weight.dim() < 2:
+        raise ShapeError(f"{where} needs a matrix or a batch of matrices, got shape {tuple(weight.shape)}.")
+    if weight.numel() == 0:
+        raise ShapeError(f"{where} needs at least one row and one column, got shape {tuple(weight.shape)}.")
+    if convolution and view is None:
+        choices = ", ".join(repr(key) for key in VIEWS if key != "matrix")
+        raise ShapeError(f"{where} needs view= ({choices}) for a kernel, got shape {tuple(weight.shape)}.")
+    if not (weight.is_floating_point() or weight.is_complex()):
+        raise DtypeError(f"{where} needs a floating or complex weight, got {weight.dtype}.")
+    transposed = convolution and bool(getattr(module, "transposed", False))
+    seen = View(view or "matrix", tuple(weight.shape), out_dim=int(transposed))
+    known = [key for key in inspect.signature(cls.__init__).parameters if key not in ("self", "shape", "dtype", "device")]
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
+    reason = cls.supports(seen.frame_shape, weight.dtype, **options)
+    if reason is not None:
+        raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}.")
+    inner = cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **options)
+    return inner if seen.is_plain else Viewed(inner, seen)
+
+
+def _check_class(cls: Any) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+
+
+def _initialise(
+    carrier: CoordinateList, weight: Tensor, init: str | Tensor | None, generator: torch.Generator | None
+) -> None:
+    if isinstance(init, Tensor):
+        carrier.right_inverse(init)
+    elif init == "project":
+        if not torch.isfinite(weight).all():
+            raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
+        param = carrier.param
+        frames = nearest_frame(param.frames(weight.to(working_dtype(weight.dtype))))
+        carrier.right_inverse(param.view.from_frame(frames) if isinstance(param, Viewed) else frames)
+    elif init is not None:
+        _draw_(carrier, init, generator)
+    else:
+        try:
+            carrier.right_inverse(weight)
+        except (NotAFrameError, ImageError, NonFiniteError):
+            _draw_(carrier, None, generator)
+
+
+def _draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
+    param = carrier.param.inner if isinstance(carrier.param, Viewed) else carrier.param
+    scheme = param.schemes[0] if init is None else init
+    if scheme not in param.schemes:
+        raise OptionError(f"{type(param).__name__} has no init {scheme!r}{did_you_mean(scheme, param.schemes)}")
+    drawn, chart = param.initial(scheme, generator)
+    param.load_chart_(chart)
+    carrier.fill_(drawn)
+
+
+def _carrier(module: nn.Module, name: str) -> CoordinateList:
+    found = {own: carrier for _, host, own, carrier in carriers(module) if host is module}
+    if name not in found:
+        raise UnknownNameError(f"{type(module).__name__} has no orthogonal weight {name!r}{did_you_mean(name, found)}")
+    return found[name]

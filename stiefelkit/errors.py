@@ -1,0 +1,76 @@
+"""The errors of stiefelkit: one small type per family, all children of `StiefelkitError`.
+
+Each message is one sentence of the form "{who} needs {requirement}, got {value}", with the remedy where there
+is one. Every type also derives from the built-in that a caller of torch would expect.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "DtypeError",
+    "ImageError",
+    "NonFiniteError",
+    "NotAFrameError",
+    "OptionError",
+    "RunError",
+    "ShapeError",
+    "StiefelkitError",
+    "UnfilledError",
+    "UnknownNameError",
+    "did_you_mean",
+]
+
+
+class StiefelkitError(Exception):
+    """Root of every error that stiefelkit raises on purpose."""
+
+
+class ShapeError(StiefelkitError, ValueError):
+    """A tensor has the wrong shape or number of dimensions."""
+
+
+class DtypeError(StiefelkitError, TypeError):
+    """A tensor has a dtype or field that the operation does not do."""
+
+
+class OptionError(StiefelkitError, ValueError):
+    """An option is unknown, or its value is outside the permitted range."""
+
+
+class NotAFrameError(StiefelkitError, ValueError):
+    """A matrix that must have orthonormal columns does not."""
+
+
+class ImageError(StiefelkitError, ValueError):
+    """A frame is outside the image of a parametrization, or the map has no right inverse."""
+
+
+class NonFiniteError(StiefelkitError, ValueError):
+    """A tensor holds NaN or infinity."""
+
+
+class CheckpointError(StiefelkitError, RuntimeError):
+    """A state dict does not belong to the weight that it is loaded into."""
+
+
+class UnfilledError(StiefelkitError, RuntimeError):
+    """A weight is read before its coordinates hold values (meta device, `to_empty`)."""
+
+
+class RunError(StiefelkitError, RuntimeError):
+    """A run folder is missing, truncated or does not fit the command."""
+
+
+class UnknownNameError(StiefelkitError, ValueError):
+    """A name is in none of the tables that were searched."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    return f"; known: {', '.join(known)}." if known else "; none is known."

@@ -1,0 +1,157 @@
+"""Checkpoints: a folder with the tensors (safetensors) and the rest (JSON), complete or absent.
+
+A checkpoint is written under a temporary name, synced and renamed. The JSON holds the digest of the tensors, so
+that a damaged copy is noticed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from stiefelkit.errors import RunError
+from stiefelkit.experiments.files import sync_directory, write_synced
+
+__all__ = ["checkpoints", "latest", "load", "pack", "save", "unpack"]
+
+KEPT = 2
+TENSORS, STATE = "tensors.safetensors", "state.json"
+PREFIX, TEMPORARY = "step-", ".tmp-"
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Writes the checkpoint of a step and drops all but the last two.
+
+    Args:
+        folder: where the checkpoints of a run are; made if missing.
+        step: number of optimizer steps done.
+        state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None.
+    """
+    folder.mkdir(exist_ok=True)
+    tree, tensors = pack(state)
+    content = save_tensors(tensors)
+    digest = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
+    for stale in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(stale)
+    temporary.mkdir()
+    write_synced(temporary / TENSORS, content)
+    write_synced(temporary / STATE, json.dumps({"step": step, "tensors": digest, "state": tree}).encode())
+    sync_directory(temporary)
+    if final.exists():  # a damaged one that was resumed past
+        shutil.rmtree(final)
+    os.rename(temporary, final)
+    sync_directory(folder)
+    for old in checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, oldest first; half-written ones have another name."""
+    return sorted(folder.glob(f"{PREFIX}*"))
+
+
+def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
+    """Returns step, state and notes of the last checkpoint that is whole, or None if there is none at all.
+
+    Args:
+        folder: where the checkpoints of a run are.
+
+    Returns:
+        The step, the state, and one sentence for each later checkpoint that was damaged and skipped.
+
+    Raises:
+        RunError: there are checkpoints and all of them are damaged.
+    """
+    damages = []
+    found = checkpoints(folder)
+    for path in reversed(found):
+        try:
+            step, state = load(path)
+        except RunError as error:
+            damages.append(str(error))
+            continue
+        return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
+    if found:
+        raise RunError(f"Resuming needs a whole checkpoint, got only damaged ones: {' '.join(damages)}")
+    return None
+
+
+def load(path: Path) -> tuple[int, dict[str, Any]]:
+    """Returns step and state of one checkpoint.
+
+    Raises:
+        RunError: a file is missing or is not what was written.
+    """
+    try:
+        record = json.loads((path / STATE).read_bytes())
+        content = (path / TENSORS).read_bytes()
+        if hashlib.sha256(content).hexdigest() != record["tensors"]["sha256"]:
+            raise RunError(
+                f"Checkpoint {path} is damaged: {TENSORS} has {len(content)} of {record['tensors']['bytes']} bytes."
+                if len(content) != record["tensors"]["bytes"]
+                else f"Checkpoint {path} is damaged: the content of {TENSORS} has changed."
+            )
+        return record["step"], unpack(record["state"], load_tensors(content))
+    except FileNotFoundError as error:
+        raise RunError(f"Checkpoint {path} is damaged: {Path(error.filename).name} is missing.") from error
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(f"Checkpoint {path} is damaged: {STATE} cannot be read.") from error
+
+
+def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Splits a nested state into a JSON tree and a flat dict of tensors.
+
+    Every tensor is copied to the CPU, contiguous and unshared, as safetensors wants them. complex128, which
+    safetensors does not know, travels as pairs of float64.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            value = value.detach().resolve_conj().resolve_neg()
+            pairs = value.dtype == torch.complex128
+            if pairs:
+                value = torch.view_as_real(value)
+            tensors[path] = value.cpu().clone(memory_format=torch.contiguous_format)
+            return {"": "pairs" if pairs else "tensor", "at": path}
+        if isinstance(value, dict):
+            # a list of pairs: the keys of optimizer states are integers, which JSON would turn into strings
+            items = [[key, walk(item, f"{path}/{key}" if path else str(key))] for key, item in value.items()]
+            return {"": "dict", "items": items}
+        if isinstance(value, list | tuple):
+            items = [walk(item, f"{path}/{index}") for index, item in enumerate(value)]
+            return {"": "tuple", "items": items} if isinstance(value, tuple) else items
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(f"A checkpoint cannot hold {type(value).__name__} at {path!r}.")
+
+    return walk(state, ""), tensors
+
+
+def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Puts together again what `pack` split."""
+    if isinstance(tree, list):
+        return [unpack(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    match tree[""]:
+        case "tensor":
+            return tensors[tree["at"]]
+        case "pairs":
+            return torch.view_as_complex(tensors[tree["at"]])
+        case "dict":
+            return {key: unpack(item, tensors) for key, item in tree["items"]}
+        case "tuple":
+            return tuple(unpack(item, tensors) for item in tree["items"])
+        case kind:
+            raise ValueError(f"unknown kind {kind!r}")

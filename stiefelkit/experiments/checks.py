@@ -1,0 +1,31 @@
+"""The range checks that every dataclass of options makes, worded once."""
+
+import math
+
+from stiefelkit.errors import OptionError
+
+__all__ = ["at_least", "at_most", "finite_positive", "non_negative"]
+
+
+def at_least(who: str, name: str, value: int, least: int) -> None:
+    """Raises OptionError unless an integer option is at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{who} needs {name} to be an integer >= {least}, got {value!r}.")
+
+
+def at_most(who: str, name: str, value: int, most: int) -> None:
+    """Raises OptionError if an integer option is above `most`."""
+    if value > most:
+        raise OptionError(f"{who} needs {name} <= {most}, got {value!r}.")
+
+
+def finite_positive(who: str, name: str, value: float) -> None:
+    """Raises OptionError unless a number is finite and greater than zero."""
+    if not (math.isfinite(value) and value > 0):
+        raise OptionError(f"{who} needs a finite {name} > 0, got {value!r}.")
+
+
+def non_negative(who: str, name: str, value: float) -> None:
+    """Raises OptionError unless a number is finite and at least zero."""
+    if not (math.isfinite(value) and value >= 0):
+        raise OptionError(f"{who} needs a finite {name} >= 0, got {value!r}.")

@@ -1,0 +1,90 @@
+"""Several models on one task, one after the other."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stiefelkit.errors import OptionError, RunError
+from stiefelkit.experiments.config import Config
+from stiefelkit.experiments.display import Silent
+from stiefelkit.experiments.files import write_atomically
+from stiefelkit.experiments.plot import plot
+from stiefelkit.experiments.recipe import Settings
+from stiefelkit.experiments.run_folder import is_run
+from stiefelkit.experiments.summary import Summary, summarise
+from stiefelkit.experiments.tasks import Task
+from stiefelkit.experiments.train import resume, train
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Args:
+        summaries: one for each model, in the order asked for; none if it was interrupted.
+        figures: the plots that were drawn; none if it was interrupted.
+        signal: number of the signal that stopped it early, or None.
+    """
+
+    summaries: list[Summary]
+    figures: list[Path]
+    signal: int | None = None
+
+
+def compare(
+    task: Task,
+    models: Sequence[str],
+    out: Path,
+    settings: Settings | None = None,
+    *,
+    task_named: bool = True,
+    resuming: bool = False,
+    display: Silent | None = None,
+) -> Comparison:
+    """Trains each model in a folder of its own under `out`, then draws their curves there.
+
+    The models run one after the other, so that their times can be compared.
+
+    Args:
+        task: the task.
+        models: names of models.
+        out: the folder; must be new or empty unless `resuming`.
+        settings: over the recipe of each model.
+        task_named: False if the task only has its default options, which a resumed run need not have.
+        resuming: keep what is finished, continue what is not, start what is missing.
+        display: what to show; nothing if left out.
+
+    Raises:
+        OptionError: no model, or one named twice.
+        RunError: `out` holds something and `resuming` is False.
+    """
+    display, settings = display or Silent(), settings or Settings()
+    if not models or len(set(models)) < len(models):
+        raise OptionError(f"A comparison needs one or more different models, got {', '.join(models) or 'none'}.")
+    if out.exists() and not out.is_dir():
+        raise RunError(f"A comparison needs a folder, got the file {out}; choose another --out.")
+    if not resuming and out.exists() and any(out.iterdir()):
+        raise RunError(f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there.")
+    configs = [Config.resolve(task, model, settings) for model in models]
+    for config in configs:  # a bad option of the last model must not be found out after hours
+        config.build_optimizer(config.build_model())
+    asked = settings.given() | {"task": task.name} | ({"task_options": task.options()} if task_named else {})
+    for config in configs:
+        path = out / config.model
+        if is_run(path):
+            outcome = resume(path, asked | {"model": config.model}, display)
+            if outcome.already:
+                display.note(f"{config.model} is finished at step {outcome.step}.")
+        else:
+            outcome = train(config, path, display)
+        if outcome.signal is not None:
+            return Comparison([], [], outcome.signal)
+    paths = [out / model for model in models]
+    summaries = [summarise(path) for path in paths]
+    content = [dataclasses.asdict(summary) for summary in summaries]
+    write_atomically(out / "summary.json", (json.dumps(content, indent=2) + "\n").encode())
+    return Comparison(summaries, plot(paths, out))

@@ -1,0 +1,176 @@
+"""The complete description of a run: what is written into its folder and can be read back."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.experiments.checks import at_least, finite_positive, non_negative
+from stiefelkit.experiments.recipe import Settings
+from stiefelkit.experiments.tasks import Task, create
+from stiefelkit.registry import Registry
+
+__all__ = ["Config", "optimizers"]
+
+optimizers = Registry(
+    "optimizer",
+    {
+        "adagrad": "torch.optim:Adagrad",
+        "adam": "torch.optim:Adam",
+        "adamw": "torch.optim:AdamW",
+        "rmsprop": "torch.optim:RMSprop",
+        "sgd": "torch.optim:SGD",
+    },
+    group="stiefelkit.optimizers",
+)
+
+WHO = "Training"
+SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides the numbers of a run; see `Settings` for the fields that both have.
+
+    Args:
+        task: registry name of the task.
+        model: name of the model.
+        task_options: the fields of the task.
+
+    Raises:
+        OptionError: a value is out of range.
+        UnknownNameError: the task, the model or the optimizer is unknown.
+    """
+
+    task: str
+    model: str
+    task_options: dict[str, Any] = field(default_factory=dict)
+    hidden_size: int = 64
+    steps: int = 2000
+    batch_size: int = 50
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    rates: dict[str, float] = field(default_factory=dict)
+    schedule: str = "constant"
+    clip_norm: float = 0.0
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    eval_every: int = 100
+    log_every: int = 20
+    checkpoint_every: int = 200
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges, nothing that needs the model."""
+        for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every", "threads"):
+            at_least(WHO, name, getattr(self, name), 1)
+        at_least(WHO, "seed", self.seed, 0)
+        finite_positive(WHO, "lr", self.lr)
+        non_negative(WHO, "clip_norm", self.clip_norm)
+        for coordinate, rate in self.rates.items():
+            non_negative(WHO, f"rates.{coordinate}", rate)
+        optimizers.get(self.optimizer)
+        if self.schedule not in SCHEDULES:
+            raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
+        _check_device(self.device)
+        self.build_task().batches_per_epoch(self.batch_size)
+
+    @classmethod
+    def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> "Config":
+        """Returns the config of a task and a model: settings over the recipe over the defaults above."""
+        _model_factory(model)
+        filled = task.recipe(model).filled(settings or Settings())
+        return cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+
+    @classmethod
+    def from_json(cls, data: Any, source: str) -> "Config":
+        """Returns the config that `dataclasses.asdict` wrote.
+
+        Raises:
+            RunError: `data` is no such thing; `source` names the file in the message.
+        """
+        known = {item.name for item in dataclasses.fields(cls)}
+        if not isinstance(data, dict) or set(data) != known:
+            raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
+        return cls(**data)
+
+    def continued(self, asked: Mapping[str, Any], source: str) -> "Config":
+        """Returns the config to resume with: this one, or one with another number of steps if none of the done would differ.
+
+        Args:
+            asked: the fields that the new command names; dictionaries may name some keys only.
+            source: the run folder, for the message.
+
+        Raises:
+            RunError: the new command asks for other settings than the run was started with.
+        """
+        for name, value in asked.items():
+            own = getattr(self, name)
+            same = all(own.get(key) == item for key, item in value.items()) if isinstance(value, Mapping) else own == value
+            if not same and not (name == "steps" and self.schedule == "constant"):
+                raise RunError(
+                    f"Run {source} needs {name} = {own!r} to resume as it began, got {value!r}; "
+                    f"leave the option out, or start another run with another --out."
+                )
+        return dataclasses.replace(self, steps=asked.get("steps", self.steps))
+
+    def build_task(self) -> Task:
+        """Returns the task."""
+        return create(self.task, self.task_options)
+
+    def build_model(self) -> nn.Module:
+        """Returns the model with the initial weights that the seed fixes, on its device."""
+        from stiefelkit import models
+
+        task = self.build_task()
+        _check_options(f"Model {self.model!r}", _model_factory(self.model), self.options)
+        torch.manual_seed(self.seed)
+        model = models.create(self.model, task.input_size, self.hidden_size, task.output_size, **self.options)
+        return model.to(self.device)
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Returns the optimizer, with one parameter group for each coordinate that has its own rate."""
+        from stiefelkit.optim import parameter_groups
+
+        rates = {coordinate: {"lr": rate} for coordinate, rate in self.rates.items()}
+        factory = optimizers.get(self.optimizer)
+        _check_options(f"Optimizer {self.optimizer!r}", factory, self.optimizer_options)
+        try:
+            return factory(parameter_groups(model, lr=self.lr, **rates), **self.optimizer_options)
+        except ValueError as error:
+            raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
+
+
+def _model_factory(name: str) -> Any:
+    from stiefelkit import models
+
+    if name not in models.names():
+        raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")
+    return models.available()[name]
+
+
+def _check_options(who: str, factory: Any, options: dict[str, Any]) -> None:
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            raise OptionError(f"{who} has no option {option!r}{did_you_mean(option, parameters)}")
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"{WHO} needs a device such as cpu or cuda, got {name!r}.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"{WHO} needs a CUDA device for {name!r}, but torch sees none; use --device cpu.")
+
+

@@ -1,0 +1,107 @@
+"""What a person sees while a model trains: a live bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["Silent", "Terminal", "worst_ratio"]
+
+
+def worst_ratio(orthogonality: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Returns the largest error over limit of a record's weights, or None without such weights."""
+    return max((weight["error"] / weight["limit"] for weight in orthogonality.values()), default=None)
+
+
+class Silent:
+    """Shows nothing; also what a display must be able to do."""
+
+    def begin(self, title: str, step: int, steps: int) -> None:
+        """A run begins, or resumes at `step`."""
+
+    def stepped(self, step: int, loss: float) -> None:
+        """One optimizer step is done; `loss` is the mean since the last record."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A line was written to the log."""
+
+    def note(self, sentence: str) -> None:
+        """Something that the user should know."""
+
+    def end(self) -> None:
+        """The run stopped, finished or not."""
+
+
+class Terminal(Silent):
+    """A bar on an interactive console; elsewhere a plain line for every evaluation.
+
+    Args:
+        console: where to; standard output if left out.
+    """
+
+    def __init__(self, console: Console | None = None):
+        self._console = console or Console(highlight=False)
+        self._bar: Progress | None = None
+        self._title, self._steps, self._since = "", 0, (0, 0.0)
+        self._step = 0
+        self._last: dict[str, Any] = {}
+
+    def begin(self, title: str, step: int, steps: int) -> None:
+        """Draws the bar."""
+        self._title, self._steps, self._step, self._last = title, steps, step, {}
+        self._since = (step, time.monotonic())
+        if not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(title, total=steps, completed=step, text="")
+
+    def stepped(self, step: int, loss: float) -> None:
+        """Moves the bar."""
+        self._step = step
+        self._last["loss"] = loss
+        if self._bar:
+            self._bar.update(self._task, completed=step, text="  ".join(self._words()))
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Takes the figures over; without a bar, prints them at an evaluation."""
+        if record["kind"] == "train":
+            self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record["orthogonality"])}
+            return
+        self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
+        if not self._bar:
+            words = "  ".join(self._words())
+            self._console.print(f"{self._title}  {record['step']}/{self._steps}  {words}", soft_wrap=True)
+
+    def note(self, sentence: str) -> None:
+        """Prints a sentence above the bar."""
+        self._console.print(sentence, soft_wrap=True)
+
+    def end(self) -> None:
+        """Leaves the last state of the bar on the screen."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def _words(self) -> Iterator[str]:
+        last = self._last
+        yield f"loss {last['loss']:.4f}"
+        if last.get("accuracy") is not None:
+            yield f"accuracy {last['accuracy']:.1%}"
+        if last.get("test_accuracy") is not None:
+            yield f"test {last['test_accuracy']:.1%}"
+        elif last.get("test_loss") is not None:
+            yield f"test loss {last['test_loss']:.4f}"
+        start, clock = self._since
+        yield f"{(self._step - start) / max(time.monotonic() - clock, 1e-9):.0f} steps/s"
+        if last.get("ratio") is not None:
+            yield f"orthogonality {last['ratio']:.2f} x limit"

@@ -1,0 +1,76 @@
+"""The look that all figures share, without a display and without touching matplotlib's global state."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stiefelkit.errors import RunError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["COLOURS", "MARKERS", "figure", "reference_line"]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette, which the colour-blind can tell apart."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+STYLE: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "font.size": 9,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3.5,
+    "savefig.dpi": 200,
+}
+
+
+@contextmanager
+def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> Iterator[list["Axes"]]:
+    """Gives the axes of a row of panels and saves them as a PNG at 200 dpi.
+
+    Args:
+        path: the file.
+        panels: number of panels.
+        width: of one panel, in inches.
+        height: of the figure, in inches.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        drawing = Figure(figsize=(width * panels, height), layout="constrained")
+        FigureCanvasAgg(drawing)
+        yield list(drawing.subplots(1, panels, squeeze=False)[0])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drawing.savefig(path)
+        except OSError as error:
+            raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
+
+
+def reference_line(axes: "Axes", value: float, label: str) -> None:
+    """Draws a dashed grey line across the panel, with its label on it instead of in the legend."""
+    axes.axhline(value, color="0.35", linestyle="--", linewidth=1.0, zorder=1)
+    axes.annotate(
+        label,
+        xy=(1.0, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 2),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize="small",
+        color="0.35",
+    )

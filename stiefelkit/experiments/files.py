@@ -1,0 +1,34 @@
+"""Writing so that a kill at any moment leaves either the old file or the new one, never half of one."""
+
+import os
+from pathlib import Path
+
+__all__ = ["sync_directory", "write_atomically", "write_synced"]
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a file and waits until it is on the disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file in one step: a temporary sibling is written, synced and renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write_synced(temporary, content)
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory are on the disk; does nothing where directories cannot be opened."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,140 @@
+"""Learning curves and orthogonality of runs, from their logs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.errors import RunError
+from stiefelkit.experiments.display import worst_ratio
+from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, reference_line
+from stiefelkit.experiments.log import read
+from stiefelkit.experiments.run_folder import RunFolder, is_run
+from stiefelkit.experiments.tasks import Task
+
+__all__ = ["find_runs", "plot"]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The log of one run, by kind of line.
+
+    Args:
+        label: name in the legend.
+        task: the task of the run.
+        train: lines written while training.
+        test: evaluations.
+    """
+
+    label: str
+    task: Task
+    train: list[dict[str, Any]]
+    test: list[dict[str, Any]]
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the run folders among some paths; a folder that holds runs stands for all of them.
+
+    Raises:
+        RunError: a path is neither.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
+        if not inner:
+            raise RunError(f"Plotting needs run folders, got {path}, which {_lacks(path)}.")
+        found += [run for run in inner if run not in found]
+    return found
+
+
+def plot(runs: Sequence[Path], out: Path) -> list[Path]:
+    """Draws `learning.png`, and `orthogonality.png` if a run has frames; both are drawn anew if they exist.
+
+    Args:
+        runs: run folders, all of one task.
+        out: folder for the figures; made if missing.
+
+    Returns:
+        The files drawn.
+
+    Raises:
+        RunError: a run is missing or damaged, or the runs are of different tasks.
+    """
+    folders = [RunFolder.open(run) for run in runs]
+    names = {folder.config.task for folder in folders}
+    if len(names) != 1:
+        raise RunError(f"A figure needs runs of one task, got runs of {', '.join(sorted(names)) or 'none'}.")
+    models = [folder.config.model for folder in folders]
+    curves = []
+    for folder in folders:
+        records = read(folder.log)
+        train = [record for record in records if record["kind"] == "train"]
+        test = [record for record in records if record["kind"] == "test"]
+        if not train:
+            raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
+        unique = len(set(models)) == len(models)
+        curves.append(Curves(folder.config.model if unique else str(folder.path), folder.config.build_task(), train, test))
+    drawn = [_learning(curves, out / "learning.png")]
+    if any(worst_ratio(record["orthogonality"]) is not None for curve in curves for record in curve.train):
+        drawn.append(_orthogonality(curves, out / "orthogonality.png"))
+    return drawn
+
+
+def _learning(curves: list[Curves], path: Path) -> Path:
+    task = curves[0].task
+    by_accuracy = task.headline == "accuracy"
+    scale = 100.0 if by_accuracy else 1.0
+    with figure(path, 2) as (left, right):
+        for curve, colour, marker in _styled(curves):
+            left.plot(*_points(curve.train, "loss"), color=colour)
+            steps, scores = _points(curve.test, task.headline)
+            scores = [scale * score for score in scores]
+            right.plot(steps, scores, color=colour, marker=marker, label=curve.label)
+        for baseline in {curve.task.baseline["loss"] for curve in curves}:
+            reference_line(left, baseline, "baseline")
+        for baseline in {curve.task.baseline[task.headline] for curve in curves}:
+            reference_line(right, scale * baseline, "baseline")
+        left.set(title="training", xlabel="step", ylabel=task.loss_label, yscale="log")
+        right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
+        if by_accuracy:
+            right.set_ylim(0, 102)
+        else:
+            right.set_yscale("log")
+        for axes in (left, right):
+            axes.set_xlim(left=0)
+        right.legend(loc="lower right" if by_accuracy else "best")
+    return path
+
+
+def _orthogonality(curves: list[Curves], path: Path) -> Path:
+    with figure(path, 1, width=4.2) as (axes,):
+        for curve, colour, marker in _styled(curves):
+            points = [(record["step"], worst_ratio(record["orthogonality"])) for record in curve.train]
+            steps = [step for step, ratio in points if ratio is not None]
+            ratios = [ratio for _, ratio in points if ratio is not None]
+            if steps:
+                every = max(1, len(steps) // 12)
+                axes.plot(steps, ratios, color=colour, marker=marker, markevery=every, label=curve.label)
+        reference_line(axes, 1.0, "rounding limit")
+        axes.set(xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", yscale="log", title="orthogonality")
+        axes.set_xlim(left=0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.1), max(high, 10))
+        axes.legend(loc="upper right")
+    return path
+
+
+def _styled(curves: list[Curves]) -> list[tuple[Curves, str, str]]:
+    return [
+        (curve, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]) for index, curve in enumerate(curves)
+    ]
+
+
+def _points(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    return [record["step"] for record in records], [record[key] for record in records]
+
+
+def _lacks(path: Path) -> str:
+    if not path.exists():
+        return "does not exist"
+    return "holds no run" if path.is_dir() else "is a file"

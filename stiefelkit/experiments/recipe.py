@@ -1,0 +1,83 @@
+"""Settings that may be left open, and the recipes that close them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Option", "Recipe", "Settings"]
+
+Option = int | float | bool | str
+"""What an option of a model or an optimizer may be on the command line and in a file."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; whatever is left out comes from the task's recipe for the model.
+
+    Args:
+        hidden_size: units of the recurrent layer.
+        steps: optimizer steps of the whole run.
+        batch_size: sequences per step.
+        optimizer: adam, adamw, adagrad, rmsprop, sgd, or the name of an installed plugin.
+        lr: learning rate.
+        rates: learning rates of single coordinates, as in --rates.skew 1e-4; the others use lr.
+        schedule: constant, or cosine: all rates fall to zero along half a cosine over the run.
+        clip_norm: gradients are scaled down to at most this norm; 0 switches it off.
+        seed: fixes the initial weights and the training data.
+        options: options of the model, as in --options.negative 32.
+        optimizer_options: options of the optimizer, as in --optimizer-options.alpha 0.9.
+        eval_every: steps between two evaluations on the held-out set.
+        log_every: steps between two lines of the log.
+        checkpoint_every: steps between two checkpoints.
+        threads: CPU threads; another number may change the last bits.
+        device: cpu, cuda, cuda:1, ...
+    """
+
+    hidden_size: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    schedule: str | None = None
+    clip_norm: float | None = None
+    seed: int | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
+    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    eval_every: int | None = None
+    log_every: int | None = None
+    checkpoint_every: int | None = None
+    threads: int | None = None
+    device: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Returns the settings that are not left open."""
+        return {name: value for name, value in vars(self).items() if value is not None and value != {}}
+
+    def over(self, below: "Settings") -> "Settings":
+        """Returns these settings with the gaps filled from `below`; the dictionaries are merged key by key."""
+        merged = below.given()
+        for name, value in self.given().items():
+            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+        return Settings(**merged)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Default settings of a task for one model.
+
+    Args:
+        settings: the settings; what is left open here gets the defaults of `Config`.
+        options: from the hidden size to the model's options, for those that are a share of it.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    options: Callable[[int], dict[str, Any]] = lambda n: {}
+
+    def filled(self, settings: Settings) -> Settings:
+        """Returns `settings` with the gaps filled from this recipe."""
+        merged = settings.over(self.settings)
+        if merged.hidden_size is None:
+            return merged
+        return dataclasses.replace(merged, options={**self.options(merged.hidden_size), **merged.options})

@@ -1,0 +1,88 @@
+"""The adding problem: add two marked numbers of a long sequence."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stiefelkit.experiments.checks import at_least
+from stiefelkit.experiments.recipe import Recipe, Settings
+from stiefelkit.experiments.tasks.task import Task, generator
+
+__all__ = ["Adding"]
+
+TRAIN, TEST = 0, 1
+
+
+@dataclass(frozen=True)
+class Adding(Task):
+    """Reads T numbers from [0, 1), two of them marked, and must give the sum of the two at the last step.
+
+    Input: pairs (number, marker); one marker is uniform in the steps [0, f), the other in [f, T), f = floor((T-1)/2).
+    Target: the sum. The loss is the squared error; always answering 1 scores 1/6.
+
+    Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018
+    but for the test set, which has 10,000 sequences there.
+
+    Args:
+        T: length of the sequence.
+        train_size: training sequences, fixed and visited in order, epoch after epoch.
+        test_size: held-out sequences.
+    """
+
+    T: int = 200
+    train_size: int = 100_000
+    test_size: int = 2_000
+
+    name: ClassVar[str] = "adding"
+    input_size: ClassVar[int] = 2
+    output_size: ClassVar[int] = 1
+    last_only: ClassVar[bool] = True
+    headline: ClassVar[str] = "loss"
+    loss_label: ClassVar[str] = "mean squared error"
+    recipes: ClassVar[dict[str, Recipe]] = {
+        "scornn": Recipe(
+            Settings(hidden_size=170, steps=4000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-4}),
+            options=lambda n: {"negative": n // 2},
+        ),
+        "scurnn": Recipe(
+            Settings(hidden_size=116, steps=4000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-3})
+        ),
+        "lstm": Recipe(Settings(hidden_size=60, steps=4000, batch_size=50, optimizer="adam", lr=1e-2, clip_norm=1.0)),
+    }
+
+    def __post_init__(self) -> None:
+        """Checks the ranges: below T = 3 the first half is empty."""
+        at_least("Adding", "T", self.T, 3)
+        at_least("Adding", "train_size", self.train_size, 1)
+        at_least("Adding", "test_size", self.test_size, 1)
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """The variance of a sum of two uniform numbers."""
+        return {"loss": 1 / 6}
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns batch `step` modulo the epoch of the fixed training set."""
+        return self._sequences(batch_size, generator(seed, TRAIN, step % self.batches_per_epoch(batch_size)))
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the test sequences, from a stream of their own."""
+        return self._sequences(self.test_size, generator(0, TEST))
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Mean squared error of the last output."""
+        return F.mse_loss(output.squeeze(-1), y)
+
+    def accuracy(self, output: Tensor, y: Tensor) -> None:
+        """A real number is never exactly right: no accuracy."""
+
+    def _sequences(self, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+        half = (self.T - 1) // 2
+        numbers = torch.rand(count, self.T, generator=source)
+        first = torch.randint(0, half, (count, 1), generator=source)
+        second = torch.randint(half, self.T, (count, 1), generator=source)
+        markers = torch.zeros_like(numbers).scatter_(1, first, 1.0).scatter_(1, second, 1.0)
+        return torch.stack([numbers, markers], dim=-1), (numbers * markers).sum(dim=1)

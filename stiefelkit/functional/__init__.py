@@ -1,0 +1,23 @@
+"""Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
+
+from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
+from stiefelkit.functional._cayley import cayley, cayley_inverse
+from stiefelkit.functional._packing import pack_skew, pack_skew_gradient, skew_size, unpack_skew
+from stiefelkit.functional._polish import nearest_frame, polish
+from stiefelkit.functional._scan import scan
+
+__all__ = [
+    "ACTIVATIONS",
+    "COMPLEX_ACTIVATIONS",
+    "cayley",
+    "cayley_inverse",
+    "find_activation",
+    "modrelu",
+    "nearest_frame",
+    "pack_skew",
+    "pack_skew_gradient",
+    "polish",
+    "scan",
+    "skew_size",
+    "unpack_skew",
+]

@@ -1,0 +1,159 @@
+"""The Cayley transform of a packed tangent vector, its exact backward and its inverse.
+
+Square (Helfrich, Willmott, Ye 2018; Maduranga, Helfrich, Ye 2019): W = (I + A)^-1 (I - A) = 2 M - I, M = (I + A)^-1.
+Tall: the first p columns of the n x n transform of A = [[A11, -A21^H], [A21, 0]] need a p x p inverse only,
+X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X].
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._packing import pack_skew, pack_skew_gradient, unpack_skew
+from stiefelkit.functional._polish import polish
+from stiefelkit.metrics import working_dtype
+
+__all__ = ["cayley", "cayley_inverse"]
+
+
+def cayley(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:
+    """Cayley transform of packed coordinates, in float64.
+
+    Differentiable any number of times; composes with vmap, compile and export. Costs one p x p inverse and, for a
+    tall frame, two (n - p) x p products; backward two p x p products and, for a tall frame, three more.
+
+    Args:
+        v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.
+        n: rows of the frame.
+        p: columns of the frame, p <= n.
+        is_complex: whether the frame is complex.
+
+    Returns:
+        Frames of shape (*, n, p), float64 or complex128; square ones never have the eigenvalue -1.
+    """
+    return _Cayley.apply(v, n, p, is_complex)  # type: ignore[return-value]
+
+
+class _Cayley(torch.autograd.Function):
+    """Saves the coordinates and W itself, from which M = (W + I) / 2: a saved output keeps second derivatives right."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:  # type: ignore[override]
+        a11, a21 = unpack_skew(v.double(), n, p, is_complex)
+        if n > p:
+            a11 = a11 + a21.mH @ a21
+        a11.diagonal(dim1=-2, dim2=-1).add_(1)
+        inverse = torch.linalg.inv(a11)
+        w = 2 * inverse
+        w.diagonal(dim1=-2, dim2=-1).sub_(1)
+        if n > p:
+            w = torch.cat([w, -2 * (a21 @ inverse)], dim=-2)
+        return polish(w) if v.dtype == torch.float64 else w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        v, ctx.n, ctx.p, ctx.is_complex = inputs
+        ctx.save_for_backward(v, output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        v, w = ctx.saved_tensors
+        n, p = ctx.n, ctx.p
+        inverse = w[..., :p, :] / 2
+        inverse.diagonal(dim1=-2, dim2=-1).add_(0.5)
+        if n == p:
+            g11 = inverse.mH @ g @ inverse.mH * -2
+            return pack_skew_gradient(g11, g11[..., :0, :]).to(v.dtype), None, None, None
+        _, a21 = unpack_skew(v.double(), n, p, ctx.is_complex)
+        g1, g2 = g[..., :p, :], g[..., p:, :]
+        g11 = inverse.mH @ (g1 - a21.mH @ g2) @ inverse.mH * -2
+        g21 = a21 @ (g11 + g11.mH) - 2 * (g2 @ inverse.mH)
+        return pack_skew_gradient(g11, g21).to(v.dtype), None, None, None
+
+
+def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    r"""Finds coordinates and a diagonal D with Q = cayley(v) D, for any frame Q.
+
+    D is found by Gaussian elimination on I + Q1 E that picks each e_j so that its pivot has modulus >= 1 (the Schur
+    complements stay contractions), so that every frame, eigenvalue -1 included, has a well-conditioned preimage; for
+    real frames pairs of signs are then flipped until every |a_ij| <= 1 (square: O'Dorney 2014; Kahan 2006) and every
+    column of A21 has norm <= 1.
+
+    Args:
+        q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
+        d: prescribed diagonal of shape (p,) or (*, p); chosen as above when None.
+
+    Returns:
+        Packed coordinates of shape (*, d) in float64 and the diagonal of shape (*, p) in the dtype of q. With a
+        prescribed diagonal the coordinates are not finite, or large, where I + Q1 D^H is singular or nearly so.
+    """
+    n, p = q.shape[-2:]
+    frames = q.reshape(-1, n, p)
+    if d is None:
+        d = _choose_diagonal(frames)
+        if not q.is_complex():
+            d = torch.stack([_flip(frame, signs) for frame, signs in zip(frames, d, strict=True)])
+    else:
+        d = d.to(q.dtype).expand(*q.shape[:-2], p).reshape(-1, p)
+    a11, a21 = _tangent(frames, d)
+    return pack_skew(a11, a21).reshape(*q.shape[:-2], -1), d.reshape(*q.shape[:-2], p)
+
+
+def _tangent(q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """A11 = 2 (I + B1)^-1 - I - A21^H A21 and A21 = -B2 (I + B1)^-1 with B = Q D^H, for a batch (b, n, p)."""
+    p = q.shape[-1]
+    b = q * d.conj()[:, None, :]
+    eye = torch.eye(p, dtype=q.dtype, device=q.device)
+    inverse, _ = torch.linalg.inv_ex(eye + b[:, :p])
+    a21 = -b[:, p:] @ inverse
+    a11 = 2 * inverse - eye - a21.mH @ a21
+    return (a11 - a11.mH) / 2, a21
+
+
+def _choose_diagonal(q: Tensor) -> Tensor:
+    """Eliminates on I + Q1 E column by column with |pivot| >= 1; returns D = conj(E), shape (b, p)."""
+    p = q.shape[-1]
+    t = q[:, :p].clone()
+    d = torch.ones(q.shape[0], p, dtype=q.dtype, device=q.device)
+    for j in range(p):
+        pivot = t[:, j, j]
+        d[:, j] = torch.where(pivot == 0, torch.ones_like(pivot), torch.sgn(pivot))
+        e = d[:, j].conj()
+        row = t[:, j, j + 1 :] * (e / (1 + pivot * e))[:, None]
+        t[:, j + 1 :, j + 1 :] -= t[:, j + 1 :, j, None] * row[:, None, :]
+    return d
+
+
+def _flip(q: Tensor, d: Tensor, tolerance: float = 1e-6) -> Tensor:
+    """Flips signs of a real diagonal while a principal minor (order 1 or 2) of M = A11 + A21^T A21 exceeds 1.
+
+    Flipping the set S multiplies |det(I + B1)|, which is bounded by 2^p, by |det M_SS|, so this ends. Each flip is a
+    principal pivot of [M; A21], O(np).
+    """
+    p = q.shape[-1]
+    a11, a21 = (block[0] for block in _tangent(q[None], d[None]))
+    table = torch.cat([a11 + a21.mT @ a21, a21])
+    d = d.clone()
+    while True:
+        m = table[:p]
+        diagonal = m.diagonal()
+        value, single = diagonal.max(dim=0)
+        if value > 1 + tolerance:
+            chosen = single[None]
+        else:
+            minors = diagonal[:, None] * diagonal - m * m.mT
+            value, flat = minors.flatten().max(dim=0)
+            if value <= (1 + tolerance) ** 2:
+                return d
+            chosen = torch.stack([flat // p, flat % p])
+        inverse = torch.linalg.inv(m[chosen][:, chosen])
+        across = inverse @ m[chosen]
+        columns = table[:, chosen]
+        table = table - columns @ across
+        table[:, chosen] = -columns @ inverse
+        table[chosen] = across
+        table[chosen[:, None], chosen] = inverse
+        d[chosen] *= -1

@@ -1,0 +1,95 @@
+"""Skew-symmetric and skew-Hermitian tangent coordinates as flat real vectors.
+
+A frame W (n x p) near the first p columns of the identity is reached from the tangent vector [A11; A21], A11 (p x p)
+skew-Hermitian and A21 ((n - p) x p) free. Its real coordinates, in reading order:
+
+* real: the entries of [A11; A21] below the diagonal, row by row: np - p(p + 1)/2 numbers, dim St(n, p);
+* complex: a p x p table whose strict lower triangle is Re A11 and whose upper triangle with the diagonal is Im A11,
+  row by row (the basis of Hyland and Ratsch 2017), then Re A21, then Im A21: 2np - p^2 numbers.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["pack_skew", "pack_skew_gradient", "skew_size", "unpack_skew"]
+
+_LARGEST_CACHED = 1 << 21
+_below_diagonal: dict[tuple[int, int, torch.device], Tensor] = {}
+
+
+def skew_size(n: int, p: int, is_complex: bool) -> int:
+    """Number of real coordinates of a tangent vector at an n x p frame: the dimension of St(n, p).
+
+    The complex count leaves out nothing: p^2 for A11 and 2(n - p)p for A21.
+
+    >>> skew_size(5, 5, False), skew_size(5, 2, False), skew_size(5, 5, True)
+    (10, 7, 25)
+    """
+    return p * p + 2 * (n - p) * p if is_complex else n * p - p * (p + 1) // 2
+
+
+def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Tensor]:
+    """Turns packed coordinates into the two blocks of the tangent vector.
+
+    Args:
+        v: real coordinates, shape (*, skew_size(n, p, is_complex)).
+        n: rows of the frame.
+        p: columns of the frame, p <= n.
+        is_complex: whether the blocks are complex.
+
+    Returns:
+        A11 of shape (*, p, p), skew-Hermitian to the bit, and A21 of shape (*, n - p, p).
+    """
+    if not is_complex:
+        below = v.new_zeros(*v.shape[:-1], n * p).index_copy(-1, _indices(n, p, v.device), v)
+        below = below.unflatten(-1, (n, p))
+        return below[..., :p, :] - below[..., :p, :].mT, below[..., p:, :]
+    table = v[..., : p * p].unflatten(-1, (p, p))
+    lower, upper = table.tril(-1), table.triu(1)
+    imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
+    re, im = v[..., p * p :].unflatten(-1, (2, n - p, p)).unbind(-3)
+    return torch.complex(lower - lower.mT, imaginary), torch.complex(re, im)
+
+
+def pack_skew(a11: Tensor, a21: Tensor) -> Tensor:
+    """Reads the packed coordinates off the blocks of a tangent vector; the left inverse of `unpack_skew`.
+
+    Args:
+        a11: skew-Hermitian blocks of shape (*, p, p); only what the coordinates need is read.
+        a21: blocks of shape (*, n - p, p), n = p gives an empty one.
+
+    Returns:
+        Real coordinates of shape (*, d).
+    """
+    p = a11.shape[-1]
+    if not a11.is_complex():
+        both = torch.cat([a11, a21], dim=-2).contiguous().flatten(-2)
+        return both.index_select(-1, _indices(p + a21.shape[-2], p, a11.device))
+    table = a11.real.tril(-1) + a11.imag.triu()
+    return torch.cat([table.flatten(-2), a21.real.flatten(-2), a21.imag.flatten(-2)], dim=-1)
+
+
+def pack_skew_gradient(g11: Tensor, g21: Tensor) -> Tensor:
+    """Adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
+
+    Gradients are torch's, dL/dRe + i dL/dIm.
+    """
+    s = g11 - g11.mH
+    if not s.is_complex():
+        return pack_skew(s, g21)
+    s = torch.diagonal_scatter(s, s.diagonal(dim1=-2, dim2=-1) / 2, dim1=-2, dim2=-1)
+    return pack_skew(s, g21)
+
+
+def _indices(n: int, p: int, device: torch.device) -> Tensor:
+    """Flat positions of the entries below the diagonal of an n x p matrix, row by row."""
+    key = (n, p, device)
+    if key in _below_diagonal and not torch.compiler.is_compiling():
+        return _below_diagonal[key]
+    # An inference tensor, or a fake one made while tracing, would poison later calls.
+    with torch.inference_mode(False):
+        i, j = torch.tril_indices(n, p, -1, device=device)
+        index = i * p + j
+    if type(index) is Tensor and n * p <= _LARGEST_CACHED and not torch.compiler.is_compiling():
+        _below_diagonal[key] = index
+    return index

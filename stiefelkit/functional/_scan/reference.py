@@ -1,0 +1,90 @@
+"""The recurrence as an autograd loop: slow, differentiable any number of times, the yardstick of faster ones."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import ShapeError
+from stiefelkit.functional._activations import find_activation
+
+__all__ = ["scan"]
+
+
+def scan(
+    x: Tensor,
+    w: Tensor,
+    h0: Tensor,
+    *,
+    u: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation_bias: Tensor | None = None,
+    activation: str = "modrelu",
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    last_only: bool = False,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs h_t = act(x_t u^T + bias + h_{t-1} w^T) over time.
+
+    Args:
+        x: inputs, time-major, shape (T, B, m), real or complex; m = n without `u`. With `batch_sizes`, the packed
+            rows (sum of sizes, m) of torch's PackedSequence.
+        w: recurrent matrix, shape (n, n).
+        h0: first state, shape (B, n).
+        u: input matrix, shape (n, m).
+        bias: added to the input projection, shape (n,).
+        activation_bias: second argument of the activation, shape (n,): modReLU's real bias.
+        activation: a name in `stiefelkit.functional.ACTIVATIONS`.
+        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
+        reverse: run from the last step to the first; outputs stay at their own steps.
+        last_only: return None for the outputs.
+
+    Returns:
+        Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
+
+    Raises:
+        ShapeError: sizes do not fit together.
+    """
+    _check_shapes(x, w, h0, u, batch_sizes)
+    act = find_activation(activation, w.is_complex())
+    packed = batch_sizes is not None
+    sizes = list(batch_sizes) if batch_sizes is not None else [x.shape[1]] * x.shape[0]
+    rows = (x if packed else x.flatten(0, 1)).to(w.dtype)
+    rows = rows if u is None else rows @ u.mT
+    rows = rows if bias is None else rows + bias
+    wt = w.mT.contiguous()
+    h, outputs, ended = h0[: sizes[-1] if reverse else sizes[0]], [], []
+    steps = rows.split(sizes)
+    for row in reversed(steps) if reverse else steps:
+        alive = len(row)
+        if alive < len(h):
+            ended.append(h[alive:])
+            h = h[:alive]
+        elif alive > len(h):
+            h = torch.cat([h, h0[len(h) : alive]])
+        h = act(torch.addmm(row, h, wt), activation_bias)
+        outputs.append(h)
+    last = torch.cat([h, *reversed(ended)]) if ended else h
+    if last_only:
+        return None, last
+    ordered = outputs[::-1] if reverse else outputs
+    return (torch.cat(ordered) if packed else torch.stack(ordered)), last
+
+
+def _check_shapes(x: Tensor, w: Tensor, h0: Tensor, u: Tensor | None, batch_sizes: Sequence[int] | None) -> None:
+    n = w.shape[-1]
+    if w.dim() != 2 or w.shape[0] != n:
+        raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
+    if x.dim() != (3 if batch_sizes is None else 2) or len(x) == 0:
+        wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
+        raise ShapeError(f"scan needs x of shape {wanted}, got {tuple(x.shape)}.")
+    if u is not None and u.shape != (n, x.shape[-1]):
+        raise ShapeError(f"scan needs u of shape {(n, x.shape[-1])}, got {tuple(u.shape)}.")
+    if u is None and x.shape[-1] != n:
+        raise ShapeError(f"scan without u needs x of width n = {n}, got {x.shape[-1]}.")
+    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    if h0.shape != (batch, n):
+        raise ShapeError(f"scan needs h0 of shape {(batch, n)}, got {tuple(h0.shape)}.")
+    if batch_sizes is not None and any(b > a or b < 1 for a, b in itertools.pairwise(batch_sizes)):
+        raise ShapeError(f"scan needs batch_sizes that do not increase, got {list(batch_sizes)}.")

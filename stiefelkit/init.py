@@ -1,0 +1,99 @@
+"""Initial frames, drawn in float64 and independent of any parametrization.
+
+Each scheme is a function `(shape, dtype, generator) -> W` with shape (*, n, p); `draw` picks one by name.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import OptionError, did_you_mean
+
+__all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
+
+
+def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:
+    """Draws frames from the uniform (Haar) measure of St(n, p), each matrix of a batch independently.
+
+    Args:
+        shape: (*, n, p), n >= p.
+        dtype: float64 or complex128.
+        generator: source of randomness; torch's default when None.
+
+    Returns:
+        Frames exact to rounding, on the generator's device.
+
+    >>> haar((2, 5, 3)).shape
+    torch.Size([2, 5, 3])
+    """
+    gaussian = torch.randn(*shape, dtype=dtype, device=_device(generator), generator=generator)
+    q, r = torch.linalg.qr(gaussian)
+    # QR leaves the phases of R's diagonal free; making them positive makes Q unique, hence Haar (Mezzadri 2007).
+    return q * torch.sgn(r.diagonal(dim1=-2, dim2=-1))[..., None, :]
+
+
+def identity(
+    shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> Tensor:
+    """Returns the first p columns of the identity."""
+    eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=_device(generator))
+    return eye.expand(*shape).clone()
+
+
+def henaff(
+    shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> Tensor:
+    """Rotates consecutive pairs of axes by angles uniform on (-pi, pi) (Henaff, Szlam, LeCun 2016).
+
+    An odd last axis stays where it is. The eigenvalues e^{it}, e^{-it} are uniform on the unit circle.
+    """
+    *batch, n, p = shape
+    t = _uniform((*batch, n // 2), generator) * (2 * math.pi) - math.pi
+    w = identity((*batch, n, n), torch.float64, generator)
+    even, odd = torch.arange(0, n - 1, 2, device=t.device), torch.arange(1, n, 2, device=t.device)
+    w[..., even, even] = w[..., odd, odd] = t.cos()
+    w[..., odd, even] = t.sin()
+    w[..., even, odd] = -t.sin()
+    return w[..., :p].to(dtype)
+
+
+def unit_circle(
+    shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws frames with eigenvalues uniform on the unit circle: `henaff` for real, diag(e^{it}) for complex frames."""
+    if not dtype.is_complex:
+        return henaff(shape, dtype, generator)
+    *batch, _, p = shape
+    t = _uniform((*batch, p), generator) * (2 * math.pi) - math.pi
+    return identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]
+
+
+SCHEMES: dict[str, Callable[..., Tensor]] = {
+    "haar": haar,
+    "identity": identity,
+    "henaff": henaff,
+    "unit_circle": unit_circle,
+}
+
+
+def draw(
+    scheme: str, shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws initial frames by the name of the scheme.
+
+    Raises:
+        OptionError: no scheme has this name.
+    """
+    if scheme not in SCHEMES:
+        raise OptionError(f"No init scheme is named {scheme!r}{did_you_mean(scheme, SCHEMES)}")
+    return SCHEMES[scheme](shape, dtype, generator)
+
+
+def _device(generator: torch.Generator | None) -> torch.device | None:
+    return None if generator is None else generator.device
+
+
+def _uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    return torch.rand(*shape, dtype=torch.float64, device=_device(generator), generator=generator)

@@ -1,0 +1,80 @@
+"""The papers' recurrent systems, one a file: a page of choices each, no mathematics."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.models.sequence import SequenceModel, count_parameters
+from stiefelkit.registry import Registry
+
+__all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
+
+_models = Registry(
+    "model",
+    {
+        "lstm": "stiefelkit.models.lstm:lstm",
+        "scornn": "stiefelkit.models.scornn:scornn",
+        "scurnn": "stiefelkit.models.scurnn:scurnn",
+    },
+    group="stiefelkit.models",
+)
+
+
+def create(name: str, input_size: int, hidden_size: int, output_size: int, **options: Any) -> nn.Module:
+    """Builds a model by name.
+
+    Args:
+        name: one of `names()`.
+        input_size: width of the input.
+        hidden_size: width of the state.
+        output_size: width of the output.
+        **options: the model's own, `negative=` for "scornn".
+
+    Returns:
+        A module that maps (B, T, input_size) to (B, T, output_size), or to (B, output_size) with `last_only=True`.
+
+    Raises:
+        UnknownNameError: no model has this name.
+        OptionError: the model has no such option, or a size is no positive integer.
+
+    >>> net = create("scornn", 1, 8, 10, negative=4)
+    >>> import torch
+    >>> net(torch.zeros(2, 5, 1), last_only=True).shape
+    torch.Size([2, 10])
+    """
+    build: Callable[..., nn.Module] = _models.get(name)
+    sizes = {"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size}
+    for key, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+    known = [key for key in inspect.signature(build).parameters if key not in sizes]
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{name} has no option {key!r}{did_you_mean(key, known)}")
+    return build(**sizes, **options)
+
+
+def names() -> list[str]:
+    """Returns the name of every model."""
+    return _models.names()
+
+
+def available() -> dict[str, Callable[..., nn.Module]]:
+    """Returns name to factory of every model: built-ins, installed plugins and registered ones."""
+    return _models.available()
+
+
+def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
+    """Adds a model.
+
+    Args:
+        name: the new name.
+        factory: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
+
+    Raises:
+        OptionError: the name is taken.
+    """
+    _models.register(name, factory)

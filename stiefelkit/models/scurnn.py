@@ -1,0 +1,45 @@
+"""scuRNN: unitary RNN with the scaled Cayley transform and trained phases."""
+
+from torch import nn
+
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+__all__ = ["scurnn"]
+
+
+def scurnn(input_size: int, hidden_size: int, output_size: int) -> SequenceModel:
+    """Builds scuRNN: W = (I + A)^-1 (I - A) diag(e^{i theta}), A skew-Hermitian, complex modReLU.
+
+    As in the authors' code: Re A as in scoRNN and Im A = 0, theta uniform on (0, 2 pi), input weights Glorot-uniform
+    on their real shape (m, 2n), modReLU's bias U(-0.01, 0.01), h_0 trained from U(-0.01, 0.01), read-out of [Re h, Im h]
+    Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs has 1e-5, which
+    overflows on long runs of zero input. Coordinates: `skew` and `phase`, each at its own learning rate.
+
+    Parameters: n^2 + n + 2nm + n + 2n + 2np + p.
+
+    Args:
+        input_size: m.
+        hidden_size: n, complex.
+        output_size: p.
+
+    References:
+        Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
+    """
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization="cayley",
+        field="complex",
+        activation="modrelu",
+        batch_first=True,
+        trainable_h0=True,
+        init="helfrich",
+    )
+    nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.bias_l0, -0.01, 0.01)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.h0_l0, -0.01, 0.01)  # type: ignore[arg-type]
+    output = nn.Linear(2 * hidden_size, output_size)
+    nn.init.xavier_uniform_(output.weight)
+    nn.init.zeros_(output.bias)
+    return SequenceModel(rnn, output)

@@ -1,0 +1,37 @@
+"""A recurrent layer and a linear read-out."""
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["SequenceModel", "count_parameters"]
+
+
+class SequenceModel(nn.Module):
+    """Reads a sequence with a recurrent layer and maps its states to outputs; complex states enter as [Re, Im].
+
+    Args:
+        rnn: a layer with the interface of torch.nn.RNN or torch.nn.LSTM, batch first, one direction.
+        output: linear layer on the states.
+
+    Shape:
+        (B, T, m) to (B, T, output_size), or to (B, output_size) with `last_only`.
+    """
+
+    def __init__(self, rnn: nn.Module, output: nn.Linear):
+        super().__init__()
+        self.rnn = rnn
+        self.output = output
+
+    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
+        """Returns the outputs at every step, or at the last one."""
+        states, last = self.rnn(x)
+        if last_only:
+            states = (last[0] if isinstance(last, tuple) else last)[-1]
+        if states.is_complex():
+            states = torch.cat([states.real, states.imag], dim=-1)
+        return self.output(states)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trained real numbers in a model, as the papers count them."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)

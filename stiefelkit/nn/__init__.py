@@ -1,0 +1,6 @@
+"""Layers with orthogonal and unitary weights."""
+
+from stiefelkit.nn.activations import ModReLU
+from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
+
+__all__ = ["ModReLU", "OrthogonalRNN", "OrthogonalRNNCell"]

@@ -1,0 +1,34 @@
+"""Activations with parameters."""
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.functional import modrelu
+
+__all__ = ["ModReLU"]
+
+
+class ModReLU(nn.Module):
+    """modReLU with a trainable bias, real and complex: relu(|z| + b) z / |z|, and 0 at z = 0.
+
+    Args:
+        features: size n of the last dimension.
+        device: of the bias.
+        dtype: of the bias, real.
+
+    Shape:
+        (*, n) to (*, n).
+
+    >>> ModReLU(3)(torch.tensor([1.0, -2.0, 0.0]))
+    tensor([ 1., -2.,  0.], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(
+        self, features: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Applies the activation."""
+        return modrelu(z, self.bias)

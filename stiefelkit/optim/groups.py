@@ -1,0 +1,85 @@
+"""One parameter group per coordinate, so that each may have a learning rate of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.attach import available
+from stiefelkit.carrier import carriers
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+
+__all__ = ["parameter_groups"]
+
+
+def parameter_groups(
+    model: nn.Module, lr: float, *, weight_decay: float | None = None, **per_coordinate: Mapping[str, Any] | float
+) -> list[dict[str, Any]]:
+    """Splits a model's parameters into groups for any torch optimizer: the plain ones, then one group per coordinate.
+
+    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it.
+
+    Args:
+        model: the model.
+        lr: learning rate of every group that does not name its own.
+        weight_decay: of the plain parameters; the optimizer's default when None.
+        **per_coordinate: settings by coordinate name, `skew=dict(lr=1e-4)`, or just the learning rate, `skew=1e-4`.
+            The coordinates of a composite have a prefix (`"u.skew"`); the bare name stands for all of them that have
+            no entry of their own. A name that no known parametrization has is an error; one that this model does not
+            have is ignored.
+
+    Returns:
+        Groups with "params", "lr" and, for coordinates, "name" and "weight_decay"; each parameter stands in one.
+
+    Raises:
+        UnknownNameError: no parametrization has a coordinate of that name.
+        OptionError: a learning rate is negative, or settings are neither a mapping nor a number.
+
+    >>> import torch, stiefelkit as sk
+    >>> layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    >>> [sorted(group) for group in parameter_groups(layer, lr=1e-3, skew=dict(lr=1e-4))]
+    [['lr', 'params'], ['lr', 'name', 'params', 'weight_decay']]
+    """
+    by_name: dict[str, list[nn.Parameter]] = {}
+    taken: set[int] = set()
+    for _, _, _, carrier in carriers(model):
+        for name, c in carrier.coordinates.items():
+            if id(c) not in taken:
+                taken.add(id(c))
+                by_name.setdefault(name, []).append(c)
+    settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
+    _check_names(set(settings), set(by_name))
+    plain: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": _checked(lr)}
+    if weight_decay is not None:
+        plain["weight_decay"] = weight_decay
+    groups = [plain] if plain["params"] else []
+    for name, members in by_name.items():
+        own = settings.get(name, settings.get(name.rpartition(".")[2], {}))
+        groups.append({"params": members, "name": name, "lr": lr, "weight_decay": 0.0, **own})
+    return groups
+
+
+def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        if "lr" in value:
+            _checked(value["lr"])
+        return dict(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"lr": _checked(value)}
+    raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {value!r}.")
+
+
+def _checked(lr: float) -> float:
+    if not lr >= 0:
+        raise OptionError(f"parameter_groups needs a learning rate >= 0, got {lr}.")
+    return lr
+
+
+def _check_names(asked: set[str], present: set[str]) -> None:
+    missing = {key for key in asked if key not in present and not any(p.endswith("." + key) for p in present)}
+    if not missing:
+        return
+    known = present | {name for cls in available().values() for name in cls.coordinate_names}
+    for key in sorted(missing):
+        if key not in known and key.rpartition(".")[2] not in known:
+            raise UnknownNameError(f"No coordinate is named {key!r}{did_you_mean(key, known)}")

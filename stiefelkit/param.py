@@ -1,0 +1,261 @@
+"""The contract that every parametrization keeps: `OrthogonalParam` and its `Traits`."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stiefelkit import init
+from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+
+__all__ = ["FRAME_TOLERANCE", "OrthogonalParam", "Traits", "coordinate_dtype", "keep_precision"]
+
+FRAME_TOLERANCE = 100
+"""A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
+
+In bfloat16 and float16 that would admit matrices that are no frames at all, so there 4 limits or 0.1, the larger, is
+the bound.
+"""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one instance of a parametrization promises; the laws that apply are chosen by it.
+
+    Attributes:
+        onto: every frame is in the image.
+        invertible: `right_inverse` works on the image.
+        exact: frames are within 1.2 times the rounding limit.
+        component: which part of O(n) the coordinates reach: "connected" where there is only one part (complex or
+            tall frames), "rotations" for det +1 only, "chart" where a chart fixed at assignment decides.
+        twice_differentiable: second derivatives are right; a member without them raises.
+        cost_exponent: time of a square map grows as n to this power.
+    """
+
+    onto: bool
+    invertible: bool
+    exact: bool
+    component: Literal["connected", "rotations", "chart"]
+    twice_differentiable: bool = True
+    cost_exponent: float = 3.0
+
+
+def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Wraps the function of `Module._apply` so that real tensors end in `coordinate_dtype(dtype)`, never below."""
+
+    def apply(t: Tensor) -> Tensor:
+        moved = fn(t)
+        wanted = coordinate_dtype(dtype)
+        if not t.is_floating_point() or moved.dtype == wanted:
+            return moved
+        return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
+
+    return apply
+
+
+def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the coordinates of a weight: real, float64 for float64 and complex128, else float32."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+class OrthogonalParam(nn.Module, ABC):
+    """A map from real coordinates to frames W, W^H W = I, of shape (*, n, p) with n >= p.
+
+    A member implements `traits`, `coordinates`, `forward`, `initial`, `examples` and, where it can, `invert`; it may
+    add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports` and apply W without
+    forming it in `linear`. It holds no trainable tensor: those belong to the module that carries it, which hands
+    them to `forward`.
+
+    Laws, checked by `stiefelkit.testing`: `forward` is pure (same coordinates and chart, same bits) and never
+    branches on values; its frames are exact in their dtype; its gradients are; `invert` is a right inverse.
+
+    Args:
+        shape: shape of the frame, (*, n, p).
+        dtype: dtype of the frame; coordinates are kept in float32 or better (`coordinate_dtype`).
+        device: where the chart lives.
+        precision: "exact", the default: one rounding from float64 at the end.
+
+    Raises:
+        ShapeError: the shape is no frame's.
+        DtypeError: the dtype is neither floating nor complex, or the member does not do its field.
+        OptionError: an option is out of range.
+    """
+
+    version: ClassVar[int] = 1
+    """Raised when the meaning of coordinates or chart changes, so that old checkpoints are refused."""
+    precisions: ClassVar[tuple[str, ...]] = ("exact",)
+    coordinate_names: ClassVar[tuple[str, ...]]
+    """Every name that `coordinates` may hold, over all fields and options."""
+    schemes: ClassVar[tuple[str, ...]] = tuple(init.SCHEMES)
+    """Names that `initial` takes; the first is the default."""
+
+    dtype: torch.dtype
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+    ):
+        super().__init__()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        name = type(self).__name__
+        if len(shape) < 2:
+            raise ShapeError(f"{name} needs a matrix or a batch of matrices (*, n, p), got shape {tuple(shape)}.")
+        if shape[-1] < 1 or shape[-2] < shape[-1] or min(shape) < 1:
+            raise ShapeError(f"{name} needs a shape (*, n, p) with n >= p >= 1, got {tuple(shape)}.")
+        if not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.complex32:
+            raise DtypeError(f"{name} needs a floating or complex dtype (complex64 at least), got {dtype}.")
+        if precision not in self.precisions:
+            raise OptionError(f"{name} needs a precision in {self.precisions}, got {precision!r}.")
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.precision = precision
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the frame is complex."""
+        return self.dtype.is_complex
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """Returns None if the member does this shape, dtype and options, else the reason why it does not."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Shapes and options that the laws are run on; cover every branch of the member."""
+
+    @property
+    @abstractmethod
+    def traits(self) -> Traits:
+        """What this instance promises."""
+
+    @property
+    @abstractmethod
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Name to shape of each coordinate, in the order that `forward` takes them."""
+
+    @property
+    def chart(self) -> dict[str, Tensor]:
+        """Name to tensor of the choices that stay fixed while training."""
+        return dict(self.named_buffers())
+
+    def options(self) -> dict[str, Any]:
+        """JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
+        return {}
+
+    @abstractmethod
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to the frame, shape `self.shape`, dtype `self.dtype`."""
+
+    @abstractmethod
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws coordinates and a chart; `initial_frame` does it for a member with `invert`.
+
+        Args:
+            scheme: one of `schemes`.
+            generator: source of randomness; torch's default when None.
+        """
+
+    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Finds coordinates and a chart whose image is W. Pure: writes nothing.
+
+        Args:
+            w: a frame of shape `self.shape`, exact to rounding in float64 or complex128.
+
+        Raises:
+            ImageError: W is outside the image, or the map has no right inverse.
+        """
+        raise ImageError(f"{type(self).__name__} has no right inverse; set it through an init scheme, sk.reset_.")
+
+    def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
+        """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""
+        return F.linear(x, self(*coordinates))
+
+    def frames(self, weight: Tensor) -> Tensor:
+        """The matrices in a weight that must have orthonormal columns: the weight itself, unless seen through a view."""
+        return weight
+
+    def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
+        """Finds coordinates whose image is W; checks W first, then writes the chart and nothing else.
+
+        Args:
+            w: a frame of shape `self.shape` of the map's field, ||W^H W - I||_F <= 100 times the rounding limit.
+
+        Returns:
+            Coordinates in `coordinate_dtype(self.dtype)`, with ||forward(.) - W||_F <= 8 limits + ||W^H W - I||_F.
+
+        Raises:
+            ShapeError: wrong shape.
+            DtypeError: complex W for a real map, or no floating dtype.
+            NonFiniteError: W holds NaN or infinity.
+            NotAFrameError: the columns of W are not orthonormal.
+            ImageError: W is outside the image, or the map has no right inverse.
+        """
+        exact = self.check_frame(w)
+        coordinates, chart = self.invert(exact)
+        coordinates = tuple(c.to(coordinate_dtype(self.dtype)) for c in coordinates)
+        self.load_chart_(chart)
+        return coordinates
+
+    @torch.no_grad()
+    def load_chart_(self, chart: Mapping[str, Tensor]) -> None:
+        """Copies the given choices into the chart's buffers."""
+        for name, value in chart.items():
+            self.chart[name].copy_(value)
+
+    @torch.no_grad()
+    def check_frame(self, w: Tensor) -> Tensor:
+        """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
+        name = type(self).__name__
+        if not isinstance(w, Tensor):
+            raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
+        if tuple(w.shape) != self.shape:
+            raise ShapeError(f"{name} needs a frame of shape {self.shape}, got {tuple(w.shape)}.")
+        if not (w.is_floating_point() or w.is_complex()) or (w.is_complex() and not self.is_complex):
+            raise DtypeError(f"{name} needs a frame that converts to {self.dtype}, got {w.dtype}.")
+        if not torch.isfinite(w).all():
+            raise NonFiniteError(f"{name} needs finite entries, got a matrix with NaN or infinity.")
+        error = orthogonality_error(w).max().item()
+        coarser = max(self.dtype, w.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        limit = rounding_limit(self.shape[-1], coarser)
+        permitted = min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
+        if not error <= permitted:
+            raise NotAFrameError(
+                f"{name} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
+                'init="project" takes the nearest frame.'
+            )
+        return nearest_frame(w.to(working_dtype(self.dtype)))
+
+    def initial_frame(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws a frame by one of the schemes of `stiefelkit.init` and inverts the map there."""
+        return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalParam":
+        """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
+        dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        if dtype.is_complex != self.dtype.is_complex:
+            raise DtypeError(f"{type(self).__name__} needs a dtype of the field of {self.dtype}, got {dtype}.")
+        self.dtype = dtype
+        super()._apply(keep_precision(fn, dtype), recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        """Shape, dtype and coordinate count."""
+        size = sum(math.prod(shape) for shape in self.coordinates.values())
+        return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"

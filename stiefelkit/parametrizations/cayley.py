@@ -1,0 +1,189 @@
+"""The scaled Cayley transform, real and complex."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit import init
+from stiefelkit.errors import DtypeError, ImageError, OptionError
+from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size
+from stiefelkit.metrics import rounding_limit
+from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+
+__all__ = ["Cayley"]
+
+
+class Cayley(OrthogonalParam):
+    r"""Scaled Cayley transform W = (I + A)^-1 (I - A) D of a skew A.
+
+    Real frames: D is a fixed diagonal of signs, the chart `signs`; A is skew-symmetric, the coordinate `skew`.
+    Complex frames: D = diag(e^{i theta}) is trained too, the coordinate `phase`; A is skew-Hermitian. Tall frames are
+    the first p columns of the n x n transform, at the cost of one p x p inverse.
+
+    Image: every frame, by the choice of D; with D fixed, all but those where W D^H has the eigenvalue -1, and for
+    square real W only det W = det D. Cost: one inverse in float64 and two p x p products backward. Not for weights
+    that must cross from one component of O(n) to the other.
+
+    The coordinates are laid out as `stiefelkit.functional.unpack_skew` tells.
+
+    Args:
+        shape: shape of the frame, (*, n, p).
+        dtype: real or complex dtype of the frame.
+        device: where the signs live.
+        precision: "exact": everything in float64, one rounding at the end.
+        negative: real frames only: how many of the last signs are -1, or the signs themselves, (p,). Given, the signs
+            stay for good; otherwise assigning and initialising choose them.
+
+    References:
+        Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
+        Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
+        O'Dorney, Minimizing the Cayley transform of an orthogonal matrix by multiplying by signature matrices, 2014.
+
+    >>> cayley = Cayley((3, 3), dtype=torch.float32)
+    >>> cayley(torch.zeros(3))
+    tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]])
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("skew", "phase")
+    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "helfrich")
+
+    signs: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+        negative: int | Sequence[int] | Tensor | None = None,
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        self.fixed = negative is not None
+        if self.is_complex:
+            if self.fixed:
+                raise DtypeError(f"Cayley needs a real dtype for negative=, got {self.dtype}; complex frames train phases.")
+            return
+        signs = _signs(negative, self.shape[-1]).expand(*self.shape[:-2], -1)
+        self.register_buffer("signs", signs.to(device=device, copy=True))
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Square, tall, one column, one entry, odd, batched, fixed signs."""
+        shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
+        return [*((shape, {}) for shape in shapes), ((6, 6), {"negative": 2}), ((6, 3), {"negative": [1, -1, 1]})]
+
+    @property
+    def traits(self) -> Traits:
+        """Onto and invertible unless the signs are fixed."""
+        n, p = self.shape[-2:]
+        component = "chart" if n == p and not self.is_complex else "connected"
+        return Traits(onto=not self.fixed, invertible=True, exact=True, component=component)
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """`skew`, and for complex frames `phase`."""
+        *batch, n, p = self.shape
+        shapes: dict[str, tuple[int, ...]] = {"skew": (*batch, skew_size(n, p, self.is_complex))}
+        if self.is_complex:
+            shapes["phase"] = (*batch, p)
+        return shapes
+
+    def forward(self, skew: Tensor, phase: Tensor | None = None) -> Tensor:
+        """Maps coordinates to frames.
+
+        Args:
+            skew: packed skew part, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
+            phase: angles of D in radians, shape (*, p), complex frames only.
+
+        Returns:
+            Frames of shape (*, n, p).
+        """
+        w = cayley(skew, *self.shape[-2:], self.is_complex)
+        if phase is None:
+            return (w * self.signs.unsqueeze(-2)).to(self.dtype)
+        theta = phase.double()
+        return (w * torch.complex(theta.cos(), theta.sin()).unsqueeze(-2)).to(self.dtype)
+
+    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
+        if not self.is_complex:
+            skew, d = cayley_inverse(w, self.signs if self.fixed else None)
+            self._check_reached(skew, w)
+            return (skew,), {"signs": d.to(torch.int8)}
+        skew, d = cayley_inverse(w)
+        return (skew, d.angle()), {}
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws a frame, or by "helfrich" the skew part itself.
+
+        "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on (0, pi/2) for consecutive
+        pairs of axes, so that the eigenvalues of the transform are e^{it}, e^{-it}; signs as given, phases uniform on
+        (0, 2 pi).
+        """
+        if scheme == "helfrich":
+            return self._helfrich(generator)
+        if not self.fixed or scheme != "haar":
+            return self.initial_frame(scheme, generator)
+        return self._haar_with_fixed_signs(generator)
+
+    def _helfrich(self, generator: torch.Generator | None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        *batch, n, p = self.shape
+        device = None if generator is None else generator.device
+        pairs = min(n // 2, (p + 1) // 2)
+        t = torch.rand(*batch, pairs, dtype=torch.float64, device=device, generator=generator) * (math.pi / 2)
+        below = t.new_zeros(*batch, n, p)
+        first = torch.arange(0, 2 * pairs, 2, device=device)
+        below[..., first + 1, first] = (t / 2).tan()
+        a11, a21 = below[..., :p, :], below[..., p:, :]
+        if not self.is_complex:
+            return (pack_skew(a11, a21),), {}
+        phase = torch.rand(*batch, p, dtype=torch.float64, device=device, generator=generator) * (2 * math.pi)
+        return (pack_skew(a11 + 0j, a21 + 0j), phase), {}
+
+    def _haar_with_fixed_signs(self, generator: torch.Generator | None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        w = init.draw("haar", self.shape, torch.float64, generator)
+        signs = self.signs.to(w)
+        if self.shape[-1] == self.shape[-2]:
+            # The transform has det 1, so det W = det D: a reflection takes the Haar measure from one half to the other.
+            w[..., 0] *= (torch.linalg.det(w) * signs.prod(-1)).sign()[..., None]
+        skew, _ = cayley_inverse(w, signs)
+        return (skew,), {}
+
+    def _check_reached(self, skew: Tensor, w: Tensor) -> None:
+        """Raises ImageError if the coordinates, rounded to their dtype, do not give W back."""
+        if not self.fixed:
+            return
+        rounded = skew.to(coordinate_dtype(self.dtype))
+        difference = torch.linalg.matrix_norm(self(rounded).double() - w).max().item()
+        if not difference <= 8 * rounding_limit(self.shape[-1], self.dtype):
+            raise ImageError(
+                f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = det D "
+                f"if it is square), got one that comes back {difference:.2g} away; without negative= any frame fits."
+            )
+
+
+def _signs(negative: int | Sequence[int] | Tensor | None, p: int) -> Tensor:
+    """Turns the option into p signs, int8."""
+    signs = torch.ones(p, dtype=torch.int8)
+    if negative is None:
+        return signs
+    if isinstance(negative, int) and not isinstance(negative, bool):
+        if not 0 <= negative <= p:
+            raise OptionError(f"Cayley needs negative between 0 and p = {p}, got {negative}.")
+        signs[p - negative :] = -1
+        return signs
+    try:
+        given = torch.as_tensor(negative)
+    except (TypeError, ValueError, RuntimeError):
+        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs, got {negative!r}.") from None
+    if given.shape != (p,) or not bool((given.abs() == 1).all()):
+        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r}.")
+    return given.to(torch.int8)

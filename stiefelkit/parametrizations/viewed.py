@@ -1,0 +1,162 @@
+"""Wide weights, convolutions and other tensors seen as frames."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.param import OrthogonalParam, Traits
+
+__all__ = ["VIEWS", "View", "Viewed"]
+
+VIEWS = {
+    "matrix": "the last two dimensions are the matrix, those before are a batch",
+    "out_by_rest": "one matrix, output channels by all other dimensions",
+    "in_by_rest": "one matrix, input channels by all other dimensions",
+    "per_tap": "one matrix, output by input channels, for each position of the kernel",
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """How a weight is read as frames: dimensions moved, flattened and, if the matrix is wide, its adjoint taken.
+
+    Args:
+        name: one of `VIEWS`.
+        shape: shape of the weight.
+        out_dim: the dimension of output channels, 0 for linear layers and convolutions, 1 for transposed ones.
+
+    Raises:
+        OptionError: no view has this name.
+        ShapeError: the weight has too few dimensions for it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    out_dim: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in VIEWS:
+            raise OptionError(f"No view is named {self.name!r}{did_you_mean(self.name, VIEWS)}")
+        if len(self.shape) < 2:
+            raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Dimensions of the weight in the order in which the matrix has them."""
+        rest = list(range(len(self.shape)))
+        out, into = self.out_dim, 1 - self.out_dim
+        if self.name == "matrix":
+            return tuple(rest)
+        if self.name == "per_tap":
+            return (*rest[2:], out, into)
+        first = out if self.name == "out_by_rest" else into
+        return (first, *(d for d in rest if d != first))
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """Shape of the matrices before the adjoint."""
+        moved = tuple(self.shape[d] for d in self.order)
+        return moved if self.name in ("matrix", "per_tap") else (moved[0], math.prod(moved[1:]))
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the frame is the adjoint of the matrix."""
+        return self.matrix_shape[-2] < self.matrix_shape[-1]
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of the frames, (*, n, p) with n >= p."""
+        *batch, rows, columns = self.matrix_shape
+        return (*batch, columns, rows) if self.is_wide else (*batch, rows, columns)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weight is the frame as it stands."""
+        return self.frame_shape == self.shape and self.order == tuple(range(len(self.shape)))
+
+    def to_frame(self, w: Tensor) -> Tensor:
+        """Turns a weight into frames."""
+        m = w.permute(self.order).reshape(self.matrix_shape)
+        return m.mH if self.is_wide else m
+
+    def from_frame(self, q: Tensor) -> Tensor:
+        """Turns frames into the weight."""
+        m = q.mH.resolve_conj() if self.is_wide else q
+        moved = m.reshape([self.shape[d] for d in self.order])
+        return moved.permute([self.order.index(d) for d in range(len(self.shape))])
+
+
+class Viewed(OrthogonalParam):
+    """A parametrization seen through a view: the weight is `view.from_frame(inner(...))`.
+
+    Wide weights are adjoints of tall frames, W = Q^H, so that their rows are orthonormal. Coordinates, chart and
+    traits are those of the inner map.
+
+    Args:
+        inner: the map, of shape `view.frame_shape`.
+        view: how the weight is read.
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, inner: OrthogonalParam, view: View):
+        torch.nn.Module.__init__(self)
+        if inner.shape != view.frame_shape:
+            raise ShapeError(f"Viewed needs an inner map of shape {view.frame_shape}, got {inner.shape}.")
+        self.shape, self.dtype, self.precision = view.shape, inner.dtype, inner.precision
+        self.inner, self.view = inner, view
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """None: the laws run on the inner maps."""
+        return []
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the inner map."""
+        return self.inner.traits
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of the inner map."""
+        return self.inner.coordinates
+
+    @property
+    def chart(self) -> dict[str, Tensor]:
+        """That of the inner map."""
+        return self.inner.chart
+
+    def options(self) -> dict[str, Any]:
+        """The inner map's and the view."""
+        return {**self.inner.options(), "view": self.view.name}
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to the weight."""
+        return self.view.from_frame(self.inner(*coordinates))
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws as the inner map does."""
+        return self.inner.initial(scheme, generator)
+
+    def frames(self, weight: Tensor) -> Tensor:
+        """The weight read as frames."""
+        return self.view.to_frame(weight)
+
+    def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
+        """Finds coordinates of a weight; see `OrthogonalParam.right_inverse`."""
+        name = type(self.inner).__name__
+        if not isinstance(w, Tensor):
+            raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
+        if tuple(w.shape) != self.shape:
+            raise ShapeError(f"{name} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
+        return self.inner.right_inverse(self.view.to_frame(w))
+
+    def extra_repr(self) -> str:
+        """The view and the weight's shape."""
+        return f"view={self.view.name!r}, shape={self.shape}"

@@ -1,0 +1,120 @@
+"""Lazy tables from a name to an object, filled by built-ins, by installed plugins and by hand.
+
+Built-ins take the plugins' road: both are dotted strings `"module:attribute"`, imported at first use. Plugins
+announce themselves by an entry point; one that fails to import warns and leaves the rest usable. Two owners of a name
+are an error where the name is used.
+"""
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+
+__all__ = ["Registry", "parametrizations"]
+
+
+class Registry:
+    """A table from names to objects that are imported when first asked for.
+
+    Args:
+        kind: what the table holds, in words, for messages ("parametrization").
+        builtin: name to dotted string `"package.module:attribute"`.
+        group: entry point group that plugins use to add names.
+    """
+
+    def __init__(self, kind: str, builtin: Mapping[str, str], group: str):
+        self.kind = kind
+        self.group = group
+        self._targets: dict[str, Any] = dict(builtin)
+        self._loaded: dict[str, Any] = {}
+        self._contested: dict[str, tuple[Any, Any]] = {}
+        self._plugins_read = False
+
+    def register(self, name: str, target: Any) -> None:
+        """Adds a name.
+
+        Args:
+            name: the new name.
+            target: the object itself or a dotted string `"package.module:attribute"`.
+
+        Raises:
+            OptionError: the name is taken by something else, or is no plain word.
+        """
+        if not name or not name.replace("_", "a").replace("-", "a").isalnum():
+            raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {name!r}.")
+        self._read_plugins()
+        if name in self._targets and self._targets[name] != target:
+            raise OptionError(
+                f"The {self.kind} name {name!r} is taken by {self._targets[name]!r}, got {target!r}; choose another name."
+            )
+        self._targets[name] = target
+
+    def names(self) -> list[str]:
+        """Returns every known name, sorted, without importing anything."""
+        self._read_plugins()
+        return sorted(self._targets)
+
+    def get(self, name: str) -> Any:
+        """Returns the object behind a name.
+
+        Raises:
+            UnknownNameError: nothing has this name; the nearest one is suggested.
+        """
+        self._read_plugins()
+        if name not in self._targets:
+            raise UnknownNameError(f"No {self.kind} is named {name!r}{did_you_mean(name, self._targets)}")
+        if name in self._contested:
+            first, second = self._contested[name]
+            raise OptionError(
+                f"The {self.kind} name {name!r} needs one owner, got {first!r} and the plugin {second!r}; uninstall one."
+            )
+        target = self._targets[name]
+        if isinstance(target, str) and name not in self._loaded:
+            module, _, attribute = target.partition(":")
+            self._loaded[name] = getattr(importlib.import_module(module), attribute)
+        return self._loaded.get(name, target)
+
+    def available(self) -> dict[str, Any]:
+        """Returns name to object for all that import; a plugin that fails to import is warned about and left out."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = self.get(name)
+            except Exception as error:
+                warnings.warn(f"The {self.kind} {name!r} could not be imported: {error!r}.", stacklevel=2)
+        return found
+
+    def by_class_name(self, attribute: str) -> Any | None:
+        """Returns the object whose own name is the given one, or None; imports nothing else."""
+        for name, target in self._targets.items():
+            own = target.partition(":")[2] if isinstance(target, str) else getattr(target, "__name__", "")
+            if own == attribute:
+                return self.get(name)
+        return None
+
+    def name_of(self, target: Any) -> str | None:
+        """Returns the name under which an object is registered, or None, without importing anything."""
+        self._read_plugins()
+        dotted = f"{target.__module__}:{target.__qualname__}"
+        return next((name for name, known in self._targets.items() if known is target or known == dotted), None)
+
+    def _read_plugins(self) -> None:
+        if self._plugins_read:
+            return
+        self._plugins_read = True
+        for point in entry_points(group=self.group):
+            known = self._targets.setdefault(point.name, point.value)
+            if known != point.value:
+                self._contested[point.name] = (known, point.value)
+
+
+parametrizations = Registry(
+    "parametrization",
+    {
+        "cayley": "stiefelkit.parametrizations.cayley:Cayley",
+    },
+    group="stiefelkit.parametrizations",
+)
