@@ -55,8 +55,8 @@ def orthogonal(
     """Makes a weight orthogonal (unitary, if it is complex) for good, and returns the module.
 
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
-    torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before the last
-    two are a batch.
+    torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before
+    the last two are a batch.
 
     Args:
         module: the module that owns the weight.
@@ -179,7 +179,9 @@ def drift(model: nn.Module) -> dict[str, Drift]:
         frames = carrier.param.frames(carrier.evaluate_whole())
         error = orthogonality_error(frames).max().item()
         if not math.isfinite(error):
-            raise NonFiniteError(f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint.")
+            raise NonFiniteError(
+                f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
+            )
         limit = rounding_limit(frames.shape[-1], frames.dtype)
         found[qualified] = Drift(error, limit, bits_lost(error, limit))
     return found
@@ -210,7 +212,9 @@ def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
     if not isinstance(module, nn.Module):
         raise DtypeError(f"orthogonal needs a torch.nn.Module, got {kind}.")
     if parametrize.is_parametrized(module, name):
-        raise OptionError(f"orthogonal needs a plain parameter, got {kind}.{name}, parametrized already; sk.bake it first.")
+        raise OptionError(
+            f"orthogonal needs a plain parameter, got {kind}.{name}, parametrized already; sk.bake it first."
+        )
     weight = module._parameters.get(name)
     if weight is None:
         known = [key for key, value in module._parameters.items() if value is not None]
@@ -241,7 +245,9 @@ def _build(
         raise DtypeError(f"{where} needs a floating or complex weight, got {weight.dtype}.")
     transposed = convolution and bool(getattr(module, "transposed", False))
     seen = View(view or "matrix", tuple(weight.shape), out_dim=int(transposed))
-    known = [key for key in inspect.signature(cls.__init__).parameters if key not in ("self", "shape", "dtype", "device")]
+    known = [
+        key for key in inspect.signature(cls.__init__).parameters if key not in ("self", "shape", "dtype", "device")
+    ]
     for key in options:
         if key not in known:
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")

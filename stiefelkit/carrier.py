@@ -84,7 +84,9 @@ class CoordinateList(parametrize.ParametrizationList):
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         for member in reversed(self):
             if not hasattr(member, "right_inverse"):
-                raise ImageError(f"Assigning needs a right_inverse in every parametrization, got {type(member).__name__}.")
+                raise ImageError(
+                    f"Assigning needs a right_inverse in every parametrization, got {type(member).__name__}."
+                )
             value = member.right_inverse(value)  # type: ignore[operator]
         self.fill_(value)
 
@@ -139,8 +141,8 @@ class CoordinateList(parametrize.ParametrizationList):
         for key, mine in ours.items():
             if theirs.get(key) != mine:
                 raise CheckpointError(
-                    f"{weight} needs a checkpoint with {key} {mine!r}, got {theirs.get(key)!r}; to change the map, load "
-                    "into the old one and assign its weight to the new one with sk.assign_."
+                    f"{weight} needs a checkpoint with {key} {mine!r}, got {theirs.get(key)!r}; to change the "
+                    "map, load into the old one and assign its weight to the new one with sk.assign_."
                 )
         for i, (name, c) in enumerate(self.coordinates.items()):
             _check_entry(state_dict, f"{prefix}original{i}", f"{weight} ({name})", c.shape)
@@ -170,7 +172,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def _check_filled(self) -> None:
         if not self.filled:
             raise UnfilledError(
-                f"{type(self.param).__name__} needs filled coordinates, got a weight that was moved to or from the meta "
+                f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."
             )
 
@@ -219,7 +221,7 @@ def _check_host(host: nn.Module, name: str, state_dict: dict[str, Any], prefix: 
     inside = f"{prefix}parametrizations.{name}."
     if prefix + name in state_dict:
         raise CheckpointError(
-            f"{prefix}{name} needs the coordinates of {type(carrier.param).__name__}, got a plain weight; load it before "
+            f"{prefix}{name} needs the coordinates of {carrier.param.title}, got a plain weight; load it before "
             "sk.orthogonal, or assign it with sk.assign_."
         )
     carrier.check(state_dict, inside)

@@ -122,6 +122,11 @@ class OrthogonalParam(nn.Module, ABC):
         self.precision = precision
 
     @property
+    def title(self) -> str:
+        """The map's name in messages; a wrapper gives that of the map inside."""
+        return type(self).__name__
+
+    @property
     def is_complex(self) -> bool:
         """Whether the frame is complex."""
         return self.dtype.is_complex
@@ -179,14 +184,14 @@ class OrthogonalParam(nn.Module, ABC):
         Raises:
             ImageError: W is outside the image, or the map has no right inverse.
         """
-        raise ImageError(f"{type(self).__name__} has no right inverse; set it through an init scheme, sk.reset_.")
+        raise ImageError(f"{self.title} has no right inverse; set it through an init scheme, sk.reset_.")
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""
         return F.linear(x, self(*coordinates))
 
     def frames(self, weight: Tensor) -> Tensor:
-        """The matrices in a weight that must have orthonormal columns: the weight itself, unless seen through a view."""
+        """The matrices in a weight that must have orthonormal columns: itself, unless seen through a view."""
         return weight
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
@@ -220,7 +225,7 @@ class OrthogonalParam(nn.Module, ABC):
     @torch.no_grad()
     def check_frame(self, w: Tensor) -> Tensor:
         """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
-        name = type(self).__name__
+        name = self.title
         if not isinstance(w, Tensor):
             raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
         if tuple(w.shape) != self.shape:
@@ -250,9 +255,12 @@ class OrthogonalParam(nn.Module, ABC):
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
         dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         if dtype.is_complex != self.dtype.is_complex:
-            raise DtypeError(f"{type(self).__name__} needs a dtype of the field of {self.dtype}, got {dtype}.")
+            raise DtypeError(f"{self.title} needs a dtype of the field of {self.dtype}, got {dtype}.")
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
         self.dtype = dtype
-        super()._apply(keep_precision(fn, dtype), recurse)
+        super()._apply(keep_precision(fn, dtype), recurse=False)
         return self
 
     def extra_repr(self) -> str:

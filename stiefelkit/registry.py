@@ -48,7 +48,7 @@ class Registry:
         self._read_plugins()
         if name in self._targets and self._targets[name] != target:
             raise OptionError(
-                f"The {self.kind} name {name!r} is taken by {self._targets[name]!r}, got {target!r}; choose another name."
+                f"The {self.kind} name {name!r} is taken by {self._targets[name]!r}, got {target!r}; choose another."
             )
         self._targets[name] = target
 
@@ -69,7 +69,7 @@ class Registry:
         if name in self._contested:
             first, second = self._contested[name]
             raise OptionError(
-                f"The {self.kind} name {name!r} needs one owner, got {first!r} and the plugin {second!r}; uninstall one."
+                f"The {self.kind} name {name!r} needs one owner, got {first!r} and plugin {second!r}; uninstall one."
             )
         target = self._targets[name]
         if isinstance(target, str) and name not in self._loaded:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.checks import at_least, finite_positive, non_negative
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
@@ -75,6 +75,8 @@ class Config:
         finite_positive(WHO, "lr", self.lr)
         non_negative(WHO, "clip_norm", self.clip_norm)
         for coordinate, rate in self.rates.items():
+            if coordinate in ("model", "lr", "weight_decay"):
+                raise UnknownNameError(f"{WHO} needs the name of a coordinate in rates, got {coordinate!r}.")
             non_negative(WHO, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         if self.schedule not in SCHEDULES:
@@ -85,7 +87,7 @@ class Config:
     @classmethod
     def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> "Config":
         """Returns the config of a task and a model: settings over the recipe over the defaults above."""
-        _model_factory(model)
+        _check_model(model)
         filled = task.recipe(model).filled(settings or Settings())
         return cls(task=task.name, model=model, task_options=task.options(), **filled.given())
 
@@ -113,12 +115,15 @@ class Config:
         """
         for name, value in asked.items():
             own = getattr(self, name)
-            same = all(own.get(key) == item for key, item in value.items()) if isinstance(value, Mapping) else own == value
-            if not same and not (name == "steps" and self.schedule == "constant"):
-                raise RunError(
-                    f"Run {source} needs {name} = {own!r} to resume as it began, got {value!r}; "
-                    f"leave the option out, or start another run with another --out."
-                )
+            pairs = {name: (own, value)}
+            if isinstance(value, Mapping):
+                pairs = {f"{name}.{key}": (own.get(key), item) for key, item in value.items()}
+            for label, (before, now) in pairs.items():
+                if before != now and not (name == "steps" and self.schedule == "constant"):
+                    raise RunError(
+                        f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
+                        f"leave the option out, or start another run with another --out."
+                    )
         return dataclasses.replace(self, steps=asked.get("steps", self.steps))
 
     def build_task(self) -> Task:
@@ -130,7 +135,6 @@ class Config:
         from stiefelkit import models
 
         task = self.build_task()
-        _check_options(f"Model {self.model!r}", _model_factory(self.model), self.options)
         torch.manual_seed(self.seed)
         model = models.create(self.model, task.input_size, self.hidden_size, task.output_size, **self.options)
         return model.to(self.device)
@@ -139,30 +143,24 @@ class Config:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate."""
         from stiefelkit.optim import parameter_groups
 
-        rates = {coordinate: {"lr": rate} for coordinate, rate in self.rates.items()}
         factory = optimizers.get(self.optimizer)
-        _check_options(f"Optimizer {self.optimizer!r}", factory, self.optimizer_options)
+        known = [name for name in inspect.signature(factory).parameters if name not in ("params", "lr")]
+        for option in self.optimizer_options:
+            if option not in known:
+                raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
         try:
-            return factory(parameter_groups(model, lr=self.lr, **rates), **self.optimizer_options)
+            return factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
         except ValueError as error:
+            if isinstance(error, StiefelkitError):
+                raise
             raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
 
 
-def _model_factory(name: str) -> Any:
+def _check_model(name: str) -> None:
     from stiefelkit import models
 
     if name not in models.names():
         raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")
-    return models.available()[name]
-
-
-def _check_options(who: str, factory: Any, options: dict[str, Any]) -> None:
-    parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for option in options:
-        if option not in parameters:
-            raise OptionError(f"{who} has no option {option!r}{did_you_mean(option, parameters)}")
 
 
 def _check_device(name: str) -> None:

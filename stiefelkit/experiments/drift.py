@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.checks import at_least, finite_positive
 from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, reference_line
+from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, log_scale, reference_line
 from stiefelkit.experiments.files import write_atomically
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
@@ -213,9 +213,10 @@ def _draw(plan: Plan, curves: list[Curve], path: Path) -> None:
                     marker=None if free else markers[curve.method],
                     label=curve.method,
                 )
-            reference_line(axes, 1.0, "rounding limit")
+            reference_line(axes, 1.0, "rounding limit", below=True)
             axes.set_xscale("symlog", linthresh=1)
-            axes.set(title=f"{size} x {size}, {plan.dtype}", xlabel="optimizer step", yscale="log")
+            axes.set(title=f"{size} x {size}, {plan.dtype}", xlabel="optimizer step")
+            log_scale(axes)
             axes.set_xlim(0, plan.steps)
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.1), max(high, 10))

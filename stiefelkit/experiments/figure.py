@@ -10,7 +10,7 @@ from stiefelkit.errors import RunError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "MARKERS", "figure", "reference_line"]
+__all__ = ["COLOURS", "MARKERS", "figure", "log_scale", "reference_line"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which the colour-blind can tell apart."""
@@ -60,17 +60,26 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> 
             raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
 
 
-def reference_line(axes: "Axes", value: float, label: str) -> None:
-    """Draws a dashed grey line across the panel, with its label on it instead of in the legend."""
+def log_scale(axes: "Axes") -> None:
+    """Makes the y axis logarithmic, with plain numbers at its ticks."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+
+
+def reference_line(axes: "Axes", value: float, label: str, below: bool = False) -> None:
+    """Draws a dashed grey line across the panel, with its label above or below it instead of in the legend."""
     axes.axhline(value, color="0.35", linestyle="--", linewidth=1.0, zorder=1)
     axes.annotate(
         label,
         xy=(1.0, value),
         xycoords=("axes fraction", "data"),
-        xytext=(-2, 2),
+        xytext=(-2, -3 if below else 2),
         textcoords="offset points",
         ha="right",
-        va="bottom",
+        va="top" if below else "bottom",
         fontsize="small",
         color="0.35",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.experiments.display import worst_ratio
-from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, reference_line
+from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, log_scale, reference_line
 from stiefelkit.experiments.log import read
 from stiefelkit.experiments.run_folder import RunFolder, is_run
 from stiefelkit.experiments.tasks import Task
@@ -94,12 +94,13 @@ def _learning(curves: list[Curves], path: Path) -> Path:
             reference_line(left, baseline, "baseline")
         for baseline in {curve.task.baseline[task.headline] for curve in curves}:
             reference_line(right, scale * baseline, "baseline")
-        left.set(title="training", xlabel="step", ylabel=task.loss_label, yscale="log")
+        left.set(title="training", xlabel="step", ylabel=task.loss_label)
+        log_scale(left)
         right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
         if by_accuracy:
             right.set_ylim(0, 102)
         else:
-            right.set_yscale("log")
+            log_scale(right)
         for axes in (left, right):
             axes.set_xlim(left=0)
         right.legend(loc="lower right" if by_accuracy else "best")
@@ -115,8 +116,9 @@ def _orthogonality(curves: list[Curves], path: Path) -> Path:
             if steps:
                 every = max(1, len(steps) // 12)
                 axes.plot(steps, ratios, color=colour, marker=marker, markevery=every, label=curve.label)
-        reference_line(axes, 1.0, "rounding limit")
-        axes.set(xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", yscale="log", title="orthogonality")
+        reference_line(axes, 1.0, "rounding limit", below=True)
+        axes.set(xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality")
+        log_scale(axes)
         axes.set_xlim(left=0)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.1), max(high, 10))

@@ -13,6 +13,7 @@ from stiefelkit.errors import NonFiniteError
 from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.health import all_finite, first_bad_gradient, first_bad_output
 from stiefelkit.experiments.tasks import Task
+from stiefelkit.models import count_parameters
 
 __all__ = ["Session", "Window"]
 
@@ -69,8 +70,8 @@ class Session:
 
     @property
     def parameters(self) -> int:
-        """Number of trainable parameters."""
-        return sum(parameter.numel() for parameter in self._trained)
+        """Number of trained real numbers."""
+        return count_parameters(self.model)
 
     def advance(self) -> None:
         """Does one optimizer step.

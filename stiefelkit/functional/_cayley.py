@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stiefelkit.functional._packing import pack_skew, pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
-from stiefelkit.metrics import working_dtype
 
 __all__ = ["cayley", "cayley_inverse"]
 

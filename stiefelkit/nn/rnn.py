@@ -1,7 +1,5 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
-import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,7 +17,105 @@ __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
 Field = Literal["real", "complex"]
 
 
-class OrthogonalRNN(nn.Module):
+class _Recurrent(nn.Module):
+    """The weights of recurrences and how `scan` takes them; one set for each suffix ("_l0", "_l0_reverse", "")."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        parametrization: str | type[OrthogonalParam],
+        field: Field,
+        activation: str,
+        bias: bool,
+        trainable_h0: bool,
+        dtype: torch.dtype | None,
+    ):
+        super().__init__()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        name = type(self).__name__
+        for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+        if field not in ("real", "complex"):
+            raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
+        if not dtype.is_floating_point:
+            raise DtypeError(f'{name} needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
+        find_activation(activation, field == "complex")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.parametrization, self.field, self.activation = parametrization, field, activation
+        self.bias, self.trainable_h0, self.dtype = bias, trainable_h0, dtype
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether states are complex."""
+        return self.field == "complex"
+
+    def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
+        """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
+        n, parts = self.hidden_size, 1 + self.is_complex
+
+        def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
+
+        w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
+        self.register_parameter(
+            f"weight_ih{suffix}", parameter(parts * n, width, bound=(6 / (parts * n + width)) ** 0.5)
+        )
+        self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
+        orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
+        if self.bias:
+            size = n if self.activation == "modrelu" else parts * n
+            self.register_parameter(f"bias{suffix}", parameter(size))
+        if self.trainable_h0:
+            self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
+
+    def _run(
+        self,
+        suffix: str,
+        x: Tensor,
+        h_0: Tensor | None,
+        batch: int,
+        batch_sizes: list[int] | None = None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs one recurrence over time-major or packed input; reads each of its weights once."""
+        w, u = getattr(self, f"weight_hh{suffix}"), getattr(self, f"weight_ih{suffix}")
+        bias = getattr(self, f"bias{suffix}") if self.bias else None
+        inside = self.activation == "modrelu"
+        if h_0 is None and self.trainable_h0:
+            h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
+        h_0 = w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
+        return scan(
+            x,
+            w,
+            h_0,
+            u=self._join(u),
+            bias=None if inside or bias is None else self._join(bias),
+            activation_bias=bias if inside else None,
+            activation=self.activation,
+            batch_sizes=batch_sizes,
+            reverse=reverse,
+        )
+
+    def _join(self, parts: Tensor) -> Tensor:
+        """Turns [Re; Im], stacked in the first dimension, into a complex tensor."""
+        return torch.complex(*parts.chunk(2)) if self.is_complex else parts
+
+    def _check_input(self, x: Tensor) -> None:
+        name = type(self).__name__
+        if x.shape[-1] != self.input_size:
+            raise ShapeError(f"{name} needs an input of width {self.input_size}, got {x.shape[-1]}.")
+        if x.is_complex() and not self.is_complex:
+            raise DtypeError(f"{name} with a real field needs a real input, got {x.dtype}.")
+
+    def extra_repr(self) -> str:
+        """Sizes and choices."""
+        return f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
+
+
+class OrthogonalRNN(_Recurrent):
     r"""Multi-layer RNN h_t = act(x_t U^T + h_{t-1} W^T) with an orthogonal or unitary W.
 
     Arguments, shapes and parameter names are those of `torch.nn.RNN`: `weight_ih_l0` (U), `weight_hh_l0` (W, a frame),
@@ -76,20 +172,27 @@ class OrthogonalRNN(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        super().__init__()
-        _check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        super().__init__(
+            input_size,
+            hidden_size,
+            parametrization=parametrization,
+            field=field,
+            activation=activation,
+            bias=bias,
+            trainable_h0=trainable_h0,
+            dtype=dtype,
+        )
+        if not isinstance(num_layers, int) or num_layers < 1:
+            raise OptionError(f"OrthogonalRNN needs num_layers >= 1, got {num_layers!r}.")
         if not 0 <= dropout <= 1:
             raise OptionError(f"OrthogonalRNN needs dropout between 0 and 1, got {dropout}.")
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.activation, self.bias, self.batch_first, self.dropout = activation, bias, batch_first, dropout
-        self.bidirectional, self.field = bidirectional, field
-        self.suffixes = [f"_l{k}{d}" for k in range(num_layers) for d in (["", "_reverse"] if bidirectional else [""])]
-        directions = 1 + bidirectional
-        for i, suffix in enumerate(self.suffixes):
-            width = input_size if i < directions else hidden_size * directions
-            _add_weights(
-                self, suffix, width, hidden_size, field, activation, bias, trainable_h0, parametrization, options, device, dtype
-            )
+        self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
+        self.bidirectional = bidirectional
+        self._directions = ("", "_reverse") if bidirectional else ("",)
+        for layer in range(num_layers):
+            width = hidden_size * len(self._directions) if layer else input_size
+            for direction in self._directions:
+                self._add_weights(f"_l{layer}{direction}", width, device, options)
 
     def forward(
         self, input: Tensor | PackedSequence, h_0: Tensor | None = None
@@ -104,46 +207,42 @@ class OrthogonalRNN(nn.Module):
                 h_n = h_n.index_select(1, input.unsorted_indices)
             return PackedSequence(out, input.batch_sizes, input.sorted_indices, input.unsorted_indices), h_n
         if input.dim() not in (2, 3) or 0 in input.shape:
-            raise ShapeError(f"OrthogonalRNN needs a non-empty input of 2 or 3 dimensions, got shape {tuple(input.shape)}.")
+            raise ShapeError(
+                f"OrthogonalRNN needs a non-empty input of 2 or 3 dimensions, got shape {tuple(input.shape)}."
+            )
         batched = input.dim() == 3
         if h_0 is not None and h_0.dim() != input.dim():
             raise ShapeError(
-                f"OrthogonalRNN needs h_0 of {input.dim()} dimensions for an input of as many, got {h_0.dim()} dimensions."
+                f"OrthogonalRNN needs h_0 of {input.dim()} dimensions, as the input has, got {h_0.dim()} dimensions."
             )
-        batch_dim = 0 if self.batch_first else 1
-        x = input.transpose(0, 1) if batched and self.batch_first else input if batched else input.unsqueeze(1)
+        first_is_batch = batched and self.batch_first
+        x = input.transpose(0, 1) if first_is_batch else input if batched else input.unsqueeze(1)
         out, h_n = self._layers(x, h_0 if batched or h_0 is None else h_0.unsqueeze(1), x.shape[1], None)
         if not batched:
             return out.squeeze(1), h_n.squeeze(1)
-        return out.transpose(0, 1) if batch_dim == 0 else out, h_n
+        return (out.transpose(0, 1) if first_is_batch else out), h_n
 
     def _layers(self, x: Tensor, h_0: Tensor | None, batch: int, sizes: list[int] | None) -> tuple[Tensor, Tensor]:
-        _check_input(self, x)
-        directions = 1 + self.bidirectional
-        shape = (len(self.suffixes), batch, self.hidden_size)
+        self._check_input(x)
+        shape = (self.num_layers * len(self._directions), batch, self.hidden_size)
         if h_0 is not None and tuple(h_0.shape) != shape:
             raise ShapeError(f"OrthogonalRNN needs h_0 of shape {shape}, got {tuple(h_0.shape)}.")
+        first = iter([None] * shape[0] if h_0 is None else h_0)
         last = []
         for layer in range(self.num_layers):
             outputs = []
-            for direction in range(directions):
-                k = layer * directions + direction
-                step = _weights(self, self.suffixes[k], batch, None if h_0 is None else h_0[k])
-                out, h_n = scan(x, batch_sizes=sizes, reverse=direction == 1, activation=self.activation, **step)
+            for direction in self._directions:
+                out, h_n = self._run(f"_l{layer}{direction}", x, next(first), batch, sizes, direction == "_reverse")
                 outputs.append(out)
                 last.append(h_n)
-            x = torch.cat(outputs, dim=-1) if directions > 1 else outputs[0]
-            if layer < self.num_layers - 1 and self.dropout and self.training:
+            x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+            if self.dropout and self.training and layer < self.num_layers - 1:
                 # One real mask for both parts of a complex output.
-                x = x * F.dropout(torch.ones_like(x.real if x.is_complex() else x), self.dropout)
+                x = x * F.dropout(torch.ones_like(x.real), self.dropout)
         return x, torch.stack(last)
 
-    def extra_repr(self) -> str:
-        """Sizes and choices."""
-        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, field={self.field!r}, activation={self.activation!r}"
 
-
-class OrthogonalRNNCell(nn.Module):
+class OrthogonalRNNCell(_Recurrent):
     """One step of `OrthogonalRNN`, with the arguments and shapes of torch.nn.RNNCell.
 
     W is evaluated at each call; under `torch.nn.utils.parametrize.cached()` once for a whole loop.
@@ -182,103 +281,26 @@ class OrthogonalRNNCell(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        super().__init__()
-        _check_sizes(input_size=input_size, hidden_size=hidden_size)
-        self.input_size, self.hidden_size, self.activation, self.bias = input_size, hidden_size, activation, bias
-        self.field = field
-        _add_weights(
-            self, "", input_size, hidden_size, field, activation, bias, trainable_h0, parametrization, options, device, dtype
+        super().__init__(
+            input_size,
+            hidden_size,
+            parametrization=parametrization,
+            field=field,
+            activation=activation,
+            bias=bias,
+            trainable_h0=trainable_h0,
+            dtype=dtype,
         )
+        self._add_weights("", input_size, device, options)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Returns the next state."""
-        _check_input(self, input)
         if input.dim() not in (1, 2):
             raise ShapeError(f"OrthogonalRNNCell needs an input of 1 or 2 dimensions, got shape {tuple(input.shape)}.")
-        x = input if input.dim() == 2 else input.unsqueeze(0)
+        self._check_input(input)
         shape = (*input.shape[:-1], self.hidden_size)
         if hx is not None and tuple(hx.shape) != shape:
             raise ShapeError(f"OrthogonalRNNCell needs hx of shape {shape}, got {tuple(hx.shape)}.")
-        step = _weights(self, "", len(x), None if hx is None else hx.reshape(len(x), -1))
-        _, h = scan(x.unsqueeze(0), activation=self.activation, last_only=True, **step)
-        return h if input.dim() == 2 else h.squeeze(0)
-
-    def extra_repr(self) -> str:
-        """Sizes and choices."""
-        return f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise OptionError(f"An orthogonal RNN needs {name} >= 1, got {value!r}.")
-
-
-def _add_weights(
-    module: nn.Module,
-    suffix: str,
-    width: int,
-    n: int,
-    field: Field,
-    activation: str,
-    bias: bool,
-    trainable_h0: bool,
-    parametrization: str | type[OrthogonalParam],
-    options: dict[str, Any],
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> None:
-    """Registers U, W, the bias and the first state of one layer and direction."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if field not in ("real", "complex"):
-        raise OptionError(f'An orthogonal RNN needs field "real" or "complex", got {field!r}.')
-    if not dtype.is_floating_point:
-        raise DtypeError(f'An orthogonal RNN needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
-    is_complex = field == "complex"
-    find_activation(activation, is_complex)
-    parts = 1 + is_complex
-
-    def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
-        return nn.Parameter(torch.empty(shape, device=device, dtype=dtype).uniform_(-bound, bound))
-
-    u = parameter(parts * n, width, bound=math.sqrt(6 / (parts * n + width)))
-    w = torch.empty(n, n, device=device, dtype=dtype.to_complex() if is_complex else dtype).fill_(float("nan"))
-    module.register_parameter(f"weight_ih{suffix}", u)
-    module.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
-    orthogonal(module, f"weight_hh{suffix}", parametrization, **options)
-    if bias:
-        module.register_parameter(f"bias{suffix}", parameter(n if activation == "modrelu" else parts * n))
-    if trainable_h0:
-        module.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
-
-
-def _weights(module: nn.Module, suffix: str, batch: int, h_0: Tensor | None) -> dict[str, Tensor | None]:
-    """Reads the weights of one layer and direction, each once, as `scan` takes them."""
-    is_complex = getattr(module, "field") == "complex"
-    w: Tensor = getattr(module, f"weight_hh{suffix}")
-    u: Tensor = getattr(module, f"weight_ih{suffix}")
-    bias: Tensor | None = getattr(module, f"bias{suffix}", None)
-    first: Tensor | None = getattr(module, f"h0{suffix}", None)
-    inside = getattr(module, "activation") == "modrelu"
-    if h_0 is None:
-        h_0 = w.new_zeros(batch, w.shape[0]) if first is None else _join(first, is_complex).expand(batch, -1)
-    return {
-        "w": w,
-        "h0": h_0.to(w.dtype),
-        "u": _join(u, is_complex),
-        "bias": None if inside or bias is None else _join(bias, is_complex),
-        "activation_bias": bias if inside else None,
-    }
-
-
-def _join(parts: Tensor, is_complex: bool) -> Tensor:
-    """Turns [Re; Im], stacked in the first dimension, into a complex tensor."""
-    return torch.complex(*parts.chunk(2)) if is_complex else parts
-
-
-def _check_input(module: nn.Module, x: Tensor) -> None:
-    name, wanted = type(module).__name__, getattr(module, "input_size")
-    if x.shape[-1] != wanted:
-        raise ShapeError(f"{name} needs an input of width {wanted}, got {x.shape[-1]}.")
-    if x.is_complex() and getattr(module, "field") == "real":
-        raise DtypeError(f"{name} with a real field needs a real input, got {x.dtype}.")
+        x = input.reshape(1, -1, self.input_size)
+        _, h = self._run("", x, None if hx is None else hx.reshape(-1, self.hidden_size), x.shape[1])
+        return h.reshape(shape)

@@ -66,11 +66,19 @@ class Cayley(OrthogonalParam):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         self.fixed = negative is not None
         if self.is_complex:
-            if self.fixed:
-                raise DtypeError(f"Cayley needs a real dtype for negative=, got {self.dtype}; complex frames train phases.")
+            reason = self.supports(shape, self.dtype, negative=negative)
+            if reason is not None:
+                raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
             return
         signs = _signs(negative, self.shape[-1]).expand(*self.shape[:-2], -1)
         self.register_buffer("signs", signs.to(device=device, copy=True))
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """Signs are for real frames."""
+        if dtype.is_complex and options.get("negative") is not None:
+            return "a real dtype for negative= (complex frames train phases instead)"
+        return None
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -165,8 +173,8 @@ class Cayley(OrthogonalParam):
         difference = torch.linalg.matrix_norm(self(rounded).double() - w).max().item()
         if not difference <= 8 * rounding_limit(self.shape[-1], self.dtype):
             raise ImageError(
-                f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = det D "
-                f"if it is square), got one that comes back {difference:.2g} away; without negative= any frame fits."
+                f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
+                f"det D if it is square), got one that comes back {difference:.2g} away; without negative= any frame fits."
             )
 
 

@@ -110,6 +110,11 @@ class Viewed(OrthogonalParam):
         self.shape, self.dtype, self.precision = view.shape, inner.dtype, inner.precision
         self.inner, self.view = inner, view
 
+    @property
+    def title(self) -> str:
+        """That of the inner map."""
+        return self.inner.title
+
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """None: the laws run on the inner maps."""
@@ -150,7 +155,7 @@ class Viewed(OrthogonalParam):
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
         """Finds coordinates of a weight; see `OrthogonalParam.right_inverse`."""
-        name = type(self.inner).__name__
+        name = self.title
         if not isinstance(w, Tensor):
             raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
         if tuple(w.shape) != self.shape:

@@ -44,13 +44,40 @@ class Digits(Task):
     loss_label: ClassVar[str] = "cross-entropy (nats)"
     recipes: ClassVar[dict[str, Recipe]] = {
         "scornn": Recipe(
-            Settings(hidden_size=96, steps=2400, batch_size=64, optimizer="rmsprop", lr=3e-3, rates={"skew": 3e-4}),
-            options=lambda n: {"negative": n // 2},
+            Settings(
+                hidden_size=96,
+                steps=2400,
+                batch_size=64,
+                optimizer="rmsprop",
+                lr=3e-3,
+                rates={"skew": 3e-4},
+                optimizer_options={"alpha": 0.9},
+                schedule="cosine",
+            ),
+            options=lambda n: {"negative": n // 10},
         ),
         "scurnn": Recipe(
-            Settings(hidden_size=64, steps=2400, batch_size=64, optimizer="adam", lr=1e-3, rates={"skew": 1e-4})
+            Settings(
+                hidden_size=64,
+                steps=2400,
+                batch_size=64,
+                optimizer="adam",
+                lr=2e-3,
+                rates={"skew": 1e-3},
+                schedule="cosine",
+            )
         ),
-        "lstm": Recipe(Settings(hidden_size=96, steps=2400, batch_size=64, optimizer="adam", lr=3e-3, clip_norm=1.0)),
+        "lstm": Recipe(
+            Settings(
+                hidden_size=96,
+                steps=2400,
+                batch_size=64,
+                optimizer="adam",
+                lr=3e-3,
+                clip_norm=1.0,
+                schedule="cosine",
+            )
+        ),
     }
 
     def __post_init__(self) -> None:

@@ -1,0 +1,84 @@
+"""`stiefelkit compare TASK`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from stiefelkit.cli.tasks import app_of_tasks
+from stiefelkit.experiments.compare import Comparison, compare
+from stiefelkit.experiments.display import Terminal
+from stiefelkit.experiments.recipe import Settings
+from stiefelkit.experiments.summary import Summary
+from stiefelkit.experiments.tasks import Task
+
+__all__ = ["app"]
+
+
+def _command(cls: type[Task]) -> Callable[..., int]:
+    def run(
+        *,
+        models: str,
+        out: Path | None = None,
+        resume: bool = False,
+        task: Any = None,
+        settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    ) -> int:
+        """Trains several models on the task, one after the other, and compares them.
+
+        Args:
+            models: names of the models, separated by commas; see stiefelkit list.
+            out: folder with one run for each model; runs/TASK if left out.
+            resume: keep the runs that are finished, continue the others, start those that are missing.
+            task: the options of the task.
+            settings: how to train; what is left out comes from the recipe of the task for each model.
+        """
+        names = [name.strip() for name in models.split(",") if name.strip()]
+        path = out or Path("runs") / cls.name
+        problem = task or cls()
+        found = compare(
+            problem, names, path, settings, task_named=task is not None, resuming=resume, display=Terminal()
+        )
+        if found.signal is not None:
+            again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"
+            print(f"Stopped and saved; resume with: {again}")
+            return 128 + found.signal
+        _print(problem, found)
+        return 0
+
+    run.__annotations__["task"] = Annotated[cls | None, Parameter(name="*")]
+    return run
+
+
+def _print(task: Task, found: Comparison) -> None:
+    table = Table("model", title=f"{task.name}, held-out set")
+    by_accuracy = task.headline == "accuracy"
+    table.add_column("accuracy" if by_accuracy else task.loss_label, justify="right")
+    if not by_accuracy:
+        table.add_column("/ baseline", justify="right")
+    for title in ("parameters", "ms per step (CPU)", "orthogonality error / limit"):
+        table.add_column(title, justify="right")
+    for summary in found.summaries:
+        table.add_row(summary.model, *_score(task, summary), *_costs(summary))
+    console = Console()
+    console.print(table)
+    for figure in found.figures:
+        console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
+
+
+def _score(task: Task, summary: Summary) -> list[str]:
+    score = summary.test[task.headline]
+    if task.headline == "accuracy":
+        return [f"{score:.1%}"]
+    return [f"{score:.5f}", f"{score / task.baseline['loss']:.3f}"]
+
+
+def _costs(summary: Summary) -> list[str]:
+    ratio = summary.orthogonality
+    return [f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", "-" if ratio is None else f"{ratio:.2f}"]
+
+
+app = app_of_tasks("compare", "Train several models on a task and compare them.", _command)

@@ -1,0 +1,70 @@
+"""`stiefelkit train TASK`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from stiefelkit.cli.tasks import app_of_tasks
+from stiefelkit.errors import OptionError
+from stiefelkit.experiments.config import Config
+from stiefelkit.experiments.display import Terminal
+from stiefelkit.experiments.recipe import Settings
+from stiefelkit.experiments.summary import summarise
+from stiefelkit.experiments.tasks import Task
+from stiefelkit.experiments.train import resume, train
+
+__all__ = ["app"]
+
+
+def _command(cls: type[Task]) -> Callable[..., int]:
+    def run(
+        *,
+        model: str | None = None,
+        out: Path | None = None,
+        resume: bool = False,
+        task: Any = None,
+        settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    ) -> int:
+        """Trains one model on the task.
+
+        Args:
+            model: name of the model; see stiefelkit list.
+            out: folder of the run; runs/TASK-MODEL if left out.
+            resume: continue the run in the folder where it stopped, to the same bits.
+            task: the options of the task.
+            settings: how to train; what is left out comes from the recipe of the task for the model.
+        """
+        return _train(cls, task, model, settings or Settings(), out, resume)
+
+    run.__annotations__["task"] = Annotated[cls | None, Parameter(name="*")]
+    return run
+
+
+def _train(
+    cls: type[Task], task: Task | None, model: str | None, settings: Settings, out: Path | None, resuming: bool
+) -> int:
+    if model is None and not (resuming and out):
+        raise OptionError("Training needs a model, got none; name one with --model.")
+    path = out or Path("runs") / f"{cls.name}-{model}"
+    display = Terminal()
+    if resuming:
+        asked: dict[str, Any] = settings.given() | {"task": cls.name}
+        asked |= {"model": model} if model else {}
+        asked |= {"task_options": task.options()} if task else {}
+        outcome = resume(path, asked, display)
+    else:
+        outcome = train(Config.resolve(task or cls(), model or "", settings), path, display)
+    if outcome.signal is not None:
+        print(f"Stopped at step {outcome.step} and saved; resume with: stiefelkit train {cls.name} --out {path} --resume")
+        return 128 + outcome.signal
+    if outcome.already:
+        print(f"Run {path} is finished at step {outcome.step}: nothing to do.")
+        return 0
+    scores = ", ".join(f"{key} {value:.4f}" for key, value in summarise(path).test.items())
+    print(f"Finished at step {outcome.step}: held-out {scores}; the run is in {path}.")
+    return 0
+
+
+app = app_of_tasks("train", "Train one model on a task.", _command)

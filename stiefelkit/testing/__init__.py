@@ -1,0 +1,55 @@
+"""The laws that every parametrization keeps, as checks for a script and for pytest.
+
+A third party tests a new member in two lines:
+
+    @parametrize_with_checks([MyMap])
+    def test_laws(check):
+        check()
+
+or `check_parametrization(MyMap)` in a script. Each law runs on the member's `examples()`, in the dtypes that it is
+about, and a member that breaks one raises `LawBroken` with the law's name, the case and the figures.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.testing.cases import Case, LawBroken, cases, permitted_error
+from stiefelkit.testing.laws import LAWS
+
+__all__ = ["LAWS", "Case", "LawBroken", "cases", "check_parametrization", "parametrize_with_checks", "permitted_error"]
+
+
+def check_parametrization(cls: type[OrthogonalParam], laws: Iterable[str] = tuple(LAWS)) -> None:
+    """Checks a parametrization against the laws, and returns if it keeps them all.
+
+    Args:
+        cls: the parametrization.
+        laws: names in `LAWS`, all by default.
+
+    Raises:
+        LawBroken: names the law, the case and the figures.
+    """
+    for _, check in _checks([cls], laws):
+        check()
+
+
+def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of the classes."""
+    import pytest
+
+    named = list(_checks(classes, LAWS))
+    return pytest.mark.parametrize("check", [check for _, check in named], ids=[name for name, _ in named])
+
+
+def _checks(classes: Iterable[type[OrthogonalParam]], laws: Iterable[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    for cls in classes:
+        seen: set[tuple[str, bool, int]] = set()
+        for case in cases(cls):
+            for law in laws:
+                # Tracing takes seconds: one matrix and one batch of each field tell.
+                kind = (law, case.dtype.is_complex, len(case.shape))
+                if law == "compile" and (kind in seen or case.shape[-1] < 2):
+                    continue
+                seen.add(kind)
+                yield f"{law}-{case}", lambda law=law, case=case: LAWS[law](case)

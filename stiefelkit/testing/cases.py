@@ -1,0 +1,119 @@
+"""What the laws are run on: members at a shape, with options and a dtype."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit import attach, init
+from stiefelkit.carrier import CoordinateList
+from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.param import OrthogonalParam, coordinate_dtype
+
+__all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "permitted_error", "special_frames"]
+
+
+class LawBroken(AssertionError):
+    """A parametrization does not keep one of the laws."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One member at one shape, with options and a dtype.
+
+    Attributes:
+        cls: the parametrization.
+        shape: of the frame.
+        dtype: of the frame.
+        options: of the member.
+    """
+
+    cls: type[OrthogonalParam]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def build(self, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> OrthogonalParam:
+        """Makes the map, of another shape or dtype if asked."""
+        return self.cls(shape or self.shape, dtype=dtype or self.dtype, **dict(self.options))
+
+    def drawn(self, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+        """Makes the map with coordinates and chart of its default scheme."""
+        param = self.build()
+        coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(seed))
+        param.load_chart_(chart)
+        return param, tuple(c.to(coordinate_dtype(self.dtype)) for c in coordinates)
+
+    def random(self, scale: float, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+        """Makes the map with Gaussian coordinates of the given size, on the chart of its default scheme."""
+        param, coordinates = self.drawn(seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+        return param, tuple(torch.randn(c.shape, generator=generator, dtype=c.dtype) * scale for c in coordinates)
+
+    def __str__(self) -> str:
+        options = "".join(f"-{key}={value}" for key, value in self.options)
+        return f"{self.cls.__name__}-{'x'.join(map(str, self.shape))}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+
+def permitted_error(p: int, dtype: torch.dtype) -> float:
+    """The largest ||W^H W - I||_F of an exact member: 1.2 limits + eps, 20 limits in float64 and complex128."""
+    limit = rounding_limit(p, dtype)
+    return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
+
+
+_DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
+
+
+def cases(cls: type[OrthogonalParam]) -> list[Case]:
+    """Every example of a member in every dtype that it does."""
+    found = []
+    for shape, options in cls.examples():
+        for dtype in _DTYPES:
+            if cls.supports(shape, dtype, **options) is None:
+                found.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
+    return found
+
+
+class _Layer(nn.Module):
+    """A module whose forward returns its weight."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+
+def layer_of(case: Case, seed: int = 0) -> Any:
+    """Makes a module whose `weight` is the case's frame and whose forward returns it."""
+    layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype))
+    generator = torch.Generator().manual_seed(seed)
+    return attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
+
+
+def carrier_of(layer: nn.Module) -> CoordinateList:
+    """What carries the coordinates of such a module."""
+    return layer.parametrizations.weight  # type: ignore[union-attr, return-value]
+
+
+def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
+    """Frames at which maps tend to fail, beside Haar ones."""
+    dtype, (n, p) = working_dtype(case.dtype), case.shape[-2:]
+    generator = torch.Generator().manual_seed(11)
+    eye = torch.eye(n, p, dtype=dtype)
+    reflection = torch.eye(n, dtype=dtype) - 2 / n * torch.ones(n, n, dtype=dtype)
+    for name, w in {
+        "the identity": eye,
+        "minus the identity": -eye,
+        "a permutation": eye[torch.randperm(n, generator=generator)],
+        "a cyclic shift": eye.roll(1, 0),
+        "a reflection": reflection[:, :p],
+        "a sign change": eye * torch.tensor([(-1.0) ** j for j in range(p)], dtype=dtype),
+    }.items():
+        yield name, w.expand(case.shape).clone()
+    for scheme in ("haar", "unit_circle"):
+        yield scheme, init.draw(scheme, case.shape, dtype, generator)
+    yield "a frame within tolerance", init.haar(case.shape, dtype, generator) * (1 + rounding_limit(p, case.dtype))

@@ -1,0 +1,216 @@
+"""The laws of tasks: stateless batches, epochs without repeats, the papers' definitions and baselines."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from stiefelkit.errors import OptionError, UnknownNameError
+from stiefelkit.experiments.config import Config
+from stiefelkit.experiments.tasks import Task, create, tasks
+
+torch.set_num_threads(1)
+
+TASKS: list[tuple[str, dict[str, Any]]] = [
+    ("digits", {}),
+    ("digits", {"permuted": True, "train_size": 100}),
+    ("copying", {"T": 7, "train_size": 60, "test_size": 40}),
+    ("copying", {"T": 1, "train_size": 60, "test_size": 40}),
+    ("adding", {"T": 11, "train_size": 60, "test_size": 400}),
+    ("adding", {"T": 3, "train_size": 60, "test_size": 400}),
+]
+each_task = pytest.mark.parametrize("task", [create(*entry) for entry in TASKS], ids=str)
+
+
+class Constant(nn.Module):
+    """Answers the same whatever it reads."""
+
+    def __init__(self, answer: Tensor):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
+        shape = (len(x),) if last_only else x.shape[:2]
+        return self.answer.expand(*shape, -1)
+
+
+def rows(x: Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in x}
+
+
+@each_task
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(step=st.integers(0, 10_000), batch_size=st.integers(1, 60), seed=st.integers(0, 2**40))
+def test_a_batch_is_a_function_of_its_arguments(task: Task, step: int, batch_size: int, seed: int) -> None:
+    torch.manual_seed(1)
+    first = task.batch(step, batch_size, seed)
+    torch.rand(3)
+    task.batch(step + 1, batch_size, seed)
+    second = dataclasses.replace(task).batch(step, batch_size, seed)  # type: ignore[type-var]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert first[0].shape[0] == batch_size
+    assert first[0].shape[2] == task.input_size
+
+
+@each_task
+def test_batches_leave_the_global_generator_alone(task: Task) -> None:
+    before = torch.get_rng_state()
+    task.batch(3, 10, 0)
+    task.held_out()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@each_task
+def test_other_seeds_give_other_batches(task: Task) -> None:
+    assert not torch.equal(task.batch(0, 20, 0)[0], task.batch(0, 20, 1)[0])
+
+
+@pytest.mark.parametrize("name", ["copying", "adding"])
+def test_a_synthetic_training_set_is_fixed_and_comes_in_order(name: str) -> None:
+    task = create(name, {"train_size": 65})
+    epoch = [task.batch(step, 20, 5)[0] for step in range(3)]
+    again = [task.batch(step, 20, 5)[0] for step in range(3, 6)]
+    assert all(torch.equal(a, b) for a, b in zip(epoch, again, strict=True))
+    assert len(rows(torch.cat(epoch))) == 60
+
+
+def test_an_epoch_of_digits_visits_every_image_once_in_an_order_of_its_own() -> None:
+    task = create("digits", {"train_size": 96})
+    epochs = [torch.cat([task.batch(4 * epoch + k, 24, 0)[0] for k in range(4)]) for epoch in range(2)]
+    assert not torch.equal(*epochs)
+    assert rows(epochs[0]) == rows(epochs[1])
+    assert len(rows(epochs[0])) == 96
+
+
+@each_task
+def test_held_out_data_is_not_in_the_training_set(task: Task) -> None:
+    if task.name == "copying":
+        pytest.skip("independent draws out of 8^10")
+    train = torch.cat([task.batch(step, 20, 0)[0] for step in range(task.batches_per_epoch(20))])
+    assert not rows(train) & rows(task.held_out()[0])
+
+
+@each_task
+def test_scores_have_the_keys_of_the_baseline(task: Task) -> None:
+    scores = task.evaluate(Constant(torch.zeros(task.output_size)))
+    assert set(scores) == set(task.baseline)
+    assert task.headline in scores
+
+
+@each_task
+def test_evaluation_does_not_depend_on_the_chunk_and_restores_the_mode(task: Task) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(task.input_size, task.output_size), nn.Dropout())
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
+            return self.inner(x[:, -1] if last_only else x)
+
+    net = Steps().train()
+    whole, parts = task.evaluate(net, chunk=10_000), task.evaluate(net, chunk=7)
+    assert net.training
+    assert whole == pytest.approx(parts, rel=1e-5)
+
+
+def test_the_copying_baseline_is_what_guessing_scores() -> None:
+    task = create("copying", {"T": 30, "test_size": 50})
+    x, y = task.held_out()
+    output = torch.full((*y.shape, 9), -50.0)
+    output[:, :-10, 0] = 50.0
+    output[:, -10:, 1:] = 0.0
+    assert task.loss(output, y).item() == pytest.approx(task.baseline["loss"], rel=1e-5)
+    assert task.baseline["loss"] == pytest.approx(10 * math.log(8) / 50)
+
+
+def test_the_adding_baseline_is_what_answering_one_scores() -> None:
+    task = create("adding", {"T": 20, "test_size": 20_000})
+    assert task.evaluate(Constant(torch.ones(1)))["loss"] == pytest.approx(1 / 6, rel=0.03)
+
+
+def test_the_digits_baseline_is_what_guessing_scores() -> None:
+    scores = create("digits").evaluate(Constant(torch.zeros(10)))
+    assert scores["loss"] == pytest.approx(math.log(10))
+    assert scores["accuracy"] == pytest.approx(0.1, abs=0.01)
+
+
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(delay=st.integers(1, 40))
+def test_copying_is_the_papers_sequence(delay: int) -> None:
+    x, y = create("copying", {"T": delay}).batch(0, 6, 0)
+    symbols = x.argmax(-1)
+    assert x.shape == (6, delay + 20, 10)
+    assert torch.equal(x.sum(-1), torch.ones(6, delay + 20))
+    assert set(symbols[:, :10].unique().tolist()) <= set(range(1, 9))
+    assert (symbols[:, delay + 9] == 9).all()
+    blanks = torch.cat([symbols[:, 10 : delay + 9], symbols[:, delay + 10 :]], dim=1)
+    assert not blanks.any()
+    assert not y[:, : delay + 10].any()
+    assert torch.equal(y[:, delay + 10 :], symbols[:, :10])
+
+
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(length=st.integers(3, 60))
+def test_adding_marks_one_number_in_each_half(length: int) -> None:
+    x, y = create("adding", {"T": length}).batch(0, 50, 0)
+    numbers, markers = x.unbind(-1)
+    half = (length - 1) // 2
+    assert x.shape == (50, length, 2)
+    assert (markers[:, :half].sum(1) == 1).all()
+    assert (markers[:, half:].sum(1) == 1).all()
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    assert torch.allclose(y, (numbers * markers).sum(1))
+
+
+def test_digits_are_split_evenly_over_the_classes() -> None:
+    _, y = create("digits").held_out()
+    assert len(y) == 360
+    assert y.bincount().min() >= 34
+    assert y.bincount().max() <= 38
+
+
+def test_permuted_digits_have_the_same_pixels_in_another_order() -> None:
+    plain, mixed = create("digits").held_out(), create("digits", {"permuted": True}).held_out()
+    assert not torch.equal(plain[0], mixed[0])
+    assert torch.equal(plain[0].sort(dim=1).values, mixed[0].sort(dim=1).values)
+    assert torch.equal(plain[1], mixed[1])
+    assert plain[0].min() == 0
+    assert plain[0].max() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("copying", {"T": 0}),
+        ("copying", {"T": -5}),
+        ("adding", {"T": 2}),
+        ("digits", {"train_size": 0}),
+        ("digits", {"train_size": 1438}),
+        ("copying", {"test_size": 0}),
+        ("copying", {"t": 5}),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        create(name, options)
+
+
+def test_unknown_tasks_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match='did you mean "copying"'):
+        create("copyng")
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_every_recipe_is_a_config_whose_model_can_be_built(name: str) -> None:
+    task = create(name)
+    for model in task.recipes:
+        config = Config.resolve(task, model)
+        config.build_optimizer(config.build_model())

@@ -1,0 +1,487 @@
+"""The laws of training: a run that is stopped anyhow and resumed gives the same bits; nothing is lost or overwritten."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.errors import NonFiniteError, OptionError, RunError, UnknownNameError
+from stiefelkit.experiments import checkpoint, health, train
+from stiefelkit.experiments.config import Config
+from stiefelkit.experiments.display import Silent
+from stiefelkit.experiments.log import read
+from stiefelkit.experiments.plot import find_runs, plot
+from stiefelkit.experiments.session import Session
+from stiefelkit.experiments.summary import summarise
+
+torch.set_num_threads(1)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nobody may catch it."""
+
+
+class Watching(Silent):
+    """Calls a function after each step, and keeps the notes."""
+
+    def __init__(self, after: Callable[[int], None] = lambda step: None):
+        self.after = after
+        self.notes: list[str] = []
+
+    def stepped(self, step: int, loss: float) -> None:
+        self.after(step)
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+
+def small(**changes: Any) -> Config:
+    return Config(
+        **{
+            "task": "copying",
+            "model": "scurnn",
+            "task_options": {"T": 2, "train_size": 30, "test_size": 20},
+            "hidden_size": 5,
+            "steps": 12,
+            "batch_size": 8,
+            "rates": {"skew": 1e-4},
+            "eval_every": 5,
+            "log_every": 2,
+            "checkpoint_every": 4,
+            "schedule": "cosine",
+            "clip_norm": 1.0,
+        }
+        | changes
+    )
+
+
+def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
+    """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
+    log = [{key: value for key, value in line.items() if key != "ms_per_step"} for line in read(path / "log.jsonl")]
+    last = checkpoint.checkpoints(path / "checkpoints")[-1]
+    _, state = checkpoint.load(last)
+    return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    train.train(small(), path)
+    return path
+
+
+def killed_at(step: int) -> Watching:
+    def kill(now: int) -> None:
+        if now == step:
+            raise Killed
+
+    return Watching(kill)
+
+
+@pytest.mark.parametrize("step", range(1, 13))
+def test_a_run_killed_after_any_step_resumes_to_the_same_bits(step: int, whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(step))
+    assert train.resume(path).step == 12
+    assert content(path) == content(whole)
+
+
+@pytest.mark.parametrize("function", ["mkdir", "rename", "replace", "fsync"])
+@pytest.mark.parametrize("call", range(1, 12, 2))
+def test_a_run_killed_while_writing_resumes_to_the_same_bits(
+    function: str, call: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    real, count = getattr(os, function), 0
+
+    def fatal(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, function, fatal)
+    try:
+        train.train(small(), path)
+    except Killed:
+        pass
+    monkeypatch.undo()
+    if path.exists():
+        train.resume(path)
+    else:
+        train.train(small(), path)
+    assert content(path) == content(whole)
+
+
+def test_a_half_written_line_of_the_log_is_dropped(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(7))
+    with open(path / "log.jsonl", "ab") as file:
+        file.write(b'{"kind": "tra')
+    train.resume(path)
+    assert content(path) == content(whole)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_resumes_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def interrupt(step: int) -> None:
+        if step == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    outcome = train.train(small(), path, Watching(interrupt))
+    assert (outcome.step, outcome.signal) == (7, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert train.resume(path).signal is None
+    assert content(path) == content(whole)
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    def interrupt(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train(small(), tmp_path / "run", Watching(interrupt))
+    assert train.resume(tmp_path / "run").step == 12
+
+
+def test_a_process_killed_by_the_system_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    options = "--T 3 --train-size 40 --test-size 20 --hidden-size 6 --steps 60 --batch-size 8 --checkpoint-every 5"
+    options += " --eval-every 10 --log-every 3 --optimizer rmsprop --lr 1e-3 --rates.skew 1e-4"
+    command = [sys.executable, "-m", "stiefelkit", "train", "copying", *options.split()]
+    killed, smooth = tmp_path / "killed", tmp_path / "smooth"
+    first = subprocess.Popen([*command, "--model", "scornn", "--out", str(killed)], stdout=subprocess.DEVNULL)
+    log = killed / "log.jsonl"
+    while first.poll() is None and not (log.exists() and log.stat().st_size > 2000):
+        time.sleep(0.002)
+    first.kill()
+    first.wait()
+    subprocess.run([*command, "--out", str(killed), "--resume"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--model", "scornn", "--out", str(smooth)], check=True, stdout=subprocess.DEVNULL)
+    assert content(killed) == content(smooth)
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path) -> None:
+    before = content(whole)
+    outcome = train.resume(whole)
+    assert outcome.already
+    assert content(whole) == before
+
+
+def test_a_run_may_be_prolonged_if_the_schedule_is_constant(tmp_path: Path) -> None:
+    train.train(small(schedule="constant", steps=8), tmp_path / "a")
+    train.resume(tmp_path / "a", {"steps": 12})
+    train.train(small(schedule="constant"), tmp_path / "b")
+    assert content(tmp_path / "a")[1] == content(tmp_path / "b")[1]
+    assert json.loads((tmp_path / "a/config.json").read_text())["config"]["steps"] == 12
+
+
+def test_a_run_resumes_only_as_it_began(whole: Path) -> None:
+    for asked in ({"hidden_size": 6}, {"steps": 20}, {"task_options": {"T": 3}}, {"model": "lstm"}):
+        with pytest.raises(RunError, match=next(iter(asked))):
+            train.resume(whole, asked)
+    assert train.resume(whole, {"hidden_size": 5, "task_options": {"T": 2}}).already
+
+
+def test_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
+    before = content(whole)
+    with pytest.raises(RunError, match="--resume"):
+        train.train(small(), whole)
+    assert content(whole) == before
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="--out"):
+        train.train(small(), tmp_path)
+    with pytest.raises(RunError, match="--out"):
+        train.train(small(), tmp_path / "mine.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    assert train.train(small(), tmp_path).step == 12
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
+    def intrude(step: int) -> None:
+        with pytest.raises(RunError, match="another process"):
+            train.resume(tmp_path / "run")
+
+    train.train(small(steps=1), tmp_path / "run", Watching(intrude))
+
+
+def damage_tensors(path: Path) -> None:
+    file = path / checkpoint.TENSORS
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def change_tensors(path: Path) -> None:
+    file = path / checkpoint.TENSORS
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+def damage_state(path: Path) -> None:
+    file = path / checkpoint.STATE
+    file.write_bytes(file.read_bytes()[:100])
+
+
+DAMAGES = [
+    damage_tensors,
+    change_tensors,
+    damage_state,
+    lambda path: (path / checkpoint.STATE).unlink(),
+    lambda path: (path / checkpoint.TENSORS).unlink(),
+    lambda path: (path / checkpoint.STATE).write_text("[]"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    damage: Callable[[Path], Any], whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(10))
+    damage(path / "checkpoints/step-00000008")
+    display = Watching()
+    train.resume(path, display=display)
+    assert len(display.notes) == 1
+    assert "step-00000008 is damaged" in display.notes[0]
+    assert "step 4" in display.notes[0]
+    assert content(path) == content(whole)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_without_a_whole_checkpoint_a_run_is_refused_and_left_alone(
+    damage: Callable[[Path], Any], whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    for each in checkpoint.checkpoints(path / "checkpoints"):
+        damage(each)
+    log = (path / "log.jsonl").read_bytes()
+    with pytest.raises(RunError, match="damaged"):
+        train.resume(path)
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(RunError, match="needs a checkpoint"):
+        train.resume(path)
+    assert (path / "log.jsonl").read_bytes() == log
+
+
+def test_folders_that_are_no_runs_are_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="does not exist"):
+        train.resume(tmp_path / "none")
+    with pytest.raises(RunError, match=r"config\.json"):
+        train.resume(tmp_path)
+    shutil.copytree(whole, tmp_path / "run")
+    for text in ("{", "[]", '{"config": {}, "parameters": 1, "versions": {}}'):
+        (tmp_path / "run/config.json").write_text(text)
+        with pytest.raises(RunError, match=r"config\.json"):
+            train.resume(tmp_path / "run")
+        with pytest.raises(RunError, match=r"config\.json"):
+            summarise(tmp_path / "run")
+
+
+def test_a_shortened_log_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(7))
+    (path / "log.jsonl").write_bytes(b"")
+    with pytest.raises(RunError, match="bytes"):
+        train.resume(path)
+
+
+class Poison(torch.autograd.Function):
+    """The identity, with a gradient of NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * torch.nan
+
+
+class Failing(nn.Module):
+    """A net whose middle layer fails at a given call."""
+
+    def __init__(self, call: int, where: str):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(10, 4), nn.Linear(4, 4), nn.Linear(4, 9)
+        self.call, self.where, self.calls = call, where, 0
+        self.middle.register_forward_hook(self._fail)
+
+    def _fail(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls < self.call:
+            return output
+        return output * torch.inf if self.where == "output" else Poison.apply(output)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+@pytest.mark.parametrize(("where", "culprit"), [("output", 'output of "middle"'), ("gradient", '"middle"')])
+def test_training_stops_before_a_step_that_is_not_finite(
+    where: str, culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Failing(7, where)
+    monkeypatch.setattr(Config, "build_model", lambda self: model)
+    path = tmp_path / "run"
+    seen: list[dict[str, Tensor]] = []
+    watching = Watching(lambda step: seen.append({k: v.clone() for k, v in model.state_dict().items()}))
+    with pytest.raises(NonFiniteError, match=f"step 6.*{culprit}.*step 4 is kept.*"):
+        train.train(small(eval_every=50, rates={}), path, watching)
+    assert all(torch.equal(value, seen[-1][key]) for key, value in model.state_dict().items())
+    assert [each.name for each in checkpoint.checkpoints(path / "checkpoints")] == ["step-00000000", "step-00000004"]
+
+
+def test_a_diverging_run_keeps_its_last_finite_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="--lr"):
+        train.train(small(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", checkpoint_every=1), tmp_path / "run")
+    step, state = checkpoint.load(checkpoint.checkpoints(tmp_path / "run/checkpoints")[-1])
+    assert all(value.isfinite().all() for value in state["model"].values())
+
+
+def test_health_finds_nothing_in_a_healthy_model() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    assert health.first_bad_output(model, lambda: model(x)) is None
+    assert health.first_bad_gradient(model, lambda: model(x).sum()) is None
+
+
+def test_a_checkpoint_holds_any_tensor(tmp_path: Path) -> None:
+    shared = torch.randn(4, 4)
+    state = {
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(2, 0),
+        "complex": [torch.randn(2, 3, dtype=dtype) for dtype in (torch.complex64, torch.complex128)],
+        "conjugate": torch.randn(3, dtype=torch.complex128).conj(),
+        "complex scalar": torch.tensor(1 + 2j, dtype=torch.complex128),
+        "transposed": shared.mT,
+        "view": shared[1:, ::2],
+        "shared": (shared, shared),
+        "dtypes": [torch.ones(3, dtype=dtype) for dtype in (torch.bool, torch.uint8, torch.int64, torch.bfloat16)],
+        "nan": torch.tensor([torch.nan, torch.inf]),
+        3: {"betas": (0.9, 0.999), "none": None, "yes": True, "float": 0.1 + 0.2, "text": "a/b"},
+    }
+    checkpoint.save(tmp_path / "checkpoints", 7, state)
+    step, loaded = checkpoint.load(tmp_path / "checkpoints/step-00000007")
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor):
+            return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        if isinstance(a, dict):
+            return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+        if isinstance(a, list | tuple):
+            return type(a) is type(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return a == b and type(a) is type(b)
+
+    assert step == 7
+    assert same(state, loaded)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad", "rmsprop", "sgd"])
+def test_every_optimizer_survives_a_checkpoint(optimizer: str, tmp_path: Path) -> None:
+    config = small(optimizer=optimizer)
+    straight = Session.start(config)
+    for _ in range(3):
+        straight.advance()
+    checkpoint.save(tmp_path / "checkpoints", 3, straight.state())
+    resumed = Session.start(config)
+    resumed.restore(*checkpoint.load(tmp_path / "checkpoints/step-00000003"))
+    for session in (straight, resumed):
+        session.advance()
+    for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_only_two_checkpoints_are_kept(whole: Path) -> None:
+    assert [path.name for path in sorted((whole / "checkpoints").iterdir())] == ["step-00000008", "step-00000012"]
+
+
+def test_the_log_tells_loss_scores_orthogonality_and_time(whole: Path) -> None:
+    log = read(whole / "log.jsonl")
+    assert [line["step"] for line in log if line["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in log if line["kind"] == "test"] == [5, 10, 12]
+    line = log[0]
+    assert set(line["orthogonality"]) == {"rnn.weight_hh_l0"}
+    assert line["ms_per_step"] > 0
+    assert 0 <= line["accuracy"] <= 1
+    assert log[-1].keys() == {"kind", "step", "loss", "accuracy"}
+    summary = summarise(whole)
+    assert summary.parameters == sum(p.numel() for p in small().build_model().parameters())
+    assert summary.orthogonality is not None
+
+
+def test_a_damaged_log_is_refused_by_its_readers(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run/log.jsonl").write_text('{"kind": "train"\n')
+    for reader in (summarise, lambda path: plot([path], tmp_path)):
+        with pytest.raises(RunError, match="line 1"):
+            reader(tmp_path / "run")
+    (tmp_path / "run/log.jsonl").write_text("")
+    for reader in (summarise, lambda path: plot([path], tmp_path)):
+        with pytest.raises(RunError, match="none yet"):
+            reader(tmp_path / "run")
+
+
+def test_figures_are_drawn_from_logs_alone(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs/a", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(whole, tmp_path / "runs/b", ignore=shutil.ignore_patterns("checkpoints"))
+    drawn = plot(find_runs([tmp_path / "runs"]), tmp_path / "plots")
+    assert [path.name for path in drawn] == ["learning.png", "orthogonality.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 0},
+        {"hidden_size": 0},
+        {"batch_size": 0},
+        {"batch_size": 31},
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"rates": {"skew": -1.0}},
+        {"clip_norm": -1.0},
+        {"threads": 0},
+        {"eval_every": 0},
+        {"seed": -1},
+        {"device": "tpuu"},
+        {"schedule": "linear"},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        small(**changes)
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    for changes, near in (
+        ({"optimizer": "adm"}, "adam"),
+        ({"rates": {"skw": 1e-3}}, "skew"),
+        ({"model": "scorn"}, "scornn"),
+        ({"optimizer_options": {"beta": 1}}, "betas"),
+    ):
+        with pytest.raises((UnknownNameError, OptionError), match=f'did you mean "{near}"'):
+            train.train(small(**changes), tmp_path / "run")
+    with pytest.raises(OptionError, match="refuses its options"):
+        train.train(small(optimizer_options={"eps": -1.0}), tmp_path / "run")
+    assert not any(tmp_path.iterdir())
