@@ -41,5 +41,4 @@ __all__ = [
     "parametrizations",
     "register",
     "reset_",
-    "testing",
 ]

@@ -76,19 +76,20 @@ class CoordinateList(parametrize.ParametrizationList):
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""
         self._check_filled()
-        gathered = [c.full_tensor() if hasattr(c, "full_tensor") else c for c in self.coordinates.values()]
+        gathered = [getattr(c, "full_tensor", lambda c=c: c)() for c in self.coordinates.values()]
         return self.param(*gathered)
 
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
+        values: Any = value
         for member in reversed(self):
             if not hasattr(member, "right_inverse"):
                 raise ImageError(
                     f"Assigning needs a right_inverse in every parametrization, got {type(member).__name__}."
                 )
-            value = member.right_inverse(value)  # type: ignore[operator]
-        self.fill_(value)
+            values = member.right_inverse(values)  # type: ignore[operator]
+        self.fill_(values)
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
@@ -227,7 +228,7 @@ def _check_host(host: nn.Module, name: str, state_dict: dict[str, Any], prefix: 
     carrier.check(state_dict, inside)
 
 
-def _inject(module: nn.Module, plain: type, names: Iterable[str]) -> None:
+def _inject(module: nn.Module, plain: Any, names: Iterable[str]) -> None:
     """Gives a parametrized module an injected class of its own, which copies, pickles and checks what it loads.
 
     torch lets deep copies share one injected class: then changing one copy breaks the other, and
@@ -273,7 +274,7 @@ def _inject(module: nn.Module, plain: type, names: Iterable[str]) -> None:
     module.__class__ = own
 
 
-def _rebuild(plain: type, names: Sequence[str]) -> nn.Module:
+def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:
     module = plain.__new__(plain)
     _inject(module, plain, names)
     return module

@@ -1,7 +1,7 @@
 """Settings that may be left open, and the recipes that close them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,12 +39,12 @@ class Settings:
     batch_size: int | None = None
     optimizer: str | None = None
     lr: float | None = None
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
     schedule: str | None = None
     clip_norm: float | None = None
     seed: int | None = None
-    options: Mapping[str, Option] = field(default_factory=dict)
-    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    options: dict[str, Option] = field(default_factory=dict)
+    optimizer_options: dict[str, Option] = field(default_factory=dict)
     eval_every: int | None = None
     log_every: int | None = None
     checkpoint_every: int | None = None
@@ -52,14 +52,18 @@ class Settings:
     device: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """Returns the settings that are not left open."""
-        return {name: value for name, value in vars(self).items() if value is not None and value != {}}
+        """Returns the settings that are not left open; keys of dictionaries get the underscores of Python's names."""
+        found = {name: value for name, value in vars(self).items() if value is not None and value != {}}
+        for name, value in found.items():
+            if isinstance(value, dict):
+                found[name] = {key.replace("-", "_"): item for key, item in value.items()}
+        return found
 
     def over(self, below: "Settings") -> "Settings":
         """Returns these settings with the gaps filled from `below`; the dictionaries are merged key by key."""
         merged = below.given()
         for name, value in self.given().items():
-            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
         return Settings(**merged)
 
 

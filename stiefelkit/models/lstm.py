@@ -1,5 +1,6 @@
 """LSTM, the baseline of the orthogonal papers."""
 
+import torch
 from torch import nn
 
 from stiefelkit.models.sequence import SequenceModel
@@ -25,13 +26,14 @@ def lstm(input_size: int, hidden_size: int, output_size: int, *, forget_bias: fl
         Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, ICML 2015 (forget bias).
     """
     rnn = nn.LSTM(input_size, hidden_size, batch_first=True)
-    nn.init.xavier_uniform_(rnn.weight_ih_l0)
-    nn.init.xavier_uniform_(rnn.weight_hh_l0)
-    nn.init.zeros_(rnn.bias_ih_l0)
-    nn.init.zeros_(rnn.bias_hh_l0)
+    weights = dict(rnn.named_parameters())
+    nn.init.xavier_uniform_(weights["weight_ih_l0"])
+    nn.init.xavier_uniform_(weights["weight_hh_l0"])
+    nn.init.zeros_(weights["bias_ih_l0"])
+    nn.init.zeros_(weights["bias_hh_l0"]).requires_grad_(False)
     # Gates stand in the order input, forget, cell, output.
-    nn.init.constant_(rnn.bias_ih_l0[hidden_size : 2 * hidden_size], forget_bias)
-    rnn.bias_hh_l0.requires_grad_(False)
+    with torch.no_grad():
+        weights["bias_ih_l0"][hidden_size : 2 * hidden_size] = forget_bias
     output = nn.Linear(hidden_size, output_size)
     nn.init.xavier_uniform_(output.weight)
     nn.init.zeros_(output.bias)

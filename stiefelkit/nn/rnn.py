@@ -45,7 +45,7 @@ class _Recurrent(nn.Module):
         find_activation(activation, field == "complex")
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
-        self.bias, self.trainable_h0, self.dtype = bias, trainable_h0, dtype
+        self.has_bias, self.trainable_h0, self.dtype = bias, trainable_h0, dtype
 
     @property
     def is_complex(self) -> bool:
@@ -65,7 +65,7 @@ class _Recurrent(nn.Module):
         )
         self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
         orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
-        if self.bias:
+        if self.has_bias:
             size = n if self.activation == "modrelu" else parts * n
             self.register_parameter(f"bias{suffix}", parameter(size))
         if self.trainable_h0:
@@ -82,15 +82,15 @@ class _Recurrent(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Runs one recurrence over time-major or packed input; reads each of its weights once."""
         w, u = getattr(self, f"weight_hh{suffix}"), getattr(self, f"weight_ih{suffix}")
-        bias = getattr(self, f"bias{suffix}") if self.bias else None
+        bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         inside = self.activation == "modrelu"
         if h_0 is None and self.trainable_h0:
             h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
-        h_0 = w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
-        return scan(
+        first = w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
+        out, h_n = scan(
             x,
             w,
-            h_0,
+            first,
             u=self._join(u),
             bias=None if inside or bias is None else self._join(bias),
             activation_bias=bias if inside else None,
@@ -98,6 +98,8 @@ class _Recurrent(nn.Module):
             batch_sizes=batch_sizes,
             reverse=reverse,
         )
+        assert out is not None
+        return out, h_n
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor."""

@@ -112,7 +112,8 @@ class Cayley(OrthogonalParam):
         Returns:
             Frames of shape (*, n, p).
         """
-        w = cayley(skew, *self.shape[-2:], self.is_complex)
+        n, p = self.shape[-2:]
+        w = cayley(skew, n, p, self.is_complex)
         if phase is None:
             return (w * self.signs.unsqueeze(-2)).to(self.dtype)
         theta = phase.double()
@@ -174,7 +175,7 @@ class Cayley(OrthogonalParam):
         if not difference <= 8 * rounding_limit(self.shape[-1], self.dtype):
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
-                f"det D if it is square), got one that comes back {difference:.2g} away; without negative= any frame fits."
+                f"det D if it is square), got one that comes back {difference:.2g} away; leave out negative= to take it."
             )
 
 

@@ -61,7 +61,7 @@ def law_second_derivatives(case: Case) -> None:
         return
     first = torch.autograd.grad(param(*leaves).abs().square().sum(), leaves, create_graph=True)
     try:
-        torch.autograd.grad(sum(f.square().sum() for f in first), leaves)
+        torch.autograd.grad(torch.stack([f.square().sum() for f in first]).sum(), leaves)
     except RuntimeError:
         return
     raise LawBroken(f"second_derivatives: {case} declares none and gives some.")
@@ -283,7 +283,8 @@ def law_contract(case: Case) -> None:
     _require("contract", case, set(param.chart) <= persistent, "a chart that state dicts leave out")
     _require("contract", case, not list(param.parameters()), "a map that owns parameters")
     n, p = case.shape[-2:]
-    for shape, dtype in (((n,), case.dtype), ((n, 0), case.dtype), ((p, n + 1), case.dtype), ((n, p), torch.int64)):
+    unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
+    for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:
         try:
             case.build(shape, dtype)
         except StiefelkitError:
