@@ -175,7 +175,7 @@ class Cayley(OrthogonalParam):
         if not difference <= 8 * rounding_limit(self.shape[-1], self.dtype):
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
-                f"det D if it is square), got one that comes back {difference:.2g} away; leave out negative= to take it."
+                f"det D if it is square), got one that comes back {difference:.2g} away; without negative= it fits."
             )
 
 

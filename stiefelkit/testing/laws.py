@@ -192,10 +192,11 @@ def law_schemes(case: Case) -> None:
 
 def law_linear(case: Case) -> None:
     """`linear(x)` equals x @ W.mT to rounding."""
-    if len(case.shape) > 2:
+    *batch, _, p = case.shape
+    if batch:
         return
     param, coordinates = case.random(1.0)
-    x = torch.randn(5, case.shape[-1], generator=torch.Generator().manual_seed(6), dtype=case.dtype)
+    x = torch.randn(5, p, generator=torch.Generator().manual_seed(6), dtype=case.dtype)
     y, expected = param.linear(x, *coordinates), x @ param(*coordinates).mT
     off = (torch.linalg.vector_norm(y - expected) / torch.linalg.vector_norm(expected)).item()
     _require("linear", case, off <= 8 * torch.finfo(case.dtype).eps, f"{off:.2g} relative")
