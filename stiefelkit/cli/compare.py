@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from stiefelkit.cli.tasks import app_of_tasks
+from stiefelkit.cli.open_options import given
+from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.experiments.compare import Comparison, compare
 from stiefelkit.experiments.display import Terminal
 from stiefelkit.experiments.recipe import Settings
@@ -25,7 +25,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         out: Path | None = None,
         resume: bool = False,
         task: Any = None,
-        settings: Annotated[Settings | None, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> int:
         """Trains several models on the task, one after the other, and compares them.
 
@@ -38,9 +38,15 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         """
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name
-        problem = task or cls()
+        problem = cls(**given(task))
         found = compare(
-            problem, names, path, settings, task_named=task is not None, resuming=resume, display=Terminal()
+            problem,
+            names,
+            path,
+            Settings(**given(settings)),
+            named=given(task),
+            resuming=resume,
+            display=Terminal(),
         )
         if found.signal is not None:
             again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"
@@ -49,8 +55,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         _print(problem, found)
         return 0
 
-    run.__annotations__["task"] = Annotated[cls | None, Parameter(name="*")]
-    return run
+    return with_options(run, cls)
 
 
 def _print(task: Task, found: Comparison) -> None:

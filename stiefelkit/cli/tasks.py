@@ -1,14 +1,16 @@
 """One subcommand per task, with the options of that task: shared by `train` and `compare`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from stiefelkit.cli.app import DEFAULTS
+from stiefelkit.cli.open_options import open_options
+from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, tasks
 
-__all__ = ["app_of_tasks"]
+__all__ = ["app_of_tasks", "with_options"]
 
 
 def app_of_tasks(name: str, title: str, command: Callable[[type[Task]], Callable[..., Any]]) -> App:
@@ -24,3 +26,10 @@ def app_of_tasks(name: str, title: str, command: Callable[[type[Task]], Callable
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
         app.command(command(cls), name=task, help=summary)
     return app
+
+
+def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]:
+    """Returns `run` with the options of a task and the settings of training in place of its `task` and `settings`."""
+    for name, options in (("task", cls), ("settings", Settings)):
+        run.__annotations__[name] = Annotated[open_options(options) | None, Parameter(name="*")]
+    return run

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from stiefelkit.cli.tasks import app_of_tasks
+from stiefelkit.cli.open_options import given
+from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.display import Terminal
@@ -25,7 +24,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         out: Path | None = None,
         resume: bool = False,
         task: Any = None,
-        settings: Annotated[Settings | None, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> int:
         """Trains one model on the task.
 
@@ -36,14 +35,13 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for the model.
         """
-        return _train(cls, task, model, settings or Settings(), out, resume)
+        return _train(cls, given(task), model, Settings(**given(settings)), out, resume)
 
-    run.__annotations__["task"] = Annotated[cls | None, Parameter(name="*")]
-    return run
+    return with_options(run, cls)
 
 
 def _train(
-    cls: type[Task], task: Task | None, model: str | None, settings: Settings, out: Path | None, resuming: bool
+    cls: type[Task], options: dict[str, Any], model: str | None, settings: Settings, out: Path | None, resuming: bool
 ) -> int:
     if model is None and not (resuming and out):
         raise OptionError("Training needs a model, got none; name one with --model.")
@@ -52,10 +50,10 @@ def _train(
     if resuming:
         asked: dict[str, Any] = settings.given() | {"task": cls.name}
         asked |= {"model": model} if model else {}
-        asked |= {"task_options": task.options()} if task else {}
+        asked |= {"task_options": options} if options else {}
         outcome = resume(path, asked, display)
     else:
-        outcome = train(Config.resolve(task or cls(), model or "", settings), path, display)
+        outcome = train(Config.resolve(cls(**options), model or "", settings), path, display)
     if outcome.signal is not None:
         print(f"Stopped at step {outcome.step} and saved; resume with: stiefelkit train {cls.name} --out {path} --resume")
         return 128 + outcome.signal

@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.experiments.config import Config
@@ -41,7 +42,7 @@ def compare(
     out: Path,
     settings: Settings | None = None,
     *,
-    task_named: bool = True,
+    named: Mapping[str, Any] | None = None,
     resuming: bool = False,
     display: Silent | None = None,
 ) -> Comparison:
@@ -54,7 +55,7 @@ def compare(
         models: names of models.
         out: the folder; must be new or empty unless `resuming`.
         settings: over the recipe of each model.
-        task_named: False if the task only has its default options, which a resumed run need not have.
+        named: the options of the task that a resumed run must have; all of them if left out.
         resuming: keep what is finished, continue what is not, start what is missing.
         display: what to show; nothing if left out.
 
@@ -72,7 +73,7 @@ def compare(
     configs = [Config.resolve(task, model, settings) for model in models]
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
-    asked = settings.given() | {"task": task.name} | ({"task_options": task.options()} if task_named else {})
+    asked = settings.given() | {"task": task.name, "task_options": task.options() if named is None else named}
     for config in configs:
         path = out / config.model
         if is_run(path):

@@ -16,61 +16,88 @@ from stiefelkit.functional._polish import polish
 __all__ = ["cayley", "cayley_inverse"]
 
 
-def cayley(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:
-    """Cayley transform of packed coordinates, in float64.
+def cayley(v: Tensor, n: int, p: int, *, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
+    """Scaled Cayley transform of packed coordinates, in float64.
 
     Differentiable any number of times; composes with vmap, compile and export. Costs one p x p inverse and, for a
-    tall frame, two (n - p) x p products; backward two p x p products and, for a tall frame, three more.
+    tall frame, two (n - p) x p products; backward two p x p products and, for a tall frame, three more. The diagonal
+    costs nothing: it is folded into p x p factors.
 
     Args:
-        v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.
+        v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, phase is not None)), float32 or float64.
         n: rows of the frame.
         p: columns of the frame, p <= n.
-        is_complex: whether the frame is complex.
+        signs: real frames: fixed diagonal D, shape (*, p), any dtype; all ones when None.
+        phase: complex frames: angles of D in radians, shape (*, p); the frame is complex if they are given.
 
     Returns:
-        Frames of shape (*, n, p), float64 or complex128; square ones never have the eigenvalue -1.
+        Frames of shape (*, n, p), float64 or complex128; those of square ones times D^H never have the eigenvalue -1.
     """
-    return _Cayley.apply(v, n, p, is_complex)  # type: ignore[return-value]
+    return _Cayley.apply(v, phase, signs, n, p)  # type: ignore[return-value]
 
 
 class _Cayley(torch.autograd.Function):
-    """Saves the coordinates and W itself, from which M = (W + I) / 2: a saved output keeps second derivatives right."""
+    """Saves the coordinates and W itself, from which M = (W D^H + I) / 2.
+
+    A saved output keeps second derivatives right where a further saved tensor would not.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:  # type: ignore[override]
-        a11, a21 = unpack_skew(v.double(), n, p, is_complex)
+    def forward(v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, p: int) -> Tensor:  # type: ignore[override]
+        a11, a21 = unpack_skew(v.double(), n, p, phase is not None)
         if n > p:
             a11 = a11 + a21.mH @ a21
         a11.diagonal(dim1=-2, dim2=-1).add_(1)
-        inverse = torch.linalg.inv(a11)
-        w = 2 * inverse
-        w.diagonal(dim1=-2, dim2=-1).sub_(1)
-        if n > p:
-            w = torch.cat([w, -2 * (a21 @ inverse)], dim=-2)
+        doubled = 2 * torch.linalg.inv(a11)
+        d = _diagonal(phase, signs)
+        top = doubled - torch.eye(p, dtype=doubled.dtype, device=doubled.device)
+        if n == p:
+            w = _scale(top, d)
+        else:
+            w = torch.cat([_scale(top, d), a21 @ _scale(-doubled, d)], dim=-2)
         return polish(w) if v.dtype == torch.float64 else w
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, ctx.n, ctx.p, ctx.is_complex = inputs
-        ctx.save_for_backward(v, output)
+        v, phase, signs, ctx.n, ctx.p = inputs
+        ctx.save_for_backward(v, phase, signs, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        v, w = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        v, phase, signs, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
-        inverse = w[..., :p, :] / 2
-        inverse.diagonal(dim1=-2, dim2=-1).add_(0.5)
+        d = _diagonal(phase, signs)
+        dh = None if d is None else d.conj()
+        adjoint = (_scale(w[..., :p, :], dh) + torch.eye(p, dtype=w.dtype, device=w.device)).mH
         if n == p:
-            g11 = inverse.mH @ g @ inverse.mH * -2
-            return pack_skew_gradient(g11, g11[..., :0, :]).to(v.dtype), None, None, None
-        _, a21 = unpack_skew(v.double(), n, p, ctx.is_complex)
-        g1, g2 = g[..., :p, :], g[..., p:, :]
-        g11 = inverse.mH @ (g1 - a21.mH @ g2) @ inverse.mH * -2
-        g21 = a21 @ (g11 + g11.mH) - 2 * (g2 @ inverse.mH)
-        return pack_skew_gradient(g11, g21).to(v.dtype), None, None, None
+            g11 = adjoint @ _scale(g, dh) @ adjoint / -2
+            gv = pack_skew_gradient(g11, g11[..., :0, :])
+        else:
+            _, a21 = unpack_skew(v.double(), n, p, phase is not None)
+            g1, g2 = g[..., :p, :], g[..., p:, :]
+            g11 = adjoint @ _scale(g1 - a21.mH @ g2, dh) @ adjoint / -2
+            right = adjoint if dh is None else dh.unsqueeze(-1) * adjoint
+            gv = pack_skew_gradient(g11, _sum_of_products(a21, g11 + g11.mH, g2, right))
+        g_phase = None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
+        return gv.to(v.dtype), g_phase, None, None, None
+
+
+def _diagonal(phase: Tensor | None, signs: Tensor | None) -> Tensor | None:
+    if phase is not None:
+        theta = phase.double()
+        return torch.complex(theta.cos(), theta.sin())
+    return None if signs is None else signs.double()
+
+
+def _scale(m: Tensor, d: Tensor | None) -> Tensor:
+    return m if d is None else m * d.unsqueeze(-2)
+
+
+def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """Returns a b - c d."""
+    return torch.addmm(a @ b, c, d, alpha=-1) if a.dim() == 2 else a @ b - c @ d
 
 
 def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["pack_skew", "pack_skew_gradient", "skew_size", "unpack_skew"]
 
 _LARGEST_CACHED = 1 << 21
-_below_diagonal: dict[tuple[int, int, torch.device], Tensor] = {}
+_below_diagonal: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def skew_size(n: int, p: int, is_complex: bool) -> int:
@@ -41,9 +41,10 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
         A11 of shape (*, p, p), skew-Hermitian to the bit, and A21 of shape (*, n - p, p).
     """
     if not is_complex:
-        below = v.new_zeros(*v.shape[:-1], n * p).index_copy(-1, _indices(n, p, v.device), v)
-        below = below.unflatten(-1, (n, p))
-        return below[..., :p, :] - below[..., :p, :].mT, below[..., p:, :]
+        size = p * (p - 1) // 2
+        below = v.new_zeros(*v.shape[:-1], p * p).index_copy(-1, _indices(p, v.device), v[..., :size])
+        below = below.unflatten(-1, (p, p))
+        return below - below.mT, v[..., size:].unflatten(-1, (n - p, p))
     table = v[..., : p * p].unflatten(-1, (p, p))
     lower, upper = table.tril(-1), table.triu(1)
     imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
@@ -63,8 +64,8 @@ def pack_skew(a11: Tensor, a21: Tensor) -> Tensor:
     """
     p = a11.shape[-1]
     if not a11.is_complex():
-        both = torch.cat([a11, a21], dim=-2).contiguous().flatten(-2)
-        return both.index_select(-1, _indices(p + a21.shape[-2], p, a11.device))
+        below = a11.contiguous().flatten(-2).index_select(-1, _indices(p, a11.device))
+        return torch.cat([below, a21.flatten(-2)], dim=-1) if a21.numel() else below
     table = a11.real.tril(-1) + a11.imag.triu()
     return torch.cat([table.flatten(-2), a21.real.flatten(-2), a21.imag.flatten(-2)], dim=-1)
 
@@ -81,15 +82,15 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor) -> Tensor:
     return pack_skew(s, g21)
 
 
-def _indices(n: int, p: int, device: torch.device) -> Tensor:
-    """Flat positions of the entries below the diagonal of an n x p matrix, row by row."""
-    key = (n, p, device)
+def _indices(p: int, device: torch.device) -> Tensor:
+    """Flat positions of the entries below the diagonal of a p x p matrix, row by row."""
+    key = (p, device)
     if key in _below_diagonal and not torch.compiler.is_compiling():
         return _below_diagonal[key]
     # An inference tensor, or a fake one made while tracing, would poison later calls.
     with torch.inference_mode(False):
-        i, j = torch.tril_indices(n, p, -1, device=device)
+        i, j = torch.tril_indices(p, p, -1, device=device)
         index = i * p + j
-    if type(index) is Tensor and n * p <= _LARGEST_CACHED and not torch.compiler.is_compiling():
+    if type(index) is Tensor and p * p <= _LARGEST_CACHED and not torch.compiler.is_compiling():
         _below_diagonal[key] = index
     return index

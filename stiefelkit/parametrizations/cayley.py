@@ -113,11 +113,8 @@ class Cayley(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
-        w = cayley(skew, n, p, self.is_complex)
-        if phase is None:
-            return (w * self.signs.unsqueeze(-2)).to(self.dtype)
-        theta = phase.double()
-        return (w * torch.complex(theta.cos(), theta.sin()).unsqueeze(-2)).to(self.dtype)
+        signs = None if self.is_complex else self.signs
+        return cayley(skew, n, p, signs=signs, phase=phase).to(self.dtype)
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
