@@ -69,9 +69,9 @@ class CoordinateList(parametrize.ParametrizationList):
             raise
 
     def forward(self) -> Tensor:
-        """Evaluates the weight."""
+        """Evaluates the weight, in row-major order."""
         self._check_filled()
-        return super().forward()
+        return super().forward().contiguous()
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""

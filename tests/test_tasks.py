@@ -123,7 +123,7 @@ def test_evaluation_does_not_depend_on_the_chunk_and_restores_the_mode(task: Tas
 
 def test_the_copying_baseline_is_what_guessing_scores() -> None:
     task = create("copying", {"T": 30, "test_size": 50})
-    x, y = task.held_out()
+    _, y = task.held_out()
     output = torch.full((*y.shape, 9), -50.0)
     output[:, :-10, 0] = 50.0
     output[:, -10:, 1:] = 0.0

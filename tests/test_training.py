@@ -1,4 +1,4 @@
-"""The laws of training: a run that is stopped anyhow and resumed gives the same bits; nothing is lost or overwritten."""
+"""The laws of training: a run stopped anyhow and resumed gives the same bits; nothing is lost."""
 
 import json
 import os
@@ -354,7 +354,7 @@ def test_training_stops_before_a_step_that_is_not_finite(
 def test_a_diverging_run_keeps_its_last_finite_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="--lr"):
         train.train(small(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", checkpoint_every=1), tmp_path / "run")
-    step, state = checkpoint.load(checkpoint.checkpoints(tmp_path / "run/checkpoints")[-1])
+    _, state = checkpoint.load(checkpoint.checkpoints(tmp_path / "run/checkpoints")[-1])
     assert all(value.isfinite().all() for value in state["model"].values())
 
 

@@ -55,7 +55,8 @@ def _train(
     else:
         outcome = train(Config.resolve(cls(**options), model or "", settings), path, display)
     if outcome.signal is not None:
-        print(f"Stopped at step {outcome.step} and saved; resume with: stiefelkit train {cls.name} --out {path} --resume")
+        again = f"stiefelkit train {cls.name} --out {path} --resume"
+        print(f"Stopped at step {outcome.step} and saved; resume with: {again}")
         return 128 + outcome.signal
     if outcome.already:
         print(f"Run {path} is finished at step {outcome.step}: nothing to do.")

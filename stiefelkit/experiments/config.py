@@ -104,7 +104,7 @@ class Config:
         return cls(**data)
 
     def continued(self, asked: Mapping[str, Any], source: str) -> "Config":
-        """Returns the config to resume with: this one, or one with another number of steps if none of the done would differ.
+        """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
 
         Args:
             asked: the fields that the new command names; dictionaries may name some keys only.
@@ -170,5 +170,3 @@ def _check_device(name: str) -> None:
         raise OptionError(f"{WHO} needs a device such as cpu or cuda, got {name!r}.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise OptionError(f"{WHO} needs a CUDA device for {name!r}, but torch sees none; use --device cpu.")
-
-

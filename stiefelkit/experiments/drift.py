@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from stiefelkit.experiments.checks import at_least, finite_positive
 from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, log_scale, reference_line
 from stiefelkit.experiments.files import write_atomically
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 
 __all__ = ["DTYPES", "UNCONSTRAINED", "Curve", "Plan", "Skipped", "measure"]
 
@@ -149,7 +149,9 @@ def measure(
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(record, (json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
-        raise RunError(f"The drift experiment needs a place that can be written, got {out}: {error.strerror}.") from error
+        raise RunError(
+            f"The drift experiment needs a place that can be written, got {out}: {error.strerror}."
+        ) from error
     files = [record]
     if curves:
         _draw(plan, curves, picture)
@@ -176,9 +178,10 @@ def _curve(plan: Plan, method: str, size: int) -> Curve:
     torch.manual_seed(plan.seed)
     layer = nn.Linear(size, size, bias=False, dtype=dtype)
     if method == UNCONSTRAINED:
-        layer.weight.data = torch.linalg.qr(torch.randn(size, size, dtype=dtype))[0].contiguous()
+        frame, _ = torch.linalg.qr(torch.randn(size, size, dtype=working_dtype(dtype)))
+        layer.weight.data.copy_(frame)
     else:
-        layer = orthogonal(layer, "weight", method)
+        orthogonal(layer, "weight", method)
     optimizer = optimizers.get(plan.optimizer)(parameter_groups(layer, lr=plan.lr))
     source = torch.Generator().manual_seed(plan.seed)
     grid = log_grid(plan.steps)
@@ -200,7 +203,9 @@ def _error(layer: nn.Linear) -> float:
 
 
 def _draw(plan: Plan, curves: list[Curve], path: Path) -> None:
-    colours = {method: COLOURS[i % len(COLOURS)] for i, method in enumerate(m for m in plan.methods if m != UNCONSTRAINED)}
+    colours = {
+        method: COLOURS[i % len(COLOURS)] for i, method in enumerate(m for m in plan.methods if m != UNCONSTRAINED)
+    }
     markers = {method: MARKERS[i % len(MARKERS)] for i, method in enumerate(colours)}
     with figure(path, len(plan.sizes), width=3.8, height=3.2) as panels:
         for axes, size in zip(panels, plan.sizes, strict=True):
@@ -216,9 +221,10 @@ def _draw(plan: Plan, curves: list[Curve], path: Path) -> None:
             reference_line(axes, 1.0, "rounding limit", below=True)
             axes.set_xscale("symlog", linthresh=1)
             axes.set(title=f"{size} x {size}, {plan.dtype}", xlabel="optimizer step")
-            log_scale(axes)
+            axes.set_yscale("log")
             axes.set_xlim(0, plan.steps)
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.1), max(high, 10))
+            log_scale(axes)
         panels[0].set_ylabel(r"$\Vert W^H W - I\Vert_F$ / rounding limit")
         panels[-1].legend(loc="best")

@@ -1,5 +1,6 @@
 """The look that all figures share, without a display and without touching matplotlib's global state."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -48,9 +49,10 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> 
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with mpl.rc_context(STYLE):
-        drawing = Figure(figsize=(width * panels, height), layout="constrained")
+        drawing = Figure(figsize=(width * panels, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
         FigureCanvasAgg(drawing)
         yield list(drawing.subplots(1, panels, squeeze=False)[0])
         try:
@@ -61,12 +63,21 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> 
 
 
 def log_scale(axes: "Axes") -> None:
-    """Makes the y axis logarithmic, with plain numbers at its ticks."""
-    from matplotlib.ticker import LogFormatter
+    """Makes the y axis of a finished panel logarithmic: plain numbers where they are short, powers of ten elsewhere."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    low, high = axes.get_ylim()
+    if high / low < 30:
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter(FuncFormatter(_number))
+    else:
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _number(value: float, _: object = None) -> str:
+    return f"{value:g}" if 1e-3 <= value <= 1e3 else f"$10^{{{round(math.log10(value))}}}$"
 
 
 def reference_line(axes: "Axes", value: float, label: str, below: bool = False) -> None:

@@ -22,7 +22,7 @@ class Log:
     """
 
     def __init__(self, path: Path, keep: int = 0):
-        self._file = open(path, "ab")  # noqa: SIM115
+        self._file = open(path, "ab")
         size = self._file.tell()
         if size < keep:
             self._file.close()

@@ -73,7 +73,9 @@ def plot(runs: Sequence[Path], out: Path) -> list[Path]:
         if not train:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
         unique = len(set(models)) == len(models)
-        curves.append(Curves(folder.config.model if unique else str(folder.path), folder.config.build_task(), train, test))
+        curves.append(
+            Curves(folder.config.model if unique else str(folder.path), folder.config.build_task(), train, test)
+        )
     drawn = [_learning(curves, out / "learning.png")]
     if any(worst_ratio(record["orthogonality"]) is not None for curve in curves for record in curve.train):
         drawn.append(_orthogonality(curves, out / "orthogonality.png"))
@@ -103,7 +105,7 @@ def _learning(curves: list[Curves], path: Path) -> Path:
             log_scale(right)
         for axes in (left, right):
             axes.set_xlim(left=0)
-        right.legend(loc="lower right" if by_accuracy else "best")
+        right.legend(loc="center right" if by_accuracy else "best")
     return path
 
 
@@ -117,19 +119,19 @@ def _orthogonality(curves: list[Curves], path: Path) -> Path:
                 every = max(1, len(steps) // 12)
                 axes.plot(steps, ratios, color=colour, marker=marker, markevery=every, label=curve.label)
         reference_line(axes, 1.0, "rounding limit", below=True)
-        axes.set(xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality")
-        log_scale(axes)
+        axes.set(
+            xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality", yscale="log"
+        )
         axes.set_xlim(left=0)
         low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 0.1), max(high, 10))
+        axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
+        log_scale(axes)
         axes.legend(loc="upper right")
     return path
 
 
 def _styled(curves: list[Curves]) -> list[tuple[Curves, str, str]]:
-    return [
-        (curve, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]) for index, curve in enumerate(curves)
-    ]
+    return [(curve, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]) for index, curve in enumerate(curves)]
 
 
 def _points(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

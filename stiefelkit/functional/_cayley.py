@@ -31,7 +31,8 @@ def cayley(v: Tensor, n: int, p: int, *, signs: Tensor | None = None, phase: Ten
         phase: complex frames: angles of D in radians, shape (*, p); the frame is complex if they are given.
 
     Returns:
-        Frames of shape (*, n, p), float64 or complex128; those of square ones times D^H never have the eigenvalue -1.
+        Frames of shape (*, n, p), float64 or complex128, tall ones in column-major order; a square W has no
+        eigenvalue -1 in W D^H.
     """
     return _Cayley.apply(v, phase, signs, n, p)  # type: ignore[return-value]
 
@@ -56,7 +57,7 @@ class _Cayley(torch.autograd.Function):
         if n == p:
             w = _scale(top, d)
         else:
-            w = torch.cat([_scale(top, d), a21 @ _scale(-doubled, d)], dim=-2)
+            w = torch.cat([_scale(top, d).mT, _scale(-doubled, d).mT @ a21.mT], dim=-1).mT
         return polish(w) if v.dtype == torch.float64 else w
 
     @staticmethod
@@ -79,7 +80,8 @@ class _Cayley(torch.autograd.Function):
             g1, g2 = g[..., :p, :], g[..., p:, :]
             g11 = adjoint @ _scale(g1 - a21.mH @ g2, dh) @ adjoint / -2
             right = adjoint if dh is None else dh.unsqueeze(-1) * adjoint
-            gv = pack_skew_gradient(g11, _sum_of_products(a21, g11 + g11.mH, g2, right))
+            g21 = _difference((g11 + g11.mH).mT, a21.mT, right.mT, g2.mT).mT
+            gv = pack_skew_gradient(g11, g21)
         g_phase = None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
         return gv.to(v.dtype), g_phase, None, None, None
 
@@ -95,7 +97,7 @@ def _scale(m: Tensor, d: Tensor | None) -> Tensor:
     return m if d is None else m * d.unsqueeze(-2)
 
 
-def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+def _difference(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     """Returns a b - c d."""
     return torch.addmm(a @ b, c, d, alpha=-1) if a.dim() == 2 else a @ b - c @ d
 

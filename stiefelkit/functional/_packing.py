@@ -3,9 +3,12 @@
 A frame W (n x p) near the first p columns of the identity is reached from the tangent vector [A11; A21], A11 (p x p)
 skew-Hermitian and A21 ((n - p) x p) free. Its real coordinates, in reading order:
 
-* real: the entries of [A11; A21] below the diagonal, row by row: np - p(p + 1)/2 numbers, dim St(n, p);
+* real: the entries of A11 below the diagonal, row by row, then A21 column by column: np - p(p + 1)/2 numbers, the
+  dimension of St(n, p);
 * complex: a p x p table whose strict lower triangle is Re A11 and whose upper triangle with the diagonal is Im A11,
-  row by row (the basis of Hyland and Ratsch 2017), then Re A21, then Im A21: 2np - p^2 numbers.
+  row by row (the basis of Hyland and Ratsch 2017), then Re A21 and Im A21 column by column: 2np - p^2 numbers.
+
+A21 is kept by columns because products with a p x p factor are up to twice as fast in that layout.
 """
 
 import torch
@@ -44,12 +47,12 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
         size = p * (p - 1) // 2
         below = v.new_zeros(*v.shape[:-1], p * p).index_copy(-1, _indices(p, v.device), v[..., :size])
         below = below.unflatten(-1, (p, p))
-        return below - below.mT, v[..., size:].unflatten(-1, (n - p, p))
+        return below - below.mT, v[..., size:].unflatten(-1, (p, n - p)).mT
     table = v[..., : p * p].unflatten(-1, (p, p))
     lower, upper = table.tril(-1), table.triu(1)
     imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
-    re, im = v[..., p * p :].unflatten(-1, (2, n - p, p)).unbind(-3)
-    return torch.complex(lower - lower.mT, imaginary), torch.complex(re, im)
+    re, im = v[..., p * p :].unflatten(-1, (2, p, n - p)).unbind(-3)
+    return torch.complex(lower - lower.mT, imaginary), torch.complex(re, im).mT
 
 
 def pack_skew(a11: Tensor, a21: Tensor) -> Tensor:
@@ -65,9 +68,9 @@ def pack_skew(a11: Tensor, a21: Tensor) -> Tensor:
     p = a11.shape[-1]
     if not a11.is_complex():
         below = a11.contiguous().flatten(-2).index_select(-1, _indices(p, a11.device))
-        return torch.cat([below, a21.flatten(-2)], dim=-1) if a21.numel() else below
+        return torch.cat([below, a21.mT.flatten(-2)], dim=-1) if a21.numel() else below
     table = a11.real.tril(-1) + a11.imag.triu()
-    return torch.cat([table.flatten(-2), a21.real.flatten(-2), a21.imag.flatten(-2)], dim=-1)
+    return torch.cat([table.flatten(-2), a21.real.mT.flatten(-2), a21.imag.mT.flatten(-2)], dim=-1)
 
 
 def pack_skew_gradient(g11: Tensor, g21: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class View:
 
     def from_frame(self, q: Tensor) -> Tensor:
         """Turns frames into the weight."""
-        m = q.mH.resolve_conj() if self.is_wide else q
+        m = q.mH if self.is_wide else q
         moved = m.reshape([self.shape[d] for d in self.order])
         return moved.permute([self.order.index(d) for d in range(len(self.shape))])
 

@@ -46,14 +46,38 @@ class Copying(Task):
     loss_label: ClassVar[str] = "cross-entropy (nats per step)"
     recipes: ClassVar[dict[str, Recipe]] = {
         "scornn": Recipe(
-            Settings(hidden_size=64, steps=3000, batch_size=20, optimizer="rmsprop", lr=1e-3, rates={"skew": 1e-4}),
+            Settings(
+                hidden_size=64,
+                steps=1000,
+                batch_size=20,
+                optimizer="rmsprop",
+                lr=2e-3,
+                rates={"skew": 2e-4},
+                optimizer_options={"alpha": 0.9},
+            ),
             options=lambda n: {"negative": n // 2},
         ),
         "scurnn": Recipe(
-            Settings(hidden_size=64, steps=3000, batch_size=20, optimizer="rmsprop", lr=1e-3, rates={"skew": 1e-4})
+            Settings(
+                hidden_size=64,
+                steps=1000,
+                batch_size=20,
+                optimizer="rmsprop",
+                lr=1e-3,
+                rates={"skew": 1e-4},
+                optimizer_options={"alpha": 0.9},
+            )
         ),
         "lstm": Recipe(
-            Settings(hidden_size=68, steps=3000, batch_size=20, optimizer="rmsprop", lr=1e-3, clip_norm=1.0)
+            Settings(
+                hidden_size=68,
+                steps=1000,
+                batch_size=20,
+                optimizer="rmsprop",
+                lr=1e-3,
+                clip_norm=1.0,
+                optimizer_options={"alpha": 0.9},
+            )
         ),
     }
 

@@ -120,10 +120,10 @@ def _images(permuted: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    data = load_digits()
-    pixels, labels = np.asarray(data["data"], np.float32) / 16, np.asarray(data["target"], np.int64)
+    data, target = load_digits(return_X_y=True)
+    pixels, labels = np.asarray(data, np.float32) / 16, np.asarray(target, np.int64)
     if permuted:
-        pixels = pixels[:, np.random.RandomState(PERMUTATION_SEED).permutation(64)]  # noqa: NPY002 (the papers' seed)
+        pixels = pixels[:, np.random.RandomState(PERMUTATION_SEED).permutation(64)]
     train, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, stratify=labels, random_state=0)
     x, y = torch.from_numpy(pixels).unsqueeze(-1), torch.from_numpy(labels)
     return (x[train], y[train]), (x[test], y[test])
