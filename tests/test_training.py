@@ -335,7 +335,7 @@ class Failing(nn.Module):
         return self.last(self.middle(self.first(x)))
 
 
-@pytest.mark.parametrize(("where", "culprit"), [("output", 'output of "middle"'), ("gradient", '"middle"')])
+@pytest.mark.parametrize(("where", "culprit"), [("output", 'output of "middle"'), ("gradient", '"middle" passes back')])
 def test_training_stops_before_a_step_that_is_not_finite(
     where: str, culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +356,14 @@ def test_a_diverging_run_keeps_its_last_finite_checkpoint(tmp_path: Path) -> Non
         train.train(small(optimizer="sgd", lr=1e38, clip_norm=0.0, model="lstm", checkpoint_every=1), tmp_path / "run")
     _, state = checkpoint.load(checkpoint.checkpoints(tmp_path / "run/checkpoints")[-1])
     assert all(value.isfinite().all() for value in state["model"].values())
+
+
+def test_a_bad_gradient_of_the_loss_or_of_a_parameter_is_named() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), torch.ones(1, 3)
+    phrase = health.first_bad_gradient(model, lambda: Poison.apply(model(x)).sum())  # type: ignore[union-attr]
+    assert phrase == "the gradient of the loss itself"
+    model[0].register_forward_hook(lambda module, inputs, output: Poison.apply(output))
+    assert health.first_bad_gradient(model, lambda: model(x).sum()) == 'the gradient of "0.bias"'
 
 
 def test_health_finds_nothing_in_a_healthy_model() -> None:

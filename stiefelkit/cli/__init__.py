@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from stiefelkit.errors import StiefelkitError
+from stiefelkit.errors import StiefelkitError, did_you_mean
 
 __all__ = ["main"]
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 after an error of the user, 128 + n after signal n.
     """
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnknownCommandError
 
     from stiefelkit.cli.app import app
 
@@ -34,12 +34,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
     except StiefelkitError as error:
         return _refuse(str(error))
+    except UnknownCommandError as error:
+        return _refuse(_unknown_command(words, (error.unused_tokens or [""])[0]))
     except CycloptsError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         print("Stopped at once; the last checkpoint is kept.", file=sys.stderr)
         return 128 + signal.SIGINT
     return code if isinstance(code, int) else 0
+
+
+def _unknown_command(words: list[str], word: str) -> str:
+    from stiefelkit.cli.app import app
+
+    if word == words[0]:
+        known = [name for name in app if not name.startswith("-")]
+        return f"No command is named {word!r}{did_you_mean(word, known)}"
+    from stiefelkit.experiments.tasks import tasks
+
+    if word.startswith("-"):
+        return f"stiefelkit {words[0]} needs a task before {word}, one of {', '.join(tasks.names())}."
+    return f"No task is named {word!r}{did_you_mean(word, tasks.names())}"
 
 
 def _refuse(sentence: str) -> int:

@@ -1,17 +1,65 @@
 """Options from a TOML file."""
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Dict
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, did_you_mean
 
-__all__ = ["read_options"]
+__all__ = ["OptionsFile", "read_options"]
 
 
-def read_options(path: Path) -> Dict:
-    """Returns the options in a TOML file, for cyclopts to put under those of the command line.
+@dataclass(frozen=True)
+class OptionsFile:
+    """A source of options in the form that cyclopts calls, which lets no unknown key pass.
+
+    Args:
+        options: the content of the file.
+        source: its name, for messages.
+    """
+
+    options: dict[str, Any]
+    source: str
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Puts the options under those of the command line.
+
+        Raises:
+            OptionError: the command has no such option.
+        """
+        known = {name.lstrip("-").partition(".")[0] for argument in arguments for name in argument.names}
+        for key in self.options:
+            if key.replace("_", "-") not in known:
+                message = f"Command {' '.join(commands)!r} has no option {key!r}, which {self.source} sets"
+                raise OptionError(f"{message}{did_you_mean(key, known)}")
+        # cyclopts would drop a whole table for one option of it on the command line: tables go entry by entry
+        tables = {key: value for key, value in self.options.items() if isinstance(value, dict)}
+        for key, table in tables.items():
+            for entry, value in table.items():
+                self._put(arguments, key, entry, value)
+        plain = {key: value for key, value in self.options.items() if key not in tables}
+        Dict(data=plain, source=self.source, use_commands_as_keys=False)(app, commands, arguments)
+
+    def _put(self, arguments: ArgumentCollection, key: str, entry: str, value: Any) -> None:
+        place = f"{key}.{entry}"
+        if not isinstance(value, bool | int | float | str):
+            raise OptionError(
+                f"Option {place!r} in {self.source} needs a number, a word, true or false, got {value!r}."
+            )
+        try:
+            argument, keys, _ = arguments.match(f"--{key.replace('_', '-')}.{entry}")
+        except ValueError:
+            raise OptionError(f"Option {key!r} in {self.source} needs one value, got a table.") from None
+        if all(token.keys != keys for token in argument.tokens):
+            argument.append(Token(keyword=place, value=str(value), source=self.source, keys=keys))
+
+
+def read_options(path: Path) -> OptionsFile:
+    """Returns the options in a TOML file.
 
     Keys are the options without their dashes in front, `hidden-size = 96` or `hidden_size = 96`; tables hold the
     options with a dot, `[rates]` `skew = 1e-4`.
@@ -25,4 +73,4 @@ def read_options(path: Path) -> Dict:
         raise OptionError(f"--config needs a readable file, got {path}: {error.strerror}.") from error
     except ValueError as error:
         raise OptionError(f"--config needs valid TOML, got {path}: {error}.") from error
-    return Dict(data=options, source=str(path), use_commands_as_keys=False)
+    return OptionsFile(options, str(path))

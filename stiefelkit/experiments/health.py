@@ -47,29 +47,32 @@ def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None
 
 
 def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
-    """Runs a forward and a backward pass and names the gradient that first is not finite, in order of execution.
+    """Runs a forward and a backward pass and names what first gives a gradient that is not finite.
 
     Args:
-        model: the gradients at the outputs of its modules are looked at as they arrive, then those of its parameters.
+        model: the gradients that its modules pass back are looked at as they arrive, then those of its parameters.
         loss: calls the model and returns the loss.
 
     Returns:
-        A phrase such as `the gradient of "rnn.bias"`, or None if all is finite.
+        A phrase such as `the gradient that "rnn" passes back`, or None if all is finite.
     """
     found: list[str] = []
 
-    def gradient_hook(name: str) -> Callable[[Tensor], None]:
+    def watch(value: Any, phrase: str) -> None:
         def look(gradient: Tensor) -> None:
             if not found and not gradient.isfinite().all():
-                found.append(f'the gradient at the output of "{name}"')
+                found.append(phrase)
 
-        return look
+        for tensor in _tensors(value):
+            if tensor.requires_grad:
+                tensor.register_hook(look)
 
     def hook(name: str) -> Callable[..., None]:
+        # after the forward, so that of two modules with one input the inner one is named
         def attach(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in _tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(gradient_hook(name or type(module).__name__))
+            watch(inputs, f'the gradient that "{name}" passes back')
+            if module is model:
+                watch(output, "the gradient of the loss itself")
 
         return attach
 
@@ -80,12 +83,11 @@ def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | No
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
-        # the last layer is the first that the backward pass meets
-        for (name, _), gradient in reversed(list(zip(named, gradients, strict=True))):
-            if gradient is not None and not gradient.isfinite().all():
-                return f'the gradient of "{name}"'
-    return found[0] if found else None
+    if found:
+        return found[0]
+    # the last layer is the first that the backward pass meets
+    bad = [name for (name, _), g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
+    return f'the gradient of "{bad[-1]}"' if bad else None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

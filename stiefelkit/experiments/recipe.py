@@ -60,8 +60,13 @@ class Settings:
         return found
 
     def over(self, below: "Settings") -> "Settings":
-        """Returns these settings with the gaps filled from `below`; the dictionaries are merged key by key."""
+        """Returns these settings with the gaps filled from `below`.
+
+        Dictionaries are merged key by key, but the options of one optimizer mean nothing to another.
+        """
         merged = below.given()
+        if self.optimizer not in (None, below.optimizer):
+            merged.pop("optimizer_options", None)
         for name, value in self.given().items():
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
         return Settings(**merged)

@@ -52,4 +52,14 @@ def _checks(classes: Iterable[type[OrthogonalParam]], laws: Iterable[str]) -> It
                 if law == "compile" and (kind in seen or case.shape[-1] < 2):
                     continue
                 seen.add(kind)
-                yield f"{law}-{case}", lambda law=law, case=case: LAWS[law](case)
+                yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
+
+
+def _run(law: str, case: Case) -> None:
+    try:
+        LAWS[law](case)
+    except LawBroken:
+        raise
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        raise LawBroken(f"{law}: {case}: {type(error).__name__}: {first_line}") from error

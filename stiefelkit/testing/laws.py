@@ -140,11 +140,11 @@ def law_finite_gradients(case: Case) -> None:
 
 
 def law_decay(case: Case) -> None:
-    """AdamW with its default weight decay never leaves the manifold."""
+    """AdamW never leaves the manifold, with a weight decay that takes every coordinate to nearly nothing."""
     layer = layer_of(case)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=2.0)
     target = init.haar(case.shape, working_dtype(case.dtype), torch.Generator().manual_seed(4)).to(case.dtype)
-    for _ in range(20):
+    for _ in range(30):
         optimizer.zero_grad()
         (layer.weight - target).abs().square().sum().backward()
         optimizer.step()
@@ -341,13 +341,15 @@ def _require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tens
     error = orthogonality_error(w).max().item()
     permitted = permitted_error(w.shape[-1], w.dtype)
     if not error <= permitted:
-        rounded = orthogonality_error(in_double().to(w.dtype)).max().item()
-        permitted = max(permitted, 1.2 * rounded + torch.finfo(w.dtype).eps)
+        exact = in_double()
+        if orthogonality_error(exact).max().item() <= permitted_error(w.shape[-1], exact.dtype):
+            rounded = orthogonality_error(exact.to(w.dtype)).max().item()
+            permitted = max(permitted, 1.2 * rounded + torch.finfo(w.dtype).eps)
     _require(law, case, error <= permitted, f"||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}")
 
 
 def _agrees(check: Callable[..., bool], param: OrthogonalParam, leaves: tuple[Tensor, ...]) -> bool:
-    return check(lambda *c: param(*c), leaves, raise_exception=False)
+    return check(lambda *c: param(*c), leaves, rtol=1e-5, atol=1e-7, raise_exception=False)
 
 
 def _compare_gradients(

@@ -1,0 +1,267 @@
+"""Putting maps on weights, assigning, resetting, baking and measuring."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+
+
+def frame(*shape, dtype=torch.float32):
+    return sk.init.haar(shape, torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
+
+
+def test_a_weight_that_is_a_frame_is_kept():
+    layer = nn.Linear(7, 7)
+    layer.weight.data = frame(7, 7)
+    before = layer.weight.detach().clone()
+    sk.orthogonal(layer, "weight", "cayley")
+    bound = 8 * rounding_limit(7, torch.float32) + orthogonality_error(before).item()
+    assert torch.linalg.matrix_norm(layer.weight - before) <= bound
+
+
+def test_an_ordinary_weight_gives_the_default_init_from_torchs_generator():
+    first, second = (nn.Linear(6, 6) for _ in range(2))
+    torch.manual_seed(3)
+    sk.orthogonal(first, "weight", "cayley")
+    torch.manual_seed(3)
+    sk.orthogonal(second, "weight", "cayley", init="haar")
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_project_takes_the_nearest_frame():
+    layer = nn.Linear(5, 8)
+    u, _, vh = torch.linalg.svd(layer.weight.detach().double(), full_matrices=False)
+    sk.orthogonal(layer, "weight", "cayley", init="project")
+    assert torch.allclose(layer.weight.double(), u @ vh, atol=1e-6)
+
+
+def test_a_tensor_is_taken_as_init():
+    w = frame(4, 4)
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley", init=w)
+    assert torch.allclose(layer.weight, w, atol=1e-6)
+
+
+def test_assignment_copies_and_never_aliases():
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    w = frame(4, 4)
+    layer.weight = w
+    kept = layer.weight.detach().clone()
+    w.zero_()
+    assert torch.equal(layer.weight, kept)
+    layer.weight = nn.Parameter(frame(4, 4))
+    sk.assign_(layer, "weight", kept.double())
+    assert torch.allclose(layer.weight, kept, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (torch.ones(4, 4), errors.NotAFrameError),
+        (torch.eye(5), errors.ShapeError),
+        (torch.full((4, 4), float("nan")), errors.NonFiniteError),
+        (torch.eye(4, dtype=torch.complex64), errors.DtypeError),
+        (torch.eye(4, dtype=torch.int64), errors.DtypeError),
+        ("identity", errors.DtypeError),
+    ],
+)
+def test_a_refused_assignment_changes_nothing(value, error):
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+    with pytest.raises(error):
+        layer.weight = value
+    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
+
+
+def test_half_precision_tolerance_refuses_what_is_no_frame():
+    layer = sk.orthogonal(nn.Linear(64, 64, dtype=torch.bfloat16), "weight", "cayley")
+    with pytest.raises(errors.NotAFrameError):
+        layer.weight = 0.9 * torch.eye(64, dtype=torch.bfloat16)
+    layer.weight = frame(64, 64).bfloat16()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(9, 4), (4, 9), (1, 6), (6, 1), (5, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_tall_weights_get_orthonormal_columns_and_wide_ones_rows(rows, columns, dtype):
+    layer = sk.orthogonal(nn.Linear(columns, rows, dtype=dtype), "weight", "cayley")
+    w = layer.weight.detach()
+    assert w.is_contiguous()
+    assert orthogonality_error(w if rows >= columns else w.mH) < 1e-6
+    target = frame(max(rows, columns), min(rows, columns), dtype=dtype)
+    target = target if rows >= columns else target.mH
+    layer.weight = target
+    assert torch.allclose(layer.weight, target, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"), [(12, 5, torch.float32), (5, 12, torch.float32), (6, 6, torch.complex64)]
+)
+def test_adamw_with_weight_decay_stays_on_the_manifold_for_a_thousand_steps(rows, columns, dtype):
+    layer = sk.orthogonal(nn.Linear(columns, rows, bias=False, dtype=dtype), "weight", "cayley")
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    x = torch.randn(8, columns, dtype=dtype)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        (layer(x) - 1).abs().square().mean().backward()
+        optimizer.step()
+    (measured,) = sk.drift(layer).values()
+    assert measured.error <= 1.2 * measured.limit + 1.2e-7
+
+
+@pytest.mark.parametrize(
+    ("layer", "view", "matrix"),
+    [
+        (nn.Conv2d(3, 8, 3), "out_by_rest", lambda w: w.reshape(8, 27).mT),
+        (nn.Conv1d(4, 32, 3), "out_by_rest", lambda w: w.reshape(32, 12)),
+        (nn.Conv2d(5, 4, 3), "in_by_rest", lambda w: w.transpose(0, 1).reshape(5, 36).mT),
+        (nn.Conv2d(6, 4, 2), "per_tap", lambda w: w.permute(2, 3, 0, 1).mT),
+        (nn.ConvTranspose2d(3, 8, 3), "out_by_rest", lambda w: w.transpose(0, 1).reshape(8, 27).mT),
+        (nn.Conv2d(4, 8, 3, groups=2), "out_by_rest", lambda w: w.reshape(8, 18).mT),
+    ],
+)
+def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
+    sk.orthogonal(layer, "weight", "cayley", view=view)
+    w = layer.weight.detach()
+    assert orthogonality_error(matrix(w)).max() < 1e-6
+    layer.weight = w
+    assert torch.allclose(layer.weight, w, atol=1e-6)
+    layer(torch.randn(2, layer.in_channels, *[9] * (w.dim() - 2))).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "options", "error", "text"),
+    [
+        (lambda: nn.Linear(3, 3), "bias", {}, errors.ShapeError, "Cayley on Linear.bias"),
+        (lambda: nn.Linear(3, 3), "wieght", {}, errors.UnknownNameError, 'did you mean "weight"'),
+        (lambda: nn.Linear(3, 3), "weight", {"parametrization": "caley"}, errors.UnknownNameError, 'mean "cayley"'),
+        (lambda: nn.Linear(3, 3), "weight", {"parametrization": nn.Linear}, errors.OptionError, "OrthogonalParam"),
+        (lambda: nn.Linear(3, 3), "weight", {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
+        (lambda: nn.Linear(3, 3), "weight", {"init": "har"}, errors.OptionError, 'did you mean "haar"'),
+        (lambda: nn.Linear(3, 3), "weight", {"precision": "sloppy"}, errors.OptionError, "sloppy"),
+        (lambda: nn.Linear(3, 3), "weight", {"view": "rows"}, errors.OptionError, "No view"),
+        (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight", {"negative": 1}, errors.DtypeError, "real dtype"),
+        (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, "needs view="),
+        (lambda: nn.RNN(3, 3), "weight_hh_l0", {}, errors.OptionError, "sk.nn.OrthogonalRNN"),
+        (lambda: nn.Linear(3, 3), "weight", {"init": torch.ones(3, 3)}, errors.NotAFrameError, "orthonormal"),
+        (lambda: nn.Linear(3, 3), "weight", {"init": torch.eye(4)}, errors.ShapeError, "(3, 3)"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence_and_leaves_the_module_alone(make, name, options, error, text):
+    module = make()
+    keys = list(module.state_dict())
+    with pytest.raises(error) as caught:
+        sk.orthogonal(module, name, **options)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not parametrize.is_parametrized(module)
+    assert list(module.state_dict()) == keys
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(3, 0), torch.zeros(0, 3), torch.zeros(2, 3, 0)])
+def test_an_empty_weight_is_refused(weight):
+    module = nn.Module()
+    module.weight = nn.Parameter(weight)
+    with pytest.raises(errors.ShapeError, match="at least one"):
+        sk.orthogonal(module, "weight")
+
+
+def test_an_integer_weight_is_refused():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.eye(3, dtype=torch.int64), requires_grad=False)
+    with pytest.raises(errors.DtypeError, match="int64"):
+        sk.orthogonal(module, "weight")
+
+
+def test_a_second_map_on_the_same_weight_is_refused():
+    layer = sk.orthogonal(nn.Linear(3, 3), "weight", "cayley")
+    with pytest.raises(errors.OptionError, match="bake"):
+        sk.orthogonal(layer, "weight", "cayley")
+
+
+def test_coordinates_and_chart_are_found_by_name():
+    layer = sk.orthogonal(nn.Linear(5, 3), "weight", "cayley")
+    carrier = layer.parametrizations.weight
+    assert carrier.skew is sk.coordinates(layer, "weight")["skew"] is carrier.original0
+    assert carrier.signs.dtype == torch.int8
+    with pytest.raises(AttributeError):
+        carrier.angle  # noqa: B018
+
+
+def test_reset_draws_anew_in_place():
+    layer = sk.orthogonal(nn.Linear(5, 5), "weight", "cayley")
+    coordinate = sk.coordinates(layer, "weight")["skew"]
+    sk.reset_(layer, "weight", init="identity")
+    assert torch.equal(layer.weight, torch.eye(5))
+    assert sk.coordinates(layer, "weight")["skew"] is coordinate
+    sk.reset_(layer, "weight", generator=torch.Generator().manual_seed(1))
+    once = layer.weight.detach().clone()
+    sk.reset_(layer, "weight", generator=torch.Generator().manual_seed(1))
+    assert torch.equal(layer.weight, once)
+
+
+def test_baking_leaves_one_plain_parameter_with_the_same_bits():
+    layer = sk.orthogonal(nn.Linear(4, 6), "weight", "cayley")
+    w = layer.weight.detach().clone()
+    twin = copy.deepcopy(layer)
+    sk.bake(twin, "weight")
+    assert type(twin) is nn.Linear
+    assert isinstance(twin.weight, nn.Parameter)
+    assert twin.weight.requires_grad
+    assert torch.equal(twin.weight, w)
+    assert torch.equal(layer.weight, w)
+    assert sorted(twin.state_dict()) == ["bias", "weight"]
+
+
+def test_a_frozen_weight_bakes_to_a_frozen_parameter():
+    layer = nn.Linear(4, 4)
+    layer.weight.requires_grad_(False)
+    sk.orthogonal(layer, "weight", "cayley")
+    assert not sk.coordinates(layer, "weight")["skew"].requires_grad
+    sk.bake(layer, "weight")
+    assert not layer.weight.requires_grad
+    assert "weight" in dict(layer.named_parameters())
+
+
+def test_cached_copies_keep_their_own_weights():
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    twin = copy.deepcopy(layer)
+    sk.reset_(twin, "weight")
+    with parametrize.cached():
+        assert not torch.equal(layer.weight, twin.weight)
+
+
+def test_a_copy_takes_another_map_without_touching_the_original():
+    layer = sk.orthogonal(nn.Bilinear(3, 3, 2), "weight", "cayley")
+    twin = copy.deepcopy(layer)
+    twin.register_parameter("extra", nn.Parameter(torch.eye(3)))
+    sk.orthogonal(twin, "extra", "cayley")
+    assert not hasattr(layer, "extra")
+    assert layer.weight.shape == (2, 3, 3)
+
+
+def test_drift_names_weights_and_refuses_nan():
+    net = nn.Sequential(nn.Linear(4, 4), sk.orthogonal(nn.Linear(4, 4), "weight", "cayley"))
+    assert list(sk.drift(net)) == ["1.weight"]
+    assert sk.drift(nn.Linear(2, 2)) == {}
+    sk.coordinates(net[1], "weight")["skew"].data[0] = float("nan")
+    with pytest.raises(errors.NonFiniteError, match=r"1\.weight"):
+        sk.drift(net)
+
+
+def test_forward_lets_nan_through():
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    sk.coordinates(layer, "weight")["skew"].data[0] = float("nan")
+    assert torch.isnan(layer(torch.ones(4))).any()
+
+
+def test_a_batch_of_matrices_is_a_batch_of_frames():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.randn(3, 2, 4, 6))
+    sk.orthogonal(module, "weight", "cayley")
+    assert orthogonality_error(module.weight.mH).shape == (3, 2)
+    assert sk.drift(module)["weight"].error < 1e-6

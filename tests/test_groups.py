@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+
+
+def model():
+    unitary = sk.orthogonal(nn.Linear(3, 3, dtype=torch.complex64), "weight", "cayley")
+    return nn.ModuleList([sk.orthogonal(nn.Linear(4, 4), "weight", "cayley"), unitary, nn.Linear(2, 2)])
+
+
+def by_name(groups):
+    return {group.get("name"): group for group in groups}
+
+
+def test_each_parameter_stands_in_exactly_one_group():
+    net = model()
+    net.append(net[0])
+    ids = [id(p) for group in sk.optim.parameter_groups(net, lr=1e-3) for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in net.parameters())
+
+
+def test_settings_go_to_the_named_coordinate_and_the_rest_to_lr():
+    groups = by_name(sk.optim.parameter_groups(model(), lr=1e-3, skew=dict(lr=1e-4, weight_decay=0.1), phase=1e-2))
+    assert groups[None]["lr"] == 1e-3
+    assert (groups["skew"]["lr"], groups["skew"]["weight_decay"]) == (1e-4, 0.1)
+    assert (groups["phase"]["lr"], groups["phase"]["weight_decay"]) == (1e-2, 0.0)
+
+
+def test_coordinates_get_no_weight_decay_unless_asked():
+    optimizer = torch.optim.AdamW(sk.optim.parameter_groups(model(), lr=1e-3), weight_decay=0.3)
+    decays = {group.get("name"): group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {None: 0.3, "skew": 0.0, "phase": 0.0}
+
+
+def test_an_unknown_coordinate_is_an_error_and_an_absent_one_is_not():
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    with pytest.raises(errors.UnknownNameError, match='did you mean "skew"'):
+        sk.optim.parameter_groups(layer, lr=1e-3, skwe=1e-4)
+    assert "phase" not in by_name(sk.optim.parameter_groups(layer, lr=1e-3, phase=1e-4))
+
+
+def test_a_bare_name_stands_for_the_prefixed_ones_of_a_composite(monkeypatch):
+    net = model()
+    carrier = net[0].parametrizations.weight
+    monkeypatch.setattr(type(carrier), "coordinates", property(lambda self: {"u.skew": self.original0}))
+    groups = by_name(sk.optim.parameter_groups(net, lr=1e-3, skew=1e-5))
+    assert groups["u.skew"]["lr"] == 1e-5
+    groups = by_name(sk.optim.parameter_groups(net, lr=1e-3, skew=1e-5, **{"u.skew": 1e-6}))
+    assert groups["u.skew"]["lr"] == 1e-6
+
+
+@pytest.mark.parametrize("lr", [-1.0, float("nan")])
+def test_a_learning_rate_that_is_none_is_refused(lr):
+    with pytest.raises(errors.OptionError, match="learning rate"):
+        sk.optim.parameter_groups(model(), lr=lr)
+    with pytest.raises(errors.OptionError, match="learning rate"):
+        sk.optim.parameter_groups(model(), lr=1.0, skew=lr)
+    with pytest.raises(errors.OptionError, match="skew"):
+        sk.optim.parameter_groups(model(), lr=1.0, skew="fast")
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Rprop"])
+def test_every_torch_optimizer_takes_the_groups_and_keeps_the_frame(name):
+    net = model()
+    optimizer = getattr(torch.optim, name)(sk.optim.parameter_groups(net, lr=1e-2, skew=1e-3))
+    for _ in range(3):
+        optimizer.zero_grad()
+        (net[0](torch.ones(4)).sum() + net[1](torch.ones(3, dtype=torch.complex64)).abs().sum()).backward()
+        optimizer.step()
+    assert all(d.error < 5e-7 for d in sk.drift(net).values())

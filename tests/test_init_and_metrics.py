@@ -1,0 +1,62 @@
+import math
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("scheme", sorted(sk.init.SCHEMES))
+@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (7, 4), (3, 6, 2)])
+def test_every_scheme_draws_frames(scheme, shape, dtype):
+    w = sk.init.draw(scheme, shape, dtype, torch.Generator().manual_seed(0))
+    assert w.shape == shape
+    assert w.dtype == dtype
+    assert orthogonality_error(w).max() < 1e-13
+
+
+def test_haar_moments_are_those_of_the_uniform_measure():
+    # E W_11 = 0, E W_11^2 = 1/n, E trace^2 = 1 for O(n), E |trace|^2 = 1 for U(n); det takes both signs.
+    generator = torch.Generator().manual_seed(0)
+    w = sk.init.haar((20000, 4, 4), torch.float64, generator)
+    assert abs(w[:, 0, 0].mean()) < 0.015
+    assert abs((w[:, 0, 0] ** 2).mean() - 0.25) < 0.01
+    assert abs((w.diagonal(dim1=1, dim2=2).sum(1) ** 2).mean() - 1) < 0.05
+    assert abs(torch.linalg.det(w).mean()) < 0.03
+    u = sk.init.haar((20000, 3, 3), torch.complex128, generator)
+    assert abs((u.diagonal(dim1=1, dim2=2).sum(1).abs() ** 2).mean() - 1) < 0.05
+
+
+def test_unit_circle_eigenvalues_have_uniform_angles():
+    for dtype in (torch.float64, torch.complex128):
+        w = sk.init.draw("unit_circle", (500, 4, 4), dtype, torch.Generator().manual_seed(1))
+        angles = torch.linalg.eigvals(w).angle()
+        assert abs((angles > 0).double().mean() - 0.5) < 0.05
+        assert abs((angles.abs() > math.pi / 2).double().mean() - 0.5) < 0.05
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(errors.OptionError, match='did you mean "haar"'):
+        sk.init.draw("harr", (2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("p", [16, 64, 256])
+def test_the_limit_is_what_rounding_a_frame_costs(dtype, p):
+    error = orthogonality_error(sk.init.haar((p, p)).to(dtype)).item()
+    assert error == pytest.approx(rounding_limit(p, dtype), rel=0.2)
+
+
+def test_errors_are_measured_in_float64_per_matrix():
+    w = torch.stack([torch.eye(3), 2 * torch.eye(3)]).bfloat16()
+    error = orthogonality_error(w)
+    assert error.dtype == torch.float64
+    assert error.tolist() == pytest.approx([0, 3 * math.sqrt(3)])
+
+
+def test_bits_lost_count_from_the_limit():
+    assert bits_lost(1.0, 2.0) == 0
+    assert bits_lost(8.0, 2.0) == 2

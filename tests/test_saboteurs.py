@@ -1,0 +1,223 @@
+"""Each law catches a parametrization that breaks it, and names itself."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from stiefelkit import init
+from stiefelkit.functional import cayley, pack_skew
+from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.testing import LAWS, LawBroken, check_parametrization
+
+
+class Single(Cayley):
+    """Solves in float32."""
+
+    def forward(self, skew, phase=None):
+        n, p = self.shape[-2:]
+        if self.dtype != torch.float32 or n != p:
+            return super().forward(skew, phase)
+        below = torch.zeros(*skew.shape[:-1], n * n)
+        i, j = torch.tril_indices(n, n, -1)
+        below[..., i * n + j] = skew
+        a = below.unflatten(-1, (n, n))
+        a = a - a.mT
+        return torch.linalg.solve(torch.eye(n) + a, torch.eye(n) - a) * self.signs.unsqueeze(-2)
+
+
+class WrongGradient(Cayley):
+    def forward(self, skew, phase=None):
+        skewed = skew + 1e-3 * (skew - skew.detach())
+        return super().forward(skewed, phase)
+
+
+class _DetachedFactor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v, n):
+        ctx.save_for_backward(cayley(v, n, n))
+        ctx.n = n
+        return ctx.saved_for_output if hasattr(ctx, "saved_for_output") else cayley(v, n, n)
+
+    @staticmethod
+    def backward(ctx, g):
+        (w,) = ctx.saved_tensors
+        m = (w + torch.eye(ctx.n, dtype=w.dtype)) / 2
+        v = m.mT @ g @ m.mT * -2
+        return pack_skew(v - v.mT, v[:0]), None
+
+
+class WrongHessian(Cayley):
+    """Saves an intermediate that knows nothing of the coordinates."""
+
+    def forward(self, skew, phase=None):
+        if self.is_complex or len(self.shape) > 2 or self.shape[0] != self.shape[1]:
+            return super().forward(skew, phase)
+        return (_DetachedFactor.apply(skew.double(), self.shape[-1]) * self.signs).to(self.dtype)
+
+
+class Counting(Cayley):
+    """Depends on how often it was called."""
+
+    calls = 0
+
+    def forward(self, skew, phase=None):
+        type(self).calls += 1
+        return super().forward(skew * (1 + 1e-3 * self.calls), phase)
+
+
+class Swallowing(Cayley):
+    """Replaces NaN."""
+
+    def forward(self, skew, phase=None):
+        return super().forward(torch.nan_to_num(skew), phase)
+
+
+class FirstOfBatch(Cayley):
+    """Uses the scale of the first matrix for the whole batch."""
+
+    def forward(self, skew, phase=None):
+        if len(self.shape) == 2:
+            return super().forward(skew, phase)
+        return super().forward(skew[:1].expand_as(skew), phase)
+
+
+class Transposing(Cayley):
+    """Inverts to the transposed frame."""
+
+    def invert(self, w):
+        if w.shape[-1] != w.shape[-2]:
+            return super().invert(w)
+        return super().invert(w.mH)
+
+
+class Dividing(Cayley):
+    """Has an infinite gradient at zero coordinates."""
+
+    def forward(self, skew, phase=None):
+        norm = torch.linalg.vector_norm(skew.double()).pow(2).sqrt()
+        return super().forward((skew * (norm.pow(2) / norm.pow(2))).to(skew.dtype), phase)
+
+
+class SignInCoordinate(Cayley):
+    """Trains a sign, so that steps and weight decay take the frame through zero."""
+
+    @property
+    def coordinates(self):
+        return {**super().coordinates, "sign": self.shape[:-2]}
+
+    def initial(self, scheme, generator=None):
+        coordinates, chart = super().initial(scheme, generator)
+        return (*coordinates, torch.full(self.shape[:-2], 2.0)), chart
+
+    def forward(self, *coordinates):
+        *own, sign = coordinates
+        return (super().forward(*own) * torch.tanh(10 * sign)[..., None, None]).to(self.dtype)
+
+
+class Autocasting(Cayley):
+    """Multiplies in the dtype that autocast chooses."""
+
+    def forward(self, skew, phase=None):
+        w = super().forward(skew, phase)
+        return (torch.eye(self.shape[-2], dtype=self.dtype) @ w).to(self.dtype)
+
+
+class Unseeded(Cayley):
+    """Ignores the generator."""
+
+    def initial(self, scheme, generator=None):
+        return super().initial(scheme, None)
+
+
+class WrongLinear(Cayley):
+    """Applies the adjoint."""
+
+    def linear(self, x, *coordinates):
+        w = self(*coordinates)
+        return x @ (w.mT.mT if w.shape[-1] == w.shape[-2] else w.mT)
+
+
+class ForgetfulChart(Cayley):
+    """Keeps a choice where state dicts do not look."""
+
+    def __init__(self, shape, **options: Any):
+        super().__init__(shape, **options)
+        self.flip = 1.0
+
+    def initial(self, scheme, generator=None):
+        coordinates, chart = super().initial(scheme, generator)
+        self.flip = -1.0 if float(coordinates[0].sum() if coordinates[0].numel() else 0) < 0 else 1.0
+        return coordinates, chart
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * self.flip
+
+
+class Unmappable(Cayley):
+    """Reads values out of tensors, which vmap refuses."""
+
+    def forward(self, skew, phase=None):
+        scale = 1.0 if skew.numel() == 0 or float(skew.detach().flatten()[0]) < 1e30 else 0.0
+        return super().forward(skew * scale, phase)
+
+
+class Branching(Cayley):
+    """Breaks the graph."""
+
+    def forward(self, skew, phase=None):
+        torch._dynamo.graph_break()
+        return super().forward(skew, phase)
+
+
+class Misnamed(Cayley):
+    coordinate_names = ("skewed",)
+
+
+class OddImage(Cayley):
+    """Draws something that is no frame."""
+
+    schemes = ("haar", "noise")
+
+    def initial(self, scheme, generator=None):
+        coordinates, chart = super().initial("haar", generator)
+        return ((*coordinates[:-1], coordinates[-1][..., :0]) if scheme == "noise" else coordinates), chart
+
+
+@pytest.mark.parametrize(
+    ("saboteur", "law"),
+    [
+        (Single, "frames"),
+        (WrongGradient, "gradients"),
+        (WrongHessian, "second_derivatives"),
+        (Counting, "pure"),
+        (Swallowing, "pure"),
+        (FirstOfBatch, "batch"),
+        (Transposing, "round_trip"),
+        (Dividing, "finite_gradients"),
+        (SignInCoordinate, "decay"),
+        (Autocasting, "precision"),
+        (Unseeded, "schemes"),
+        (OddImage, "schemes"),
+        (WrongLinear, "linear"),
+        (ForgetfulChart, "checkpoint"),
+        (Unmappable, "functional_call"),
+        (Branching, "compile"),
+        (Misnamed, "contract"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_the_law_catches_its_saboteur(saboteur, law):
+    with pytest.raises(LawBroken, match=f"^{law}: "):
+        check_parametrization(saboteur, [law])
+
+
+def test_every_law_has_a_saboteur():
+    marks = test_the_law_catches_its_saboteur.pytestmark[0]
+    assert {law for _, law in marks.args[1]} == set(LAWS)
+
+
+def test_a_loose_haar_is_no_frame():
+    w = init.haar((6, 6)) * 1.01
+    with pytest.raises(ValueError, match="orthonormal"):
+        Cayley((6, 6), dtype=torch.float32).right_inverse(w.float())
