@@ -1,0 +1,267 @@
+"""The scan and the recurrent layers against torch's own and against a plain loop."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.functional import modrelu, scan
+from stiefelkit.nn import ModReLU, OrthogonalRNN, OrthogonalRNNCell
+
+DOUBLE = torch.float64
+
+
+def torch_twin(rnn, nonlinearity):
+    """The torch.nn.RNN with the weights of an OrthogonalRNN."""
+    twin = nn.RNN(
+        rnn.input_size,
+        rnn.hidden_size,
+        rnn.num_layers,
+        nonlinearity=nonlinearity,
+        batch_first=rnn.batch_first,
+        bidirectional=rnn.bidirectional,
+        dtype=rnn.dtype,
+    )
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            kind, _, suffix = name.partition("_l")
+            if kind == "bias_hh":
+                parameter.zero_()
+            else:
+                own = {"bias_ih": "bias"}.get(kind, kind)
+                parameter.copy_(getattr(rnn, f"{own}_l{suffix}"))
+    return twin
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layers_shapes_and_values_are_torchs(activation, bidirectional, batch_first, layers):
+    rnn = OrthogonalRNN(
+        3, 5, layers, activation=activation, bidirectional=bidirectional, batch_first=batch_first, dtype=DOUBLE
+    )
+    for name, parameter in rnn.named_parameters():
+        if name.startswith("bias"):
+            nn.init.normal_(parameter)
+    twin = torch_twin(rnn, activation)
+    x = torch.randn(4, 7, 3, dtype=DOUBLE)
+    h_0 = torch.randn(layers * (1 + bidirectional), 4 if batch_first else 7, 5, dtype=DOUBLE)
+    for arguments in ((x,), (x, h_0), (x[0],), (x[0], h_0[:, 0])):
+        out, h_n = rnn(*arguments)
+        expected, expected_n = twin(*arguments)
+        assert torch.allclose(out, expected)
+        assert torch.allclose(h_n, expected_n)
+
+
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_packed_sequences_are_torchs(bidirectional, enforce_sorted):
+    rnn = OrthogonalRNN(3, 5, 2, activation="tanh", bidirectional=bidirectional, dtype=DOUBLE)
+    twin = torch_twin(rnn, "tanh")
+    lengths = [6, 4, 4, 1] if enforce_sorted else [4, 6, 1, 4]
+    packed = pack_padded_sequence(torch.randn(6, 4, 3, dtype=DOUBLE), lengths, enforce_sorted=enforce_sorted)
+    h_0 = torch.randn(2 * (1 + bidirectional), 4, 5, dtype=DOUBLE)
+    for arguments in ((packed,), (packed, h_0)):
+        out, h_n = rnn(*arguments)
+        expected, expected_n = twin(*arguments)
+        assert torch.allclose(pad_packed_sequence(out)[0], pad_packed_sequence(expected)[0])
+        assert torch.allclose(h_n, expected_n)
+
+
+def test_the_cell_is_torchs_and_takes_unbatched_input():
+    cell = OrthogonalRNNCell(3, 4, activation="tanh", dtype=DOUBLE)
+    twin = nn.RNNCell(3, 4, dtype=DOUBLE)
+    with torch.no_grad():
+        twin.weight_ih.copy_(cell.weight_ih)
+        twin.weight_hh.copy_(cell.weight_hh)
+        twin.bias_ih.copy_(cell.bias)
+        twin.bias_hh.zero_()
+    x, h = torch.randn(2, 3, dtype=DOUBLE), torch.randn(2, 4, dtype=DOUBLE)
+    assert torch.allclose(cell(x, h), twin(x, h))
+    assert torch.allclose(cell(x), twin(x))
+    assert torch.allclose(cell(x[0], h[0]), twin(x[0], h[0]))
+
+
+def test_steps_of_the_cell_are_the_layer():
+    layer = OrthogonalRNN(3, 4, field="complex", trainable_h0=True, dtype=DOUBLE)
+    cell = OrthogonalRNNCell(3, 4, field="complex", trainable_h0=True, dtype=DOUBLE)
+    cell.load_state_dict({key.replace("_l0", ""): value for key, value in layer.state_dict().items()})
+    x = torch.randn(5, 2, 3, dtype=DOUBLE)
+    out, _ = layer(x)
+    h = None
+    for t in range(5):
+        h = cell(x[t], h)
+        assert torch.allclose(h, out[t])
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_scan_has_the_gradients_of_finite_differences(is_complex, reverse):
+    dtype = torch.complex128 if is_complex else DOUBLE
+    x, w, h0, u = (torch.randn(s, dtype=dtype) for s in ((4, 2, 3), (5, 5), (2, 5), (5, 3)))
+    bias, b = torch.randn(5, dtype=dtype), torch.randn(5, dtype=DOUBLE) * 0.1
+    leaves = [t.requires_grad_() for t in (x, w, h0, u, bias, b)]
+
+    def run(x, w, h0, u, bias, b):
+        return scan(x, w, h0, u=u, bias=bias, activation_bias=b, activation="modrelu", reverse=reverse)
+
+    assert torch.autograd.gradcheck(run, leaves)
+    assert scan(x, w, h0, u=u, last_only=True)[0] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("b", [-0.5, 0.0, 0.5])
+def test_modrelu_is_finite_and_flat_at_zero(dtype, b):
+    z = torch.zeros(3, dtype=dtype, requires_grad=True)
+    bias = torch.full((3,), b, requires_grad=True)
+    value = modrelu(z, bias)
+    value.abs().sum().backward()
+    assert torch.equal(value, torch.zeros(3, dtype=dtype))
+    assert torch.equal(z.grad, torch.zeros(3, dtype=dtype))
+    assert torch.isfinite(bias.grad).all()
+
+
+def test_modrelu_keeps_the_phase_and_shifts_the_modulus():
+    z = torch.randn(50, dtype=torch.complex128)
+    b = torch.randn(50, dtype=DOUBLE)
+    out = modrelu(z, b)
+    assert torch.allclose(out.abs(), torch.relu(z.abs() + b))
+    alive = out.abs() > 0
+    assert torch.allclose(out[alive].angle(), z[alive].angle())
+    assert torch.autograd.gradcheck(modrelu, (z.requires_grad_(), b.requires_grad_()))
+    assert ModReLU(50)(torch.ones(50)).shape == (50,)
+
+
+def test_a_complex_layer_is_the_real_one_of_blocks():
+    # [Re h | Im h] moves by [[Re W, -Im W], [Im W, Re W]].
+    rnn = OrthogonalRNN(3, 4, field="complex", activation="identity", bias=False, dtype=DOUBLE)
+    w, u = rnn.weight_hh_l0, rnn.weight_ih_l0
+    block = torch.cat([torch.cat([w.real, -w.imag], 1), torch.cat([w.imag, w.real], 1)])
+    x = torch.randn(6, 2, 3, dtype=DOUBLE)
+    out, _ = rnn(x)
+    expected, _ = scan(x, block, torch.zeros(2, 8, dtype=DOUBLE), u=u, activation="identity")
+    assert torch.allclose(torch.cat([out.real, out.imag], -1), expected)
+
+
+def test_complex_layers_stack_and_every_parameter_is_real():
+    rnn = OrthogonalRNN(3, 4, 2, field="complex", bidirectional=True, dropout=0.5, trainable_h0=True)
+    assert not any(p.is_complex() for p in rnn.parameters())
+    out, h_n = rnn(torch.randn(5, 2, 3))
+    assert out.shape == (5, 2, 8)
+    assert h_n.shape == (4, 2, 4)
+    assert out.dtype == torch.complex64
+    out.abs().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in rnn.parameters())
+
+
+def test_w_is_evaluated_once_a_forward(monkeypatch):
+    rnn = OrthogonalRNN(2, 3)
+    param = rnn.parametrizations.weight_hh_l0.param
+    calls = []
+    evaluate = type(param).forward
+    monkeypatch.setattr(type(param), "forward", lambda self, *c: calls.append(1) or evaluate(self, *c))
+    rnn(torch.randn(9, 2, 2))
+    assert len(calls) == 1
+
+
+def test_a_trained_first_state_is_used_when_none_is_given():
+    rnn = OrthogonalRNN(2, 3, trainable_h0=True)
+    x = torch.randn(4, 5, 2)
+    given = rnn.h0_l0.detach().expand(1, 5, 3)
+    assert torch.equal(rnn(x)[0], rnn(x, given)[0])
+    rnn(x)[0].sum().backward()
+    assert rnn.h0_l0.grad.abs().sum() > 0
+
+
+def test_options_and_init_reach_the_parametrization():
+    rnn = OrthogonalRNN(2, 4, negative=3, init="helfrich")
+    assert rnn.parametrizations.weight_hh_l0.signs.tolist() == [1, -1, -1, -1]
+    eye = OrthogonalRNN(2, 4, init="identity").weight_hh_l0
+    assert torch.equal(eye, torch.eye(4))
+
+
+def test_dropout_acts_between_layers_in_training_only():
+    rnn = OrthogonalRNN(3, 8, 2, dropout=1.0, activation="tanh")
+    x = torch.randn(4, 2, 3)
+    bias_only = rnn(x)[0]
+    assert torch.equal(bias_only, torch.zeros_like(bias_only))
+    assert rnn.eval()(x)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (dict(hidden_size=0), errors.OptionError, "hidden_size >= 1"),
+        (dict(num_layers=0), errors.OptionError, "num_layers >= 1"),
+        (dict(dropout=2.0), errors.OptionError, "dropout"),
+        (dict(field="quaternion"), errors.OptionError, "quaternion"),
+        (dict(activation="modrelo"), errors.UnknownNameError, 'did you mean "modrelu"'),
+        (dict(activation="tanh", field="complex"), errors.DtypeError, "tanh"),
+        (dict(parametrization="caley"), errors.UnknownNameError, "cayley"),
+        (dict(dtype=torch.complex64), errors.DtypeError, "complex64"),
+        (dict(negativ=3), errors.OptionError, "negative"),
+    ],
+)
+def test_bad_options_are_said_in_one_sentence(options, error, text):
+    with pytest.raises(error) as caught:
+        OrthogonalRNN(**{"input_size": 3, "hidden_size": 4, **options})
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "h", "text"),
+    [
+        (torch.zeros(5, 2, 4), None, "width 3"),
+        (torch.zeros(5), None, "2 or 3 dimensions"),
+        (torch.zeros(0, 2, 3), None, "non-empty"),
+        (torch.zeros(5, 2, 3), torch.zeros(1, 3, 4), r"(1, 2, 4)"),
+        (torch.zeros(5, 2, 3), torch.zeros(2, 4), "3 dimensions"),
+        (torch.zeros(5, 3), torch.zeros(1, 2, 4), "2 dimensions"),
+    ],
+)
+def test_input_or_state_of_the_wrong_shape_is_refused(x, h, text):
+    with pytest.raises(errors.ShapeError) as caught:
+        OrthogonalRNN(3, 4)(x, h)
+    assert text in str(caught.value)
+
+
+def test_a_cell_refuses_a_state_of_the_wrong_shape():
+    with pytest.raises(errors.ShapeError, match=r"\(2, 4\)"):
+        OrthogonalRNNCell(3, 4)(torch.zeros(2, 3), torch.zeros(3, 4))
+    with pytest.raises(errors.DtypeError, match="real"):
+        OrthogonalRNNCell(3, 4)(torch.zeros(2, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (dict(w=torch.eye(3, 4)), "square w"),
+        (dict(x=torch.zeros(3, 3)), "(T, B, m)"),
+        (dict(x=torch.zeros(0, 2, 3)), "T >= 1"),
+        (dict(u=torch.zeros(4, 2)), "u of shape"),
+        (dict(u=None), "width n = 4"),
+        (dict(h0=torch.zeros(1, 4)), "h0 of shape"),
+        (dict(x=torch.zeros(3, 3), batch_sizes=[1, 2], h0=torch.zeros(1, 4)), "do not increase"),
+    ],
+)
+def test_the_scan_checks_shapes(change, text):
+    arguments = dict(x=torch.zeros(5, 2, 3), w=torch.eye(4), h0=torch.zeros(2, 4), u=torch.zeros(4, 3))
+    with pytest.raises(errors.ShapeError) as caught:
+        scan(**{**arguments, **change})
+    assert text in str(caught.value)
+
+
+def test_layers_copy_and_reload():
+    rnn = OrthogonalRNN(3, 4, 2, field="complex")
+    twin = copy.deepcopy(rnn)
+    other = OrthogonalRNN(3, 4, 2, field="complex")
+    other.load_state_dict(rnn.state_dict())
+    x = torch.randn(2, 2, 3)
+    for copied in (twin, other):
+        assert torch.equal(copied(x)[0], rnn(x)[0])
+    assert list(sk.drift(rnn)) == ["weight_hh_l0", "weight_hh_l1"]
