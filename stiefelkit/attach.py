@@ -3,7 +3,7 @@
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,12 @@ __all__ = [
     "reset_",
 ]
 
+M = TypeVar("M", bound=nn.Module)
 Map = str | type[OrthogonalParam]
 
 
 def orthogonal(
-    module: nn.Module,
+    module: M,
     name: str,
     parametrization: Map = "cayley",
     *,
@@ -51,7 +52,7 @@ def orthogonal(
     precision: str = "exact",
     generator: torch.Generator | None = None,
     **options: Any,
-) -> nn.Module:
+) -> M:
     """Makes a weight orthogonal (unitary, if it is complex) for good, and returns the module.
 
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
@@ -134,7 +135,7 @@ def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return _carrier(module, name).coordinates
 
 
-def bake(module: nn.Module, name: str) -> nn.Module:
+def bake(module: M, name: str) -> M:
     """Replaces an orthogonal weight by one plain parameter that holds the frame, and returns the module.
 
     Copies of the module are not touched. The parameter is a new one: optimizers must be told.

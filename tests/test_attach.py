@@ -1,6 +1,7 @@
 """Putting maps on weights, assigning, resetting, baking and measuring."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def test_a_second_map_on_the_same_weight_is_refused():
 
 
 def test_coordinates_and_chart_are_found_by_name():
-    layer = sk.orthogonal(nn.Linear(5, 3), "weight", "cayley")
+    layer: Any = sk.orthogonal(nn.Linear(5, 3), "weight", "cayley")
     carrier = layer.parametrizations.weight
     assert carrier.skew is sk.coordinates(layer, "weight")["skew"] is carrier.original0
     assert carrier.signs.dtype == torch.int8

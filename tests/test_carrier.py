@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+from typing import Any
 
 import pytest
 import torch
@@ -190,7 +191,7 @@ def test_a_further_parametrization_composes_on_top():
 
 
 def test_compiled_training_equals_eager_training():
-    def train(compiled):
+    def train(compiled) -> Any:
         torch.manual_seed(0)
         net = nn.Sequential(make(6, 6), nn.Tanh(), make(2, 6))
         run = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net

@@ -26,7 +26,7 @@ def test_the_p_by_p_form_is_the_n_by_n_transform(n, short, seed, is_complex):
     torch.manual_seed(seed)
     v = torch.randn(skew_size(n, p, is_complex), dtype=torch.float64)
     phase = torch.randn(p, dtype=torch.float64) if is_complex else None
-    d = torch.exp(1j * phase) if is_complex else torch.ones(p, dtype=torch.float64)
+    d = torch.ones(p, dtype=torch.float64) if phase is None else torch.exp(1j * phase)
     a = full_skew(v, n, p, is_complex)
     eye = torch.eye(n, dtype=a.dtype)
     expected = torch.linalg.solve(eye + a, eye - a)[:, :p] * d
@@ -146,4 +146,5 @@ def test_the_index_cache_survives_inference_mode():
         Cayley((23, 23), dtype=torch.float32)(torch.zeros(253))
     v = torch.zeros(253, requires_grad=True)
     Cayley((23, 23), dtype=torch.float32)(v).sum().backward()
+    assert v.grad is not None
     assert torch.isfinite(v.grad).all()

@@ -44,7 +44,7 @@ def test_an_unknown_coordinate_is_an_error_and_an_absent_one_is_not():
 
 def test_a_bare_name_stands_for_the_prefixed_ones_of_a_composite(monkeypatch):
     net = model()
-    carrier = net[0].parametrizations.weight
+    carrier = dict(net[0].named_modules())["parametrizations.weight"]
     monkeypatch.setattr(type(carrier), "coordinates", property(lambda self: {"u.skew": self.original0}))
     groups = by_name(sk.optim.parameter_groups(net, lr=1e-3, skew=1e-5))
     assert groups["u.skew"]["lr"] == 1e-5
@@ -59,7 +59,7 @@ def test_a_learning_rate_that_is_none_is_refused(lr):
     with pytest.raises(errors.OptionError, match="learning rate"):
         sk.optim.parameter_groups(model(), lr=1.0, skew=lr)
     with pytest.raises(errors.OptionError, match="skew"):
-        sk.optim.parameter_groups(model(), lr=1.0, skew="fast")
+        sk.optim.parameter_groups(model(), lr=1.0, skew="fast")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Rprop"])

@@ -1,6 +1,7 @@
 """The papers' systems: parameter counts, initial values, choices."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_parameter_counts_are_the_papers(name, sizes, count):
 
 @pytest.mark.parametrize("name", sk.models.names())
 def test_every_model_reads_sequences_and_trains_every_parameter(name):
-    net = sk.models.create(name, 3, 8, 5)
+    net: Any = sk.models.create(name, 3, 8, 5)
     x = torch.randn(2, 6, 3)
     every = net(x)
     assert every.shape == (2, 6, 5)
@@ -43,7 +44,7 @@ def test_every_model_reads_sequences_and_trains_every_parameter(name):
 
 
 def test_scornn_starts_as_its_code_does():
-    net = sk.models.create("scornn", 2, 10, 1, negative=4)
+    net: Any = sk.models.create("scornn", 2, 10, 1, negative=4)
     rnn = net.rnn
     assert rnn.parametrizations.weight_hh_l0.signs.tolist() == [1] * 6 + [-1] * 4
     assert rnn.weight_ih_l0.abs().max() <= 0.01
@@ -56,7 +57,7 @@ def test_scornn_starts_as_its_code_does():
 
 
 def test_scurnn_starts_as_its_code_does():
-    net = sk.models.create("scurnn", 2, 10, 3)
+    net: Any = sk.models.create("scurnn", 2, 10, 3)
     rnn = net.rnn
     coordinates = rnn.parametrizations.weight_hh_l0.coordinates
     table = coordinates["skew"].view(10, 10)
@@ -70,13 +71,13 @@ def test_scurnn_starts_as_its_code_does():
 
 
 def test_the_lstm_has_one_bias_and_an_open_forget_gate():
-    net = sk.models.create("lstm", 2, 4, 3, forget_bias=2.0)
+    net: Any = sk.models.create("lstm", 2, 4, 3, forget_bias=2.0)
     assert net.rnn.bias_ih_l0.tolist() == [0.0] * 4 + [2.0] * 4 + [0.0] * 8
     assert not net.rnn.bias_hh_l0.requires_grad
 
 
 def test_separate_coordinates_take_separate_rates():
-    net = sk.models.create("scurnn", 2, 4, 3)
+    net: Any = sk.models.create("scurnn", 2, 4, 3)
     groups = sk.optim.parameter_groups(net, lr=1e-3, skew=dict(lr=1e-4), phase=dict(lr=1e-2))
     assert {group.get("name"): group["lr"] for group in groups} == {None: 1e-3, "skew": 1e-4, "phase": 1e-2}
 
@@ -98,4 +99,5 @@ def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):
 
 def test_a_model_is_registered_by_name():
     sk.models.register("mine", "stiefelkit.models.scornn:scornn")
-    assert sk.models.create("mine", 1, 2, 3).output.weight.shape == (3, 2)
+    net: Any = sk.models.create("mine", 1, 2, 3)
+    assert net.output.weight.shape == (3, 2)

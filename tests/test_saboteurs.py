@@ -51,7 +51,7 @@ class WrongHessian(Cayley):
     """Saves an intermediate that knows nothing of the coordinates."""
 
     def forward(self, skew, phase=None):
-        if self.is_complex or len(self.shape) > 2 or self.shape[0] != self.shape[1]:
+        if self.is_complex or any(self.shape[:-2]) or self.shape[-2] != self.shape[-1]:
             return super().forward(skew, phase)
         return (_DetachedFactor.apply(skew.double(), self.shape[-1]) * self.signs).to(self.dtype)
 

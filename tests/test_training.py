@@ -211,8 +211,36 @@ def test_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    assert train.train(small(), tmp_path).step == 12
+def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train.train(small(), Path()).step == 12
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_full_disk_is_told_and_the_run_can_go_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "run"
+    display = Watching(lambda step: monkeypatch.setattr(checkpoint, "write_synced", full) if step == 6 else None)
+    with pytest.raises(RunError, match="No space left on device"):
+        train.train(small(), path, display)
+    monkeypatch.undo()
+    train.resume(path)
+    assert content(path) == content(whole)
+
+
+def test_another_version_of_torch_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(7))
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(text.replace(torch.__version__, "1.2.3"))
+    display = Watching()
+    train.resume(path, display=display)
+    assert "torch 1.2.3" in display.notes[0]
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:

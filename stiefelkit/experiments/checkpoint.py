@@ -104,6 +104,8 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         return record["step"], unpack(record["state"], load_tensors(content))
     except FileNotFoundError as error:
         raise RunError(f"Checkpoint {path} is damaged: {Path(error.filename).name} is missing.") from error
+    except OSError as error:
+        raise RunError(f"Checkpoint {path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunError(f"Checkpoint {path} is damaged: {STATE} cannot be read.") from error
 

@@ -93,13 +93,13 @@ class Config:
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> "Config":
-        """Returns the config that `dataclasses.asdict` wrote.
+        """Returns the config that `dataclasses.asdict` wrote; fields that are newer than it get their defaults.
 
         Raises:
             RunError: `data` is no such thing; `source` names the file in the message.
         """
         known = {item.name for item in dataclasses.fields(cls)}
-        if not isinstance(data, dict) or set(data) != known:
+        if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):
             raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
         return cls(**data)
 

@@ -4,10 +4,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 __all__ = ["Silent", "Terminal", "worst_ratio"]
+
+REDRAWN = 0.1
+"""Seconds between two drawings of the bar, at least."""
 
 
 def worst_ratio(orthogonality: Mapping[str, Mapping[str, float]]) -> float | None:
@@ -35,7 +40,9 @@ class Silent:
 
 
 class Terminal(Silent):
-    """A bar on an interactive console; elsewhere a plain line for every evaluation.
+    """A bar with the figures under it on an interactive console; elsewhere a plain line for every evaluation.
+
+    It draws between the steps and in no thread of its own, so that the time of a step is the step's.
 
     Args:
         console: where to; standard output if left out.
@@ -43,34 +50,27 @@ class Terminal(Silent):
 
     def __init__(self, console: Console | None = None):
         self._console = console or Console(highlight=False)
-        self._bar: Progress | None = None
-        self._title, self._steps, self._since = "", 0, (0, 0.0)
-        self._step = 0
+        self._live: Live | None = None
+        self._title, self._steps, self._step, self._since, self._drawn = "", 0, 0, (0, 0.0), 0.0
         self._last: dict[str, Any] = {}
 
     def begin(self, title: str, step: int, steps: int) -> None:
-        """Draws the bar."""
+        """Draws the empty bar."""
         self._title, self._steps, self._step, self._last = title, steps, step, {}
         self._since = (step, time.monotonic())
-        if not self._console.is_terminal:
-            return
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-        )
-        self._bar.start()
-        self._task = self._bar.add_task(title, total=steps, completed=step, text="")
+        if self._console.is_terminal:
+            columns = (TextColumn("[bold]{task.description}"), BarColumn(None), MofNCompleteColumn())
+            self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=self._console, expand=True)
+            self._task = self._bar.add_task(title, total=steps, completed=step)
+            self._live = Live(self._bar, console=self._console, auto_refresh=False)
+            self._live.start()
 
     def stepped(self, step: int, loss: float) -> None:
-        """Moves the bar."""
+        """Moves the bar, ten times a second at most."""
         self._step = step
         self._last["loss"] = loss
-        if self._bar:
-            self._bar.update(self._task, completed=step, text="  ".join(self._words()))
+        if self._live and time.monotonic() - self._drawn > REDRAWN:
+            self._draw()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Takes the figures over; without a bar, prints them at an evaluation."""
@@ -78,7 +78,7 @@ class Terminal(Silent):
             self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record["orthogonality"])}
             return
         self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
-        if not self._bar:
+        if not self._live:
             words = "  ".join(self._words())
             self._console.print(f"{self._title}  {record['step']}/{self._steps}  {words}", soft_wrap=True)
 
@@ -88,13 +88,22 @@ class Terminal(Silent):
 
     def end(self) -> None:
         """Leaves the last state of the bar on the screen."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
+        if self._live:
+            self._draw()
+            self._live.stop()
+            self._live = None
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self._bar.update(self._task, completed=self._step)
+        figures = Text("  ".join(self._words()), no_wrap=True, overflow="ellipsis")
+        if self._live:
+            self._live.update(Group(self._bar, figures), refresh=True)
 
     def _words(self) -> Iterator[str]:
         last = self._last
-        yield f"loss {last['loss']:.4f}"
+        if "loss" in last:
+            yield f"loss {last['loss']:.4f}"
         if last.get("accuracy") is not None:
             yield f"accuracy {last['accuracy']:.1%}"
         if last.get("test_accuracy") is not None:

@@ -17,7 +17,7 @@ from stiefelkit.errors import RunError
 from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.files import sync_directory, write_atomically, write_synced
 
-__all__ = ["RunFolder", "is_run"]
+__all__ = ["RunFolder", "is_run", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 
@@ -25,6 +25,11 @@ CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lo
 def is_run(path: Path) -> bool:
     """Returns whether a path is the folder of a run."""
     return (path / CONFIG).is_file()
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions on which the last bits of a run depend."""
+    return {"python": platform.python_version(), "stiefelkit": __version__, "torch": torch.__version__}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +46,7 @@ class RunFolder:
     path: Path
     config: Config
     parameters: int
-    versions: dict[str, str] = dataclasses.field(
-        default_factory=lambda: {
-            "python": platform.python_version(),
-            "stiefelkit": __version__,
-            "torch": torch.__version__,
-        }
-    )
+    versions: dict[str, str] = dataclasses.field(default_factory=versions)
 
     @property
     def log(self) -> Path:
@@ -64,7 +63,7 @@ class RunFolder:
         """Raises RunError if there is something at `path` that a new run would overwrite."""
         if path.is_dir() and is_run(path):
             raise RunError(f"A new run needs a new folder, got {path}, which holds a run; add --resume to continue it.")
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if path.exists() and not (path.is_dir() and all(child.name.startswith(".") for child in path.iterdir())):
             raise RunError(f"A new run needs a new or empty folder, got {path}; choose another --out.")
 
     @classmethod
@@ -76,8 +75,11 @@ class RunFolder:
         """
         cls.refuse_existing(path)
         folder = cls(path, config, parameters)
-        temporary = path.with_name(f".{path.name}.tmp")
         try:
+            if path.exists():
+                write_atomically(path / CONFIG, folder._content())
+                return folder
+            temporary = path.with_name(f".{path.name}.tmp")
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()

@@ -14,7 +14,7 @@ from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.display import Silent
 from stiefelkit.experiments.interruption import Interruption
 from stiefelkit.experiments.log import Log
-from stiefelkit.experiments.run_folder import RunFolder
+from stiefelkit.experiments.run_folder import RunFolder, versions
 from stiefelkit.experiments.session import Session
 
 __all__ = ["Outcome", "resume", "train"]
@@ -88,6 +88,9 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
                     display.note(note)
                 if step >= config.steps:
                     return Outcome(out, step, already=True)
+                changed = [f"{k} {v}, now {versions()[k]}" for k, v in folder.versions.items() if versions()[k] != v]
+                if changed:
+                    display.note(f"Run {out} began with {' and '.join(changed)}: the last bits may differ.")
                 session.restore(step, state)
                 bytes_kept = state["log_bytes"]
             return _run(session, folder, Log(folder.log, bytes_kept), display)
@@ -97,12 +100,15 @@ def _run(session: Session, folder: RunFolder, log: Log, display: Silent) -> Outc
     config, saved = session.config, session.step
 
     def save() -> int:
-        # the lines reach the disk before the checkpoint that counts them
-        checkpoint.save(folder.checkpoints, session.step, session.state() | {"log_bytes": log.sync()})
+        state = session.state()
+        with _writing(folder):
+            # the lines reach the disk before the checkpoint that counts them
+            checkpoint.save(folder.checkpoints, session.step, state | {"log_bytes": log.sync()})
         return session.step
 
     def write(record: dict[str, Any]) -> None:
-        log.write(record)
+        with _writing(folder):
+            log.write(record)
         display.record(record)
 
     def due(every: int) -> bool:
@@ -129,6 +135,16 @@ def _run(session: Session, folder: RunFolder, log: Log, display: Silent) -> Outc
         finally:
             display.end()
     return Outcome(folder.path, session.step, interruption.signal if session.step < config.steps else None)
+
+
+@contextlib.contextmanager
+def _writing(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"Run {folder.path} cannot be written: {error.strerror}; its last checkpoint is kept for --resume."
+        ) from error
 
 
 @contextlib.contextmanager
