@@ -1,6 +1,6 @@
 """Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface."""
 
-from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations
+from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
 from stiefelkit.attach import (
     Drift,
@@ -41,4 +41,5 @@ __all__ = [
     "parametrizations",
     "register",
     "reset_",
+    "testing",
 ]

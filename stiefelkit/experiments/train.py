@@ -88,7 +88,9 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
                     display.note(note)
                 if step >= config.steps:
                     return Outcome(out, step, already=True)
-                changed = [f"{k} {v}, now {versions()[k]}" for k, v in folder.versions.items() if versions()[k] != v]
+                changed = [
+                    f"{k} {v}, now {versions().get(k)}" for k, v in folder.versions.items() if versions().get(k) != v
+                ]
                 if changed:
                     display.note(f"Run {out} began with {' and '.join(changed)}: the last bits may differ.")
                 session.restore(step, state)

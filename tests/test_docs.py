@@ -1,0 +1,31 @@
+"""The code printed in README and docs runs as printed."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/extending.md"])
+def test_printed_python_runs(page, monkeypatch, tmp_path):
+    from stiefelkit import registry
+
+    own = registry.Registry("parametrization", dict(registry.parametrizations._targets), "nobody.home")
+    monkeypatch.setattr(registry, "parametrizations", own)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    name = "printed_" + re.sub(r"\W", "_", page)
+    (tmp_path / f"{name}.py").write_text("\n".join(blocks))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(name)
+
+
+def test_readme_names_what_the_registries_hold():
+    import stiefelkit as sk
+
+    text = (ROOT / "README.md").read_text()
+    for name in [*sk.available(), *sk.models.names()]:
+        assert f"`{name}`" in text
