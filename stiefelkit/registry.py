@@ -115,6 +115,7 @@ parametrizations = Registry(
     "parametrization",
     {
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
+        "householder": "stiefelkit.parametrizations.householder:Householder",
     },
     group="stiefelkit.parametrizations",
 )

@@ -2,7 +2,16 @@
 
 from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
 from stiefelkit.functional._cayley import cayley, cayley_inverse
-from stiefelkit.functional._packing import pack_skew, pack_skew_gradient, skew_size, unpack_skew
+from stiefelkit.functional._householder import householder, householder_inverse
+from stiefelkit.functional._packing import (
+    pack_skew,
+    pack_skew_gradient,
+    pack_trapezoid,
+    skew_size,
+    trapezoid_size,
+    unpack_skew,
+    unpack_trapezoid,
+)
 from stiefelkit.functional._polish import nearest_frame, polish
 from stiefelkit.functional._scan import scan
 
@@ -12,12 +21,17 @@ __all__ = [
     "cayley",
     "cayley_inverse",
     "find_activation",
+    "householder",
+    "householder_inverse",
     "modrelu",
     "nearest_frame",
     "pack_skew",
     "pack_skew_gradient",
+    "pack_trapezoid",
     "polish",
     "scan",
     "skew_size",
+    "trapezoid_size",
     "unpack_skew",
+    "unpack_trapezoid",
 ]

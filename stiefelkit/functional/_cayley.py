@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_skew, pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
 
@@ -37,13 +38,11 @@ def cayley(v: Tensor, n: int, p: int, *, signs: Tensor | None = None, phase: Ten
     return _Cayley.apply(v, phase, signs, n, p)  # type: ignore[return-value]
 
 
-class _Cayley(torch.autograd.Function):
+class _Cayley(Function):
     """Saves the coordinates and W itself, from which M = (W D^H + I) / 2.
 
     A saved output keeps second derivatives right where a further saved tensor would not.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, p: int) -> Tensor:  # type: ignore[override]

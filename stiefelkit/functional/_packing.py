@@ -14,10 +14,18 @@ A21 is kept by columns because products with a p x p factor are up to twice as f
 import torch
 from torch import Tensor
 
-__all__ = ["pack_skew", "pack_skew_gradient", "skew_size", "unpack_skew"]
+__all__ = [
+    "pack_skew",
+    "pack_skew_gradient",
+    "pack_trapezoid",
+    "skew_size",
+    "trapezoid_size",
+    "unpack_skew",
+    "unpack_trapezoid",
+]
 
 _LARGEST_CACHED = 1 << 21
-_below_diagonal: dict[tuple[int, torch.device], Tensor] = {}
+_below_diagonal: dict[tuple[int, int, torch.device], Tensor] = {}
 
 
 def skew_size(n: int, p: int, is_complex: bool) -> int:
@@ -45,7 +53,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     """
     if not is_complex:
         size = p * (p - 1) // 2
-        below = v.new_zeros(*v.shape[:-1], p * p).index_copy(-1, _indices(p, v.device), v[..., :size])
+        below = v.new_zeros(*v.shape[:-1], p * p).index_copy(-1, _indices(p, -1, v.device), v[..., :size])
         below = below.unflatten(-1, (p, p))
         return below - below.mT, v[..., size:].unflatten(-1, (p, n - p)).mT
     table = v[..., : p * p].unflatten(-1, (p, p))
@@ -67,7 +75,7 @@ def pack_skew(a11: Tensor, a21: Tensor) -> Tensor:
     """
     p = a11.shape[-1]
     if not a11.is_complex():
-        below = a11.contiguous().flatten(-2).index_select(-1, _indices(p, a11.device))
+        below = a11.contiguous().flatten(-2).index_select(-1, _indices(p, -1, a11.device))
         return torch.cat([below, a21.mT.flatten(-2)], dim=-1) if a21.numel() else below
     table = a11.real.tril(-1) + a11.imag.triu()
     return torch.cat([table.flatten(-2), a21.real.mT.flatten(-2), a21.imag.mT.flatten(-2)], dim=-1)
@@ -85,15 +93,56 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor) -> Tensor:
     return pack_skew(s, g21)
 
 
-def _indices(p: int, device: torch.device) -> Tensor:
-    """Flat positions of the entries below the diagonal of a p x p matrix, row by row."""
-    key = (p, device)
+def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
+    """Number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
+
+    >>> trapezoid_size(5, 5, False), trapezoid_size(5, 2, False), trapezoid_size(5, 2, True)
+    (15, 9, 18)
+    """
+    return (n * k - k * (k - 1) // 2) * (1 + is_complex)
+
+
+def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
+    """Turns packed coordinates into lower-trapezoidal matrices.
+
+    In reading order: the top k x k block's lower triangle row by row, then the rows below column by column; for
+    complex matrices all real parts first, then all imaginary parts.
+
+    Args:
+        v: real coordinates, shape (*, trapezoid_size(n, k, is_complex)).
+        n: rows.
+        k: columns, k <= n.
+        is_complex: whether the matrices are complex.
+
+    Returns:
+        Tensor of shape (*, n, k).
+    """
+    if is_complex:
+        re, im = v.unflatten(-1, (2, -1)).unbind(-2)
+        return torch.complex(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
+    size = k * (k + 1) // 2
+    top = v.new_zeros(*v.shape[:-1], k * k).index_copy(-1, _indices(k, 0, v.device), v[..., :size])
+    return torch.cat([top.unflatten(-1, (k, k)), v[..., size:].unflatten(-1, (k, n - k)).mT], dim=-2)
+
+
+def pack_trapezoid(u: Tensor) -> Tensor:
+    """Reads the packed coordinates off matrices, or gradients off gradients: the adjoint of `unpack_trapezoid`."""
+    if u.is_complex():
+        return torch.cat([pack_trapezoid(u.real), pack_trapezoid(u.imag)], dim=-1)
+    k = u.shape[-1]
+    top = u[..., :k, :].flatten(-2).index_select(-1, _indices(k, 0, u.device))
+    return torch.cat([top, u[..., k:, :].mT.flatten(-2)], dim=-1)
+
+
+def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
+    """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
+    key = (k, diagonal, device)
     if key in _below_diagonal and not torch.compiler.is_compiling():
         return _below_diagonal[key]
     # An inference tensor, or a fake one made while tracing, would poison later calls.
     with torch.inference_mode(False):
-        i, j = torch.tril_indices(p, p, -1, device=device)
-        index = i * p + j
-    if type(index) is Tensor and p * p <= _LARGEST_CACHED and not torch.compiler.is_compiling():
+        i, j = torch.tril_indices(k, k, diagonal, device=device)
+        index = i * k + j
+    if type(index) is Tensor and k * k <= _LARGEST_CACHED and not torch.compiler.is_compiling():
         _below_diagonal[key] = index
     return index

@@ -1,0 +1,142 @@
+"""Products of Householder reflectors, real and complex."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import ImageError, OptionError
+from stiefelkit.functional import householder, householder_inverse, trapezoid_size
+from stiefelkit.param import OrthogonalParam, Traits
+
+__all__ = ["Householder"]
+
+
+class Householder(OrthogonalParam):
+    r"""First p columns of H_1 H_2 ... H_k D, with H_j = I - 2 u_j u_j^H / |u_j|^2 and u_j zero above row j.
+
+    Real frames: D is a fixed diagonal of signs, the chart `signs`. Complex frames: D = diag(e^{i theta}) is trained
+    too, the coordinate `phase`. The coordinate `reflectors` is packed as
+    `stiefelkit.functional.unpack_trapezoid` tells; the scale of a reflector means nothing, and a zero one is the
+    identity.
+
+    Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors, of which W costs less:
+    O(npk). With D fixed, a square real W has det W = (-1)^k det D as long as no reflector is zero. Not for weights
+    that must cross from one component of O(n) to the other.
+
+    Args:
+        shape: shape of the frame, (*, n, p).
+        dtype: real or complex dtype of the frame.
+        device: where the signs live.
+        precision: "exact": everything in float64, one rounding at the end.
+        reflections: how many reflectors, 1 to p; p when None.
+
+    References:
+        Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
+        Householder reflections, ICML 2017; its last reflection of a single entry is a sign of D here.
+        Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, Accumulating Householder transformations, revisited, 2006.
+
+    >>> map = Householder((3, 3), dtype=torch.float32, reflections=1)
+    >>> map(torch.tensor([2.0, 0.0, 0.0]))
+    tensor([[-1.,  0.,  0.],
+            [ 0.,  1.,  0.],
+            [ 0.,  0.,  1.]])
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
+
+    signs: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+        reflections: int | None = None,
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        p = self.shape[-1]
+        k = p if reflections is None else reflections
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= p:
+            raise OptionError(f"Householder needs reflections between 1 and p = {p}, got {reflections!r}.")
+        self.reflections = k
+        if not self.is_complex:
+            self.register_buffer("signs", torch.ones(*self.shape[:-2], p, dtype=torch.int8, device=device))
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Square, tall, one column, one entry, batched, truncated."""
+        shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
+        truncated = [((6, 6), 1), ((8, 8), 3), ((9, 5), 2), ((2, 7, 4), 3)]
+        return [*((shape, {}) for shape in shapes), *((shape, {"reflections": k}) for shape, k in truncated)]
+
+    @property
+    def traits(self) -> Traits:
+        """Onto with as many reflectors as columns; with fewer, complex frames have no right inverse."""
+        n, p = self.shape[-2:]
+        component = "chart" if n == p and not self.is_complex else "connected"
+        full = self.reflections == p
+        return Traits(onto=full, invertible=full or not self.is_complex, exact=True, component=component)
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """`reflectors`, and for complex frames `phase`."""
+        *batch, n, p = self.shape
+        size = trapezoid_size(n, self.reflections, self.is_complex)
+        shapes: dict[str, tuple[int, ...]] = {"reflectors": (*batch, size)}
+        if self.is_complex:
+            shapes["phase"] = (*batch, p)
+        return shapes
+
+    def options(self) -> dict[str, Any]:
+        """The number of reflectors."""
+        return {"reflections": self.reflections}
+
+    def forward(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
+        """Maps coordinates to frames.
+
+        Args:
+            reflectors: packed reflectors, shape (*, d), d = nk - k(k - 1)/2, twice that for complex frames.
+            phase: angles of D in radians, shape (*, p), complex frames only.
+
+        Returns:
+            Frames of shape (*, n, p).
+        """
+        n, p = self.shape[-2:]
+        w = householder(reflectors, n, self.reflections, p, self.is_complex)
+        if phase is None:
+            return (w * self.signs.unsqueeze(-2)).to(self.dtype)
+        theta = phase.double()
+        return (w * torch.complex(theta.cos(), theta.sin()).unsqueeze(-2)).to(self.dtype)
+
+    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
+
+        With fewer reflectors than columns not every D will do: the stable choice is tried, then for real frames the
+        chart's and all ones. Complex frames have no other than the stable one, which reaches but a part of the image.
+        """
+        tried = [None] if self.is_complex or self.traits.onto else [None, self.signs, torch.ones_like(self.signs)]
+        for signs in tried:
+            v, d, left = householder_inverse(w, self.reflections, signs)
+            if (d.abs() - 1).abs().max().item() + left.max().item() <= 1e-6:
+                return ((v, d.angle()), {}) if self.is_complex else ((v,), {"signs": d.sign().to(torch.int8)})
+        raise ImageError(
+            f"Householder needs a frame that {self.reflections} reflections reduce to a diagonal, got another; with "
+            f"reflections={self.shape[-1]} any frame fits."
+        )
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws a frame, or, for "haar" with fewer reflectors than columns, reflectors uniform on their spheres."""
+        if scheme != "haar" or self.traits.onto:
+            return self.initial_frame(scheme, generator)
+        device = None if generator is None else generator.device
+        drawn = tuple(
+            torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
+            for shape in self.coordinates.values()
+        )
+        return drawn, {} if self.is_complex else {"signs": torch.ones_like(self.signs)}
