@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        print("Stopped at once; the last checkpoint is kept.", file=sys.stderr)
+        print("Stopped at once; what was saved is kept.", file=sys.stderr)
         return 128 + signal.SIGINT
     return code if isinstance(code, int) else 0
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.checks import at_least, finite_positive
 from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, log_scale, reference_line
+from stiefelkit.experiments.figure import figure, log_scale, reference_line, styles
 from stiefelkit.experiments.files import write_atomically
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 
@@ -203,21 +204,13 @@ def _error(layer: nn.Linear) -> float:
 
 
 def _draw(plan: Plan, curves: list[Curve], path: Path) -> None:
-    colours = {
-        method: COLOURS[i % len(COLOURS)] for i, method in enumerate(m for m in plan.methods if m != UNCONSTRAINED)
-    }
-    markers = {method: MARKERS[i % len(MARKERS)] for i, method in enumerate(colours)}
+    bound = [method for method in plan.methods if method != UNCONSTRAINED]
+    look: dict[str, dict[str, Any]] = {UNCONSTRAINED: {"color": "0.55"}}
+    look.update(zip(bound, styles(len(bound)), strict=True))
     with figure(path, len(plan.sizes), width=3.8, height=3.2) as panels:
         for axes, size in zip(panels, plan.sizes, strict=True):
             for curve in (curve for curve in curves if curve.size == size):
-                free = curve.method == UNCONSTRAINED
-                axes.plot(
-                    curve.steps,
-                    curve.ratios,
-                    color="0.55" if free else colours[curve.method],
-                    marker=None if free else markers[curve.method],
-                    label=curve.method,
-                )
+                axes.plot(curve.steps, curve.ratios, label=curve.method, **look[curve.method])
             reference_line(axes, 1.0, "rounding limit", below=True)
             axes.set_xscale("symlog", linthresh=1)
             axes.set(title=f"{size} x {size}, {plan.dtype}", xlabel="optimizer step")

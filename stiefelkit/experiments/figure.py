@@ -11,12 +11,19 @@ from stiefelkit.errors import RunError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "MARKERS", "figure", "log_scale", "reference_line"]
+__all__ = ["figure", "log_scale", "reference_line", "styles"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which the colour-blind can tell apart."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def styles(count: int) -> list[dict[str, Any]]:
+    """Returns colours and markers for so many curves; no pair comes twice among the first 49."""
+    n = len(COLOURS)
+    return [{"color": COLOURS[i % n], "marker": MARKERS[(i + i // n) % n]} for i in range(count)]
+
 
 STYLE: dict[Any, Any] = {
     "axes.grid": True,

@@ -7,7 +7,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.experiments.display import worst_ratio
-from stiefelkit.experiments.figure import COLOURS, MARKERS, figure, log_scale, reference_line
+from stiefelkit.experiments.figure import figure, log_scale, reference_line, styles
 from stiefelkit.experiments.log import read
 from stiefelkit.experiments.run_folder import RunFolder, is_run
 from stiefelkit.experiments.tasks import Task
@@ -87,11 +87,11 @@ def _learning(curves: list[Curves], path: Path) -> Path:
     by_accuracy = task.headline == "accuracy"
     scale = 100.0 if by_accuracy else 1.0
     with figure(path, 2) as (left, right):
-        for curve, colour, marker in _styled(curves):
-            left.plot(*_points(curve.train, "loss"), color=colour)
+        for curve, look in zip(curves, styles(len(curves)), strict=True):
+            left.plot(*_points(curve.train, "loss"), color=look["color"])
             steps, scores = _points(curve.test, task.headline)
             scores = [scale * score for score in scores]
-            right.plot(steps, scores, color=colour, marker=marker, label=curve.label)
+            right.plot(steps, scores, label=curve.label, **look)
         for baseline in {curve.task.baseline["loss"] for curve in curves}:
             reference_line(left, baseline, "baseline")
         for baseline in {curve.task.baseline[task.headline] for curve in curves}:
@@ -111,13 +111,13 @@ def _learning(curves: list[Curves], path: Path) -> Path:
 
 def _orthogonality(curves: list[Curves], path: Path) -> Path:
     with figure(path, 1, width=4.2) as (axes,):
-        for curve, colour, marker in _styled(curves):
+        for curve, look in zip(curves, styles(len(curves)), strict=True):
             points = [(record["step"], worst_ratio(record["orthogonality"])) for record in curve.train]
             steps = [step for step, ratio in points if ratio is not None]
             ratios = [ratio for _, ratio in points if ratio is not None]
             if steps:
                 every = max(1, len(steps) // 12)
-                axes.plot(steps, ratios, color=colour, marker=marker, markevery=every, label=curve.label)
+                axes.plot(steps, ratios, markevery=every, label=curve.label, **look)
         reference_line(axes, 1.0, "rounding limit", below=True)
         axes.set(
             xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality", yscale="log"
@@ -128,10 +128,6 @@ def _orthogonality(curves: list[Curves], path: Path) -> Path:
         log_scale(axes)
         axes.legend(loc="upper right")
     return path
-
-
-def _styled(curves: list[Curves]) -> list[tuple[Curves, str, str]]:
-    return [(curve, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]) for index, curve in enumerate(curves)]
 
 
 def _points(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -84,18 +84,22 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
             session, bytes_kept = Session.start(config), 0
             if found:
                 step, state, notes = found
-                for note in notes:
-                    display.note(note)
                 if step >= config.steps:
                     return Outcome(out, step, already=True)
-                changed = [
-                    f"{k} {v}, now {versions().get(k)}" for k, v in folder.versions.items() if versions().get(k) != v
-                ]
-                if changed:
-                    display.note(f"Run {out} began with {' and '.join(changed)}: the last bits may differ.")
+                for note in [*notes, *_changes(folder)]:
+                    display.note(note)
                 session.restore(step, state)
                 bytes_kept = state["log_bytes"]
             return _run(session, folder, Log(folder.log, bytes_kept), display)
+
+
+def _changes(folder: RunFolder) -> list[str]:
+    now = versions()
+    return [
+        f"Run {folder.path} began with {name} {before}, now it is {now.get(name)}: the last bits may differ."
+        for name, before in folder.versions.items()
+        if before != now.get(name)
+    ]
 
 
 def _run(session: Session, folder: RunFolder, log: Log, display: Silent) -> Outcome:

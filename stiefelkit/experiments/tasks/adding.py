@@ -23,6 +23,9 @@ class Adding(Task):
     Input: pairs (number, marker); one marker is uniform in the steps [0, f), the other in [f, T), f = floor((T-1)/2).
     Target: the sum. The loss is the squared error; always answering 1 scores 1/6.
 
+    A model stays at the baseline for a while and then leaves it quickly; the longer T, the later. The recipes
+    do four of the papers' ten epochs; at T = 50, 4000 steps bring the error of scoRNN under 0.01.
+
     Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018
     but for the test set, which has 10,000 sequences there.
 
@@ -44,13 +47,13 @@ class Adding(Task):
     loss_label: ClassVar[str] = "mean squared error"
     recipes: ClassVar[dict[str, Recipe]] = {
         "scornn": Recipe(
-            Settings(hidden_size=170, steps=4000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-4}),
+            Settings(hidden_size=170, steps=8000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-4}),
             options=lambda n: {"negative": n // 2},
         ),
         "scurnn": Recipe(
-            Settings(hidden_size=116, steps=4000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-3})
+            Settings(hidden_size=116, steps=8000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-3})
         ),
-        "lstm": Recipe(Settings(hidden_size=60, steps=4000, batch_size=50, optimizer="adam", lr=1e-2, clip_norm=1.0)),
+        "lstm": Recipe(Settings(hidden_size=60, steps=8000, batch_size=50, optimizer="adam", lr=1e-2, clip_norm=1.0)),
     }
 
     def __post_init__(self) -> None:
