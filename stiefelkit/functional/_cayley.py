@@ -2,7 +2,7 @@
 
 Square (Helfrich, Willmott, Ye 2018; Maduranga, Helfrich, Ye 2019): W = (I + A)^-1 (I - A) = 2 M - I, M = (I + A)^-1.
 Tall: the first p columns of the n x n transform of A = [[A11, -A21^H], [A21, 0]] need a p x p inverse only,
-X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X].
+X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X]. X comes from a QR factor, not from the Gram matrix, whose rounding can swamp the identity.
 """
 
 from typing import Any
@@ -20,9 +20,10 @@ __all__ = ["cayley", "cayley_inverse"]
 def cayley(v: Tensor, n: int, p: int, *, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
     """Scaled Cayley transform of packed coordinates, in float64.
 
-    Differentiable any number of times; composes with vmap, compile and export. Costs one p x p inverse and, for a
-    tall frame, two (n - p) x p products; backward two p x p products and, for a tall frame, three more. The diagonal
-    costs nothing: it is folded into p x p factors.
+    Differentiable any number of times in reverse mode; composes with vmap, compile and export. Costs one p x p inverse
+    and, for a tall frame, one QR factor and one product of (n - p) x p; backward two p x p products and, for a tall
+    frame, three of (n - p) x p. The diagonal costs nothing: it is folded into p x p factors. Exact for coordinates up
+    to about 1e6; beyond 1e8 a frame of odd size loses digits.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, phase is not None)), float32 or float64.
@@ -47,10 +48,7 @@ class _Cayley(Function):
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, p: int) -> Tensor:  # type: ignore[override]
         a11, a21 = unpack_skew(v.double(), n, p, phase is not None)
-        if n > p:
-            a11 = a11 + a21.mH @ a21
-        a11.diagonal(dim1=-2, dim2=-1).add_(1)
-        doubled = 2 * torch.linalg.inv(a11)
+        doubled = 2 * _resolvent(a11, a21)
         d = _diagonal(phase, signs)
         top = doubled - torch.eye(p, dtype=doubled.dtype, device=doubled.device)
         if n == p:
@@ -83,6 +81,21 @@ class _Cayley(Function):
             gv = pack_skew_gradient(g11, g21)
         g_phase = None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
         return gv.to(v.dtype), g_phase, None, None, None
+
+
+def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
+    """(I + A11 + A21^H A21)^-1, accurate also where A21 is large in some directions and vanishes in others.
+
+    With [I; A21] = Q R it is Q1 (I + Q1^H A11 Q1)^-1 Q1^H, Q1 = R^-1: the Gram matrix, whose rounding would swamp the
+    identity, is never formed.
+    """
+    eye = torch.eye(a11.shape[-1], dtype=a11.dtype, device=a11.device)
+    if a21.shape[-2] == 0:
+        return torch.linalg.inv(eye + a11)
+    r = torch.linalg.qr(a21, mode="r")[1]
+    r = torch.linalg.qr(torch.cat([eye.expand_as(a11), r], dim=-2), mode="r")[1]
+    q1 = torch.linalg.solve_triangular(r, eye.expand_as(a11), upper=True)
+    return q1 @ torch.linalg.inv(eye + q1.mH @ a11 @ q1) @ q1.mH
 
 
 def _diagonal(phase: Tensor | None, signs: Tensor | None) -> Tensor | None:

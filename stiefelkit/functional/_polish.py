@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stiefelkit.metrics import orthogonality_error
+from stiefelkit.metrics import defect, orthogonality_error
 
 __all__ = ["nearest_frame", "polish"]
 
@@ -20,9 +20,7 @@ def polish(w: Tensor) -> Tensor:
     Returns:
         The polished matrix, same shape and dtype.
     """
-    residual = w.mH @ w
-    residual.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return w - (w @ residual) / 2
+    return w - (w @ defect(w)) / 2
 
 
 def nearest_frame(w: Tensor) -> Tensor:
