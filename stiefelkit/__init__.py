@@ -13,8 +13,9 @@ from stiefelkit.attach import (
     register,
     reset_,
 )
-from stiefelkit.carrier import CoordinateList, check_state_dict
+from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import StiefelkitError
+from stiefelkit.host import check_state_dict
 from stiefelkit.param import OrthogonalParam, Traits
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import registry
-from stiefelkit.carrier import CoordinateList, attach_carrier, carriers
+from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import (
     DtypeError,
     ImageError,
@@ -21,9 +22,9 @@ from stiefelkit.errors import (
     UnknownNameError,
     did_you_mean,
 )
-from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam, coordinate_dtype
+from stiefelkit.host import attach_carrier, carriers
+from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, coordinate_dtype
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
 __all__ = [
@@ -57,7 +58,7 @@ def orthogonal(
 
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
     torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before
-    the last two are a batch.
+    the last two are a batch. A weight tied to another module's is untied.
 
     Args:
         module: the module that owns the weight.
@@ -90,10 +91,13 @@ def orthogonal(
     device, wanted = weight.device, coordinate_dtype(weight.dtype)
     blank = [torch.empty(shape, device=device, dtype=wanted) for shape in param.coordinates.values()]
     carrier = CoordinateList(param, blank, weight.requires_grad)
+    if init is not None and not isinstance(init, Tensor) and init != "project":
+        _check_scheme(param, init)
+        carrier.scheme = init
     if device.type != "meta":
         _initialise(carrier, weight.detach(), init, generator)
-    elif isinstance(init, Tensor):
-        raise OptionError("A weight on the meta device needs an init scheme or None, got a tensor.")
+    elif isinstance(init, Tensor) or init == "project":
+        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {init!r:.40}.")
     attach_carrier(module, name, carrier)
     return module
 
@@ -118,7 +122,7 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     Args:
         module: the module.
         name: the weight's name.
-        init: a scheme of the map, its default (Haar) when None.
+        init: a scheme of the map; when None the one given to `orthogonal`, or else the default (Haar).
         generator: source of randomness; torch's default when None.
 
     Raises:
@@ -127,6 +131,8 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     carrier = _carrier(module, name)
     if any(c.is_meta for c in carrier.coordinates.values()):
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
+    if init is not None:
+        _check_scheme(carrier.param, init)
     _draw_(carrier, init, generator)
 
 
@@ -143,7 +149,7 @@ def bake(module: M, name: str) -> M:
     carrier = _carrier(module, name)
     trains = any(c.requires_grad for c in carrier.coordinates.values())
     with torch.no_grad():
-        frame = getattr(module, name).contiguous()
+        frame = getattr(module, name).detach().clone()
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)
     module.register_parameter(name, nn.Parameter(frame, trains))
@@ -169,6 +175,8 @@ class Drift:
 def drift(model: nn.Module) -> dict[str, Drift]:
     """Measures every orthogonal weight of a model, under FSDP2 too (then on every rank).
 
+    What is measured is the map's own frame, without parametrizations that were put on top of it.
+
     Returns:
         Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
 
@@ -189,8 +197,19 @@ def drift(model: nn.Module) -> dict[str, Drift]:
 
 
 def available() -> dict[str, type[OrthogonalParam]]:
-    """Returns name to class of every parametrization: built-ins, installed plugins and registered ones."""
-    return registry.parametrizations.available()
+    """Returns name to class of every parametrization: built-ins, installed plugins and registered ones.
+
+    A plugin that does not import, or is no `OrthogonalParam`, is warned about and left out.
+    """
+    found = {}
+    for name, cls in registry.parametrizations.available().items():
+        try:
+            _check_class(cls)
+        except OptionError as error:
+            warnings.warn(f"The parametrization {name!r} is left out: {error}", stacklevel=2)
+            continue
+        found[name] = cls
+    return found
 
 
 def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
@@ -216,7 +235,7 @@ def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
         raise OptionError(
             f"orthogonal needs a plain parameter, got {kind}.{name}, parametrized already; sk.bake it first."
         )
-    weight = module._parameters.get(name)
+    weight = module._parameters.get(name) if isinstance(name, str) else None
     if weight is None:
         known = [key for key, value in module._parameters.items() if value is not None]
         raise UnknownNameError(f"{kind} has no parameter {name!r}{did_you_mean(name, known)}")
@@ -272,26 +291,35 @@ def _initialise(
     elif init == "project":
         if not torch.isfinite(weight).all():
             raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
-        param = carrier.param
-        frames = nearest_frame(param.frames(weight.to(working_dtype(weight.dtype))))
-        carrier.right_inverse(param.view.from_frame(frames) if isinstance(param, Viewed) else frames)
+        carrier.right_inverse(carrier.param.project(weight))
     elif init is not None:
         _draw_(carrier, init, generator)
     else:
         try:
-            carrier.right_inverse(weight)
+            carrier.right_inverse(_kept(carrier.param, weight))
         except (NotAFrameError, ImageError, NonFiniteError):
             _draw_(carrier, None, generator)
 
 
+def _kept(param: OrthogonalParam, weight: Tensor) -> Tensor:
+    """A float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
+    if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
+        return weight
+    frames = param.frames(weight)
+    near = FRAME_TOLERANCE * rounding_limit(frames.shape[-1], torch.float32)
+    return param.project(weight) if orthogonality_error(frames).max().item() <= near else weight
+
+
 def _draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
-    param = carrier.param.inner if isinstance(carrier.param, Viewed) else carrier.param
-    scheme = param.schemes[0] if init is None else init
-    if scheme not in param.schemes:
-        raise OptionError(f"{type(param).__name__} has no init {scheme!r}{did_you_mean(scheme, param.schemes)}")
-    drawn, chart = param.initial(scheme, generator)
+    param = carrier.param
+    drawn, chart = param.initial(init or carrier.scheme or param.schemes[0], generator)
     param.load_chart_(chart)
     carrier.fill_(drawn)
+
+
+def _check_scheme(param: OrthogonalParam, init: object) -> None:
+    if init not in param.schemes:
+        raise OptionError(f"{param.title} has no init {init!r}{did_you_mean(init, param.schemes)}")
 
 
 def _carrier(module: nn.Module, name: str) -> CoordinateList:

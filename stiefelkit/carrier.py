@@ -1,12 +1,7 @@
-"""What carries the coordinates of a parametrized weight: `CoordinateList`, and the class of its host module.
+"""What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
-Everything that leans on private names of torch.nn.utils.parametrize lives here, with tests that say so when torch
-renames them.
-"""
-
-import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +10,9 @@ from torch.nn.utils import parametrize
 
 from stiefelkit import registry
 from stiefelkit.errors import CheckpointError, ImageError, NonFiniteError, UnfilledError
-from stiefelkit.param import OrthogonalParam, keep_precision
+from stiefelkit.param import OrthogonalParam, coordinate_dtype, keep_precision
 
-__all__ = ["CoordinateList", "attach_carrier", "carriers", "check_state_dict"]
+__all__ = ["CoordinateList"]
 
 _FORMAT = 1
 _EXTRA = "_extra_state"
@@ -35,6 +30,9 @@ class CoordinateList(parametrize.ParametrizationList):
         param: the map.
         coordinates: one tensor per coordinate, in the order of `param.coordinates`.
         requires_grad: whether the coordinates train.
+
+    Attributes:
+        scheme: the init that `sk.reset_` repeats, None for the map's default.
     """
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
@@ -44,7 +42,8 @@ class CoordinateList(parametrize.ParametrizationList):
         self.ntensors = len(coordinates)
         for i, c in enumerate(coordinates):
             self.register_parameter(f"original{i}", nn.Parameter(c.contiguous(), requires_grad))
-        self.filled = not any(c.is_meta for c in coordinates)
+        self.scheme: str | None = None
+        self._emptied: tuple[int, ...] | None = None
 
     @property
     def param(self) -> OrthogonalParam:
@@ -69,8 +68,17 @@ class CoordinateList(parametrize.ParametrizationList):
             raise
 
     def forward(self) -> Tensor:
-        """Evaluates the weight, in row-major order."""
+        """Evaluates the weight, in row-major order.
+
+        Raises:
+            UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
+        """
         self._check_filled()
+        if any(hasattr(c, "full_tensor") for c in self.coordinates.values()):
+            raise UnfilledError(
+                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                "unshard() first and reshard() after, or use sk.drift."
+            )
         return super().forward().contiguous()
 
     def evaluate_whole(self) -> Tensor:
@@ -100,24 +108,22 @@ class CoordinateList(parametrize.ParametrizationList):
 
                 value = distribute_tensor(value.to(c), c.device_mesh, c.placements, src_data_rank=None)  # type: ignore[attr-defined]
             c.copy_(value)
-        self.filled = not any(c.is_meta for c in self.coordinates.values())
+        self._emptied = None
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
-        param = self.param
         return {
             "format": _FORMAT,
-            "map": _map_name(param),
-            "version": param.version,
-            "field": "complex" if param.is_complex else "real",
-            "shape": list(param.shape),
-            "options": param.options(),
-            "coordinates": list(param.coordinates),
+            "map": _describe_map(self.param),
+            "field": "complex" if self.param.is_complex else "real",
+            "shape": list(self.param.shape),
+            "options": self.param.options(),
+            "coordinates": list(self.param.coordinates),
         }
 
     def get_extra_state(self) -> Tensor:
         """Returns `describe()` as JSON in a uint8 tensor."""
-        return torch.tensor(list(json.dumps(self.describe()).encode()), dtype=torch.uint8)
+        return torch.tensor(list(json.dumps(self.describe()).encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
         """Does nothing: `_load_from_state_dict` has checked the state already."""
@@ -139,22 +145,34 @@ class CoordinateList(parametrize.ParametrizationList):
                 "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
             )
         theirs, ours = _read_description(state_dict[prefix + _EXTRA], weight), self.describe()
-        for key, mine in ours.items():
-            if theirs.get(key) != mine:
+        same = {key: theirs.get(key) == mine for key, mine in ours.items()}
+        same["map"] = _is_same_map(theirs.get("map"), ours["map"])
+        for key, fits in same.items():
+            if not fits:
                 raise CheckpointError(
-                    f"{weight} needs a checkpoint with {key} {mine!r}, got {theirs.get(key)!r}; to change the "
-                    "map, load into the old one and assign its weight to the new one with sk.assign_."
+                    f"{weight} needs a checkpoint with {key} {_in_words(ours[key])}, got {_in_words(theirs.get(key))}; "
+                    "to change it, load into the old kind of weight and assign that to the new one with sk.assign_."
                 )
-        for i, (name, c) in enumerate(self.coordinates.items()):
-            _check_entry(state_dict, f"{prefix}original{i}", f"{weight} ({name})", c.shape)
-        for name, choice in self.param.named_buffers():
-            _check_entry(state_dict, f"{prefix}0.{name}", f"{weight} ({name})", choice.shape)
+        wanted = {f"{prefix}original{i}": (name, c) for i, (name, c) in enumerate(self.coordinates.items())}
+        wanted |= {f"{prefix}0.{name}": (name, choice) for name, choice in self.param.named_buffers()}
+        if not any(key in state_dict for key in wanted):
+            return  # a shared module saved under another of its names
+        for key, (name, tensor) in wanted.items():
+            _check_entry(state_dict, key, f"{weight} ({name})", tensor)
+        chart = {name.rpartition(".")[2]: state_dict[f"{prefix}0.{name}"] for name, _ in self.param.named_buffers()}
+        reason = None if any(value.is_meta for value in chart.values()) else self.param.check_chart(chart)
+        if reason is not None:
+            raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
         if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
-            self.filled = not any(c.is_meta for c in self.coordinates.values())
+            self._emptied = None
+        wanted = coordinate_dtype(self.param.dtype)
+        for c in self.coordinates.values():
+            if c.dtype != wanted:  # load_state_dict(assign=True) takes the tensors as they are
+                c.data = c.data.to(wanted)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
@@ -163,127 +181,56 @@ class CoordinateList(parametrize.ParametrizationList):
             for child in self.children():
                 child._apply(fn)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
-        # torch's to_empty calls fn = empty_like: only what fn does to known values tells it from a move.
-        known = torch.arange(1.0, 65.0)
+        # torch's to_empty calls fn = empty_like: only what fn does to values known to nobody tells it from a move.
+        known = torch.rand(64, device="cpu").bfloat16().float()
         probe = fn(known.clone())
-        if was_meta or probe.is_meta or not torch.equal(probe.detach().cpu().float(), known):
-            self.filled = False
+        kept = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), known)
+        if was_meta or not kept:
+            self._emptied = tuple(c._version for c in self.coordinates.values())
         return self
 
     def _check_filled(self) -> None:
-        if not self.filled:
+        # Values may also arrive by functional_call or by copying into each parameter.
+        values = tuple(self.coordinates.values())
+        meta = any(c.device.type == "meta" for c in values)
+        if meta or (self._emptied and any(c._version == v for c, v in zip(values, self._emptied, strict=True))):
             raise UnfilledError(
                 f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."
             )
 
 
-def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
-    """Yields (qualified weight name, host, name, carrier) for every weight under a module, shared ones once."""
-    for prefix, host in module.named_modules():
-        for name, carrier in _own_carriers(host):
-            yield (f"{prefix}.{name}" if prefix else name), host, name, carrier
+def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
+    """Name in the registry, class and version of a map and of those inside it."""
+    cls = type(param)
+    return {
+        "name": registry.parametrizations.name_of(cls),
+        "class": f"{cls.__module__}:{cls.__qualname__}",
+        "version": param.version,
+        "inner": [_describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
+    }
 
 
-def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
-    """Replaces a plain parameter of a module by what a carrier evaluates to."""
-    plain = parametrize.type_before_parametrizations(module)
-    delattr(module, name)
-    if not parametrize.is_parametrized(module):
-        module.parametrizations = nn.ModuleDict()
-    module.parametrizations[name] = carrier.train(module.training)  # type: ignore[operator, index]
-    _inject(module, plain, list(module.parametrizations))  # type: ignore[arg-type]
+def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
+    """Whether two descriptions mean one map: classes may move as long as the registered name stays, and conversely."""
+    if not isinstance(theirs, dict) or theirs.get("version") != ours["version"]:
+        return False
+    named = ours["name"] is not None and theirs.get("name") == ours["name"]
+    inner = theirs.get("inner", [])
+    return (
+        (named or theirs.get("class") == ours["class"])
+        and len(inner) == len(ours["inner"])
+        and all(_is_same_map(a, b) for a, b in zip(inner, ours["inner"], strict=True))
+    )
 
 
-def check_state_dict(module: nn.Module, state_dict: dict[str, Any]) -> None:
-    """Checks every orthogonal weight of a model against a state dict, before anything is loaded.
-
-    Args:
-        module: the model.
-        state_dict: what `module.load_state_dict` will be given.
-
-    Raises:
-        CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.
-        NonFiniteError: coordinates hold NaN or infinity.
-    """
-    for host_name, host in module.named_modules():
-        for name, _ in _own_carriers(host):
-            _check_host(host, name, state_dict, f"{host_name}." if host_name else "")
-
-
-def _own_carriers(host: nn.Module) -> list[tuple[str, CoordinateList]]:
-    if not parametrize.is_parametrized(host):
-        return []
-    return [(n, c) for n, c in host.parametrizations.items() if isinstance(c, CoordinateList)]  # type: ignore[union-attr, operator]
-
-
-def _check_host(host: nn.Module, name: str, state_dict: dict[str, Any], prefix: str) -> None:
-    carrier: CoordinateList = host.parametrizations[name]  # type: ignore[index, assignment]
-    inside = f"{prefix}parametrizations.{name}."
-    if prefix + name in state_dict:
-        raise CheckpointError(
-            f"{prefix}{name} needs the coordinates of {carrier.param.title}, got a plain weight; load it before "
-            "sk.orthogonal, or assign it with sk.assign_."
-        )
-    carrier.check(state_dict, inside)
-
-
-def _inject(module: nn.Module, plain: Any, names: Iterable[str]) -> None:
-    """Gives a parametrized module an injected class of its own, which copies, pickles and checks what it loads.
-
-    torch lets deep copies share one injected class: then changing one copy breaks the other, and
-    `parametrize.cached()` hands one copy's weight to the other.
-    """
-
-    def rebuilt(self: nn.Module) -> nn.Module:
-        return _rebuild(plain, list(self.parametrizations))  # type: ignore[arg-type]
-
-    def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        if hasattr(plain, "__deepcopy__"):
-            replica = plain.__deepcopy__(self, memo)
-            _inject(replica, plain, list(replica.parametrizations))
-            return replica
-        memo[id(self)] = replica = rebuilt(self)
-        replica.__dict__ = copy.deepcopy(self.__dict__, memo)
-        return replica
-
-    def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (plain, list(self.parametrizations)), self.__dict__  # type: ignore[arg-type]
-
-    def set_attribute(self: nn.Module, name: str, value: Any) -> None:
-        # nn.Module would try to register a Parameter beside the property, and fail.
-        if isinstance(value, nn.Parameter) and name in self.__dict__.get("_modules", {}).get("parametrizations", ()):
-            value = value.detach()
-        plain.__setattr__(self, name, value)
-
-    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, _ in _own_carriers(self):
-            _check_host(self, name, state_dict, prefix)
-        plain._load_from_state_dict(self, state_dict, prefix, *args)  # type: ignore[attr-defined]
-
-    # _inject_property insists that the names are no attributes yet, so the class is made on a bare instance.
-    bare = plain.__new__(plain)
-    parametrize._inject_new_class(bare)  # type: ignore[attr-defined]
-    for name in names:
-        parametrize._inject_property(bare, name)  # type: ignore[attr-defined]
-    own = type(bare)
-    own.__deepcopy__ = deepcopy  # type: ignore[attr-defined]
-    own.__reduce_ex__ = reduce_ex  # type: ignore[assignment]
-    own.__setattr__ = set_attribute  # type: ignore[assignment]
-    own._load_from_state_dict = load  # type: ignore[attr-defined]
-    module.__class__ = own
-
-
-def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:
-    module = plain.__new__(plain)
-    _inject(module, plain, names)
-    return module
-
-
-def _map_name(param: OrthogonalParam) -> str:
-    own = registry.parametrizations.name_of(type(param)) or type(param).__qualname__
-    inner = [_map_name(child) for child in param.children() if isinstance(child, OrthogonalParam)]
-    return f"{own}({', '.join(inner)})" if inner else own
+def _in_words(value: Any) -> str:
+    """A map as "householder, version 1", anything else as Python writes it."""
+    if not (isinstance(value, dict) and "class" in value):
+        return repr(value)
+    own = f"{value.get('name') or value['class']}, version {value.get('version')}"
+    inner = [_in_words(each) for each in value.get("inner", [])]
+    return f"{own} ({'; '.join(inner)})" if inner else own
 
 
 def _read_description(state: Any, weight: str) -> dict[str, Any]:
@@ -293,12 +240,14 @@ def _read_description(state: Any, weight: str) -> dict[str, Any]:
         raise CheckpointError(f"{weight} needs a checkpoint that names its map, got an unreadable entry.") from error
 
 
-def _check_entry(state_dict: dict[str, Any], key: str, what: str, shape: torch.Size) -> None:
-    if key not in state_dict:
-        raise CheckpointError(f"{what} needs the entry {key}, got a checkpoint without it.")
-    value = state_dict[key]
-    if tuple(value.shape) != tuple(shape):
-        raise CheckpointError(f"{what} needs shape {tuple(shape)}, got {tuple(value.shape)}.")
-    local = value.to_local() if hasattr(value, "to_local") else value
+def _check_entry(state_dict: dict[str, Any], key: str, what: str, ours: Tensor) -> None:
+    value = state_dict.get(key)
+    if not isinstance(value, Tensor):
+        raise CheckpointError(f"{what} needs a tensor under the key {key}, got {type(value).__name__}.")
+    if tuple(value.shape) != tuple(ours.shape):
+        raise CheckpointError(f"{what} needs shape {tuple(ours.shape)}, got {tuple(value.shape)}.")
+    if ours.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
+        raise CheckpointError(f"{what} needs float32 or float64, got a checkpoint cast to {value.dtype}.")
+    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
     if not local.is_meta and not torch.isfinite(local).all():
         raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")

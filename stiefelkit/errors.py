@@ -14,6 +14,7 @@ __all__ = [
     "NonFiniteError",
     "NotAFrameError",
     "OptionError",
+    "PluginError",
     "RunError",
     "ShapeError",
     "StiefelkitError",
@@ -55,6 +56,10 @@ class CheckpointError(StiefelkitError, RuntimeError):
     """A state dict does not belong to the weight that it is loaded into."""
 
 
+class PluginError(StiefelkitError, ImportError):
+    """A registered or installed object cannot be imported, or is not what its table holds."""
+
+
 class UnfilledError(StiefelkitError, RuntimeError):
     """A weight is read before its coordinates hold values (meta device, `to_empty`)."""
 
@@ -67,10 +72,10 @@ class UnknownNameError(StiefelkitError, ValueError):
     """A name is in none of the tables that were searched."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(str(name), known, n=1)
     if close:
         return f'; did you mean "{close[0]}"?'
     return f"; known: {', '.join(known)}." if known else "; none is known."

@@ -1,6 +1,7 @@
 """The contract that every parametrization keeps: `OrthogonalParam` and its `Traits`."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,16 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
         return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
 
     return apply
+
+
+def _followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
+    """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fn(torch.empty(0, dtype=dtype, device="cpu")).dtype
+    if not dtype.is_complex:
+        return found
+    return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -168,7 +179,7 @@ class OrthogonalParam(nn.Module, ABC):
     def initial(
         self, scheme: str, generator: torch.Generator | None = None
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Draws coordinates and a chart; `initial_frame` does it for a member with `invert`.
+        """Draws coordinates and the whole chart; `initial_frame` does it for a member with `invert`.
 
         Args:
             scheme: one of `schemes`.
@@ -216,6 +227,14 @@ class OrthogonalParam(nn.Module, ABC):
         self.load_chart_(chart)
         return coordinates
 
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Returns None if the chart is one that this map can have, else what it needs; for checkpoints."""
+        return None
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The weight of this shape nearest to a given one, in float64 or complex128."""
+        return nearest_frame(weight.to(working_dtype(self.dtype)))
+
     @torch.no_grad()
     def load_chart_(self, chart: Mapping[str, Tensor]) -> None:
         """Copies the given choices into the chart's buffers."""
@@ -240,8 +259,8 @@ class OrthogonalParam(nn.Module, ABC):
         permitted = min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
         if not error <= permitted:
             raise NotAFrameError(
-                f"{name} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
-                'init="project" takes the nearest frame.'
+                f"{name} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}"
+                "; sk.functional.nearest_frame gives the nearest."
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 
@@ -253,9 +272,9 @@ class OrthogonalParam(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalParam":
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
-        dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        if dtype.is_complex != self.dtype.is_complex:
-            raise DtypeError(f"{self.title} needs a dtype of the field of {self.dtype}, got {dtype}.")
+        dtype = _followed(fn, self.dtype)
+        if dtype.is_complex and not self.is_complex:
+            raise DtypeError(f"{self.title} needs a real dtype for its {self.dtype} weight, got {dtype}.")
         if recurse:
             for child in self.children():
                 child._apply(fn)

@@ -1,17 +1,16 @@
 """Lazy tables from a name to an object, filled by built-ins, by installed plugins and by hand.
 
 Built-ins take the plugins' road: both are dotted strings `"module:attribute"`, imported at first use. Plugins
-announce themselves by an entry point; one that fails to import warns and leaves the rest usable. Two owners of a name
-are an error where the name is used.
+announce themselves by an entry point; one that fails to import warns and leaves the rest usable. Two plugins with
+one name are an error where it is used; a plugin with the name of a built-in is warned about and left out.
 """
 
-import importlib
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
 
 __all__ = ["Registry", "parametrizations"]
 
@@ -28,6 +27,7 @@ class Registry:
     def __init__(self, kind: str, builtin: Mapping[str, str], group: str):
         self.kind = kind
         self.group = group
+        self._builtin = frozenset(builtin)
         self._targets: dict[str, Any] = dict(builtin)
         self._loaded: dict[str, Any] = {}
         self._contested: dict[str, tuple[Any, Any]] = {}
@@ -43,7 +43,7 @@ class Registry:
         Raises:
             OptionError: the name is taken by something else, or is no plain word.
         """
-        if not name or not name.replace("_", "a").replace("-", "a").isalnum():
+        if not isinstance(name, str) or not name or not name.replace("_", "a").replace("-", "a").isalnum():
             raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {name!r}.")
         self._read_plugins()
         if name in self._targets and self._targets[name] != target:
@@ -73,8 +73,10 @@ class Registry:
             )
         target = self._targets[name]
         if isinstance(target, str) and name not in self._loaded:
-            module, _, attribute = target.partition(":")
-            self._loaded[name] = getattr(importlib.import_module(module), attribute)
+            try:
+                self._loaded[name] = EntryPoint(name, target, self.group).load()
+            except Exception as error:
+                raise PluginError(f"The {self.kind} {name!r} needs {target!r} to import, got {error!r}.") from error
         return self._loaded.get(name, target)
 
     def available(self) -> dict[str, Any]:
@@ -83,12 +85,13 @@ class Registry:
         for name in self.names():
             try:
                 found[name] = self.get(name)
-            except Exception as error:
-                warnings.warn(f"The {self.kind} {name!r} could not be imported: {error!r}.", stacklevel=2)
+            except (PluginError, OptionError) as error:
+                warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=2)
         return found
 
     def by_class_name(self, attribute: str) -> Any | None:
         """Returns the object whose own name is the given one, or None; imports nothing else."""
+        self._read_plugins()
         for name, target in self._targets.items():
             own = target.partition(":")[2] if isinstance(target, str) else getattr(target, "__name__", "")
             if own == attribute:
@@ -107,7 +110,14 @@ class Registry:
         self._plugins_read = True
         for point in entry_points(group=self.group):
             known = self._targets.setdefault(point.name, point.value)
-            if known != point.value:
+            if known == point.value:
+                continue
+            if point.name in self._builtin:
+                warnings.warn(
+                    f"The plugin {point.value!r} is left out: the {self.kind} name {point.name!r} is built in.",
+                    stacklevel=3,
+                )
+            else:
                 self._contested[point.name] = (known, point.value)
 
 

@@ -26,6 +26,15 @@ def test_a_weight_that_is_a_frame_is_kept():
     assert torch.linalg.matrix_norm(layer.weight - before) <= bound
 
 
+def test_a_float32_frame_cast_up_is_kept():
+    layer = nn.Linear(7, 7, dtype=torch.float64)
+    layer.weight.data = frame(7, 7).double()
+    before = layer.weight.detach().clone()
+    sk.orthogonal(layer, "weight", "cayley")
+    assert torch.linalg.matrix_norm(layer.weight - before) < 1e-6
+    assert sk.drift(layer)["weight"].error < 1e-14
+
+
 def test_an_ordinary_weight_gives_the_default_init_from_torchs_generator():
     first, second = (nn.Linear(6, 6) for _ in range(2))
     torch.manual_seed(3)
@@ -145,6 +154,9 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
         (lambda: nn.Linear(3, 3), "weight", {"init": "har"}, errors.OptionError, 'did you mean "haar"'),
         (lambda: nn.Linear(3, 3), "weight", {"precision": "sloppy"}, errors.OptionError, "sloppy"),
         (lambda: nn.Linear(3, 3), "weight", {"view": "rows"}, errors.OptionError, "No view"),
+        (lambda: nn.Linear(3, 3), "weight", {"view": 3}, errors.OptionError, "No view"),
+        (lambda: nn.Linear(3, 3), "weight", {"init": 3}, errors.OptionError, "no init 3"),
+        (lambda: nn.Linear(3, 3), 5, {}, errors.UnknownNameError, "parameter 5"),
         (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight", {"negative": 1}, errors.DtypeError, "real dtype"),
         (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, "needs view="),
         (lambda: nn.RNN(3, 3), "weight_hh_l0", {}, errors.OptionError, "sk.nn.OrthogonalRNN"),

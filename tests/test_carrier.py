@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import threading
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_views_follow_dtypes_too():
 
 
 def test_a_real_weight_cannot_become_complex():
-    with pytest.raises(errors.DtypeError, match="field"):
+    with pytest.raises(errors.DtypeError, match="real dtype"):
         make().to(torch.complex64)
 
 
@@ -125,6 +126,152 @@ def test_meta_weights_fill_by_reset_or_load():
         other = make()
     other.load_state_dict(layer.state_dict(), assign=True)
     assert torch.equal(other.weight, layer.weight)
+
+
+def test_fixed_signs_survive_the_meta_device():
+    with torch.device("meta"):
+        net: Any = sk.models.create("scornn", 1, 8, 2, negative=3)
+    net.to_empty(device="cpu")
+    sk.reset_(net.rnn, "weight_hh_l0")
+    assert net.rnn.parametrizations.weight_hh_l0.signs.tolist() == [1] * 5 + [-1] * 3
+    assert next(iter(sk.drift(net).values())).error < 1e-6
+
+
+def test_reset_repeats_the_scheme_and_does_not_remember_earlier_weights():
+    layer = make(6, 6, init="helfrich")
+    drawn = []
+    for before in ("haar", "identity"):
+        sk.reset_(layer, "weight", init=before)
+        sk.reset_(layer, "weight", generator=torch.Generator().manual_seed(1))
+        drawn.append(layer.weight.detach().clone())
+    assert torch.equal(*drawn)
+    with pytest.raises(errors.OptionError, match="nonsense"), torch.device("meta"):
+        make(init="nonsense")
+
+
+def test_values_may_also_arrive_by_functional_call_or_by_hand():
+    layer = make()
+    state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    hollow = copy.deepcopy(layer).to("meta")
+    x = torch.ones(3)
+    assert torch.equal(torch.func.functional_call(hollow, state, x), layer(x))
+    hollow.to_empty(device="cpu")
+    with pytest.raises(errors.UnfilledError):
+        hollow(x)
+    with torch.no_grad():
+        for name, tensor in [*hollow.named_parameters(), *hollow.named_buffers()]:
+            tensor.copy_(state[name])
+    assert torch.equal(hollow(x), layer(x))
+
+
+def test_emptying_is_noticed_twice_in_a_row():
+    layer = make()
+    for _ in range(5):
+        layer.cpu()
+        layer.to_empty(device="cpu")
+        with pytest.raises(errors.UnfilledError):
+            layer(torch.ones(3))
+
+
+def test_casting_inside_a_meta_context_keeps_values():
+    layer = make()
+    with torch.device("meta"):
+        layer.double()
+        state = layer.state_dict()
+    assert state["parametrizations.weight._extra_state"].device.type == "cpu"
+    assert torch.isfinite(layer.weight).all()
+
+
+class MineA(sk.parametrizations.Cayley):
+    pass
+
+
+class MineB(sk.parametrizations.Cayley):
+    version = 2
+
+
+def test_maps_are_told_apart_by_class_and_version_also_under_a_view():
+    a, b = (sk.orthogonal(nn.Linear(6, 4), "weight", cls) for cls in (MineA, MineB))
+    for ours, theirs in ((a, b), (b, a)):
+        with pytest.raises(errors.CheckpointError, match="map"):
+            ours.load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("signs", [[0, 0, 0], [2, 1, 1], [-1, -1, -1]])
+def test_a_chart_that_the_map_cannot_have_is_refused(signs):
+    layer = make(3, 3, negative=1)
+    state = {key: value.clone() for key, value in layer.state_dict().items()}
+    state["parametrizations.weight.0.signs"] = torch.tensor(signs, dtype=torch.int8)
+    with pytest.raises(errors.CheckpointError, match="signs"):
+        layer.load_state_dict(state)
+
+
+def test_coordinates_that_were_cast_down_are_refused():
+    layer = make()
+    state = {key: value.bfloat16() if value.is_floating_point() else value for key, value in layer.state_dict().items()}
+    with pytest.raises(errors.CheckpointError, match="bfloat16"):
+        layer.load_state_dict(state)
+
+
+def test_assigned_coordinates_take_the_dtype_of_the_weight():
+    layer, double = make(), make().double()
+    layer.load_state_dict(double.state_dict(), assign=True)
+    assert sk.coordinates(layer, "weight")["skew"].dtype == layer.weight.dtype == torch.float32
+
+
+def test_a_shared_module_travels_through_safetensors(tmp_path):
+    from safetensors.torch import load_model, save_model
+
+    layer = make()
+    save_model(nn.ModuleDict({"a": layer, "b": layer}), str(tmp_path / "m.safetensors"))
+    other = make()
+    load_model(nn.ModuleDict({"a": other, "b": other}), str(tmp_path / "m.safetensors"))
+    assert torch.equal(other.weight, layer.weight)
+
+
+class Locked(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {key: value for key, value in self.__dict__.items() if key != "lock"}
+
+
+class Delegating(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.rot = nn.Parameter(torch.eye(3))
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base, name)
+
+
+def test_modules_with_their_own_state_and_attributes_keep_them(tmp_path):
+    layer = sk.orthogonal(Locked(3, 3), "weight", "cayley")
+    assert torch.equal(copy.deepcopy(layer).weight, layer.weight)
+    torch.save(layer, tmp_path / "l.pt")
+    assert torch.equal(torch.load(tmp_path / "l.pt", weights_only=False).weight, layer.weight)
+    wrapper: Any = sk.orthogonal(Delegating(make(3, 3)), "rot", "cayley")
+    assert list(sk.drift(wrapper)) == ["rot", "base.weight"]
+    assert wrapper.in_features == 3
+
+
+def test_a_wrapper_that_passes_attributes_on_is_not_counted_twice():
+    assert list(sk.drift(torch.compile(make(), backend="eager"))) == ["_orig_mod.weight"]  # pyright: ignore
+
+
+def test_averaged_models_keep_frames():
+    layer = make(4, 4)
+    average = torch.optim.swa_utils.AveragedModel(layer, use_buffers=True)
+    for _ in range(3):
+        sk.reset_(layer, "weight")
+        average.update_parameters(layer)
+    assert next(iter(sk.drift(average).values())).error < 1e-6
 
 
 def test_moving_between_real_devices_does_not_empty():

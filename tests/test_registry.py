@@ -58,10 +58,31 @@ def test_a_broken_plugin_warns_and_the_rest_works(fresh, monkeypatch):
 
 
 def test_a_contested_name_is_an_error_where_it_is_used(fresh, monkeypatch):
-    plugins(monkeypatch, cayley="elsewhere:Cayley", mine="stiefelkit.parametrizations.cayley:Cayley")
+    from importlib.metadata import EntryPoint
+
+    points = [EntryPoint("mine", f"{home}:Map", "stiefelkit.parametrizations") for home in ("here", "there")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
     with pytest.raises(errors.OptionError, match="one owner"):
-        fresh.get("cayley")
-    assert fresh.get("mine")
+        fresh.get("mine")
+    assert fresh.get("cayley")
+
+
+def test_a_plugin_does_not_displace_a_built_in(fresh, monkeypatch):
+    plugins(monkeypatch, cayley="elsewhere:Cayley")
+    with pytest.warns(UserWarning, match="built in"):
+        assert fresh.get("cayley").__name__ == "Cayley"
+
+
+def test_a_plugin_that_is_no_parametrization_warns_and_is_left_out(fresh, monkeypatch):
+    plugins(monkeypatch, root="math:sqrt")
+    with pytest.warns(UserWarning, match="root"):
+        assert set(sk.available()) == {"cayley"}
+
+
+def test_a_broken_plugin_asked_for_by_name_is_one_sentence(fresh, monkeypatch):
+    plugins(monkeypatch, broken="no.such.module:Map")
+    with pytest.raises(errors.PluginError, match=r"'broken' needs 'no\.such\.module:Map' to import"):
+        fresh.get("broken")
 
 
 def test_members_load_lazily():

@@ -220,7 +220,7 @@ def test_bad_options_are_said_in_one_sentence(options, error, text):
     [
         (torch.zeros(5, 2, 4), None, "width 3"),
         (torch.zeros(5), None, "2 or 3 dimensions"),
-        (torch.zeros(0, 2, 3), None, "non-empty"),
+        (torch.zeros(0, 2, 3), None, "one step"),
         (torch.zeros(5, 2, 3), torch.zeros(1, 3, 4), r"(1, 2, 4)"),
         (torch.zeros(5, 2, 3), torch.zeros(2, 4), "3 dimensions"),
         (torch.zeros(5, 3), torch.zeros(1, 2, 4), "2 dimensions"),
@@ -235,8 +235,60 @@ def test_input_or_state_of_the_wrong_shape_is_refused(x, h, text):
 def test_a_cell_refuses_a_state_of_the_wrong_shape():
     with pytest.raises(errors.ShapeError, match=r"\(2, 4\)"):
         OrthogonalRNNCell(3, 4)(torch.zeros(2, 3), torch.zeros(3, 4))
-    with pytest.raises(errors.DtypeError, match="real"):
+    with pytest.raises(errors.DtypeError, match=r"OrthogonalRNNCell needs an input of torch\.float32"):
         OrthogonalRNNCell(3, 4)(torch.zeros(2, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(5, 2, 3, dtype=DOUBLE), torch.zeros(5, 2, 3, dtype=torch.int64), [1.0]])
+def test_input_of_another_dtype_is_refused_as_torch_does(x):
+    with pytest.raises(errors.DtypeError, match=r"float32|tensor"):
+        OrthogonalRNN(3, 4)(x)
+    with pytest.raises(errors.DtypeError, match="an h_0"):
+        OrthogonalRNN(3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4, dtype=torch.complex64))
+
+
+def test_a_packed_input_with_a_state_of_the_wrong_batch_is_refused():
+    packed = pack_padded_sequence(torch.zeros(5, 2, 3), [3, 5], enforce_sorted=False)
+    with pytest.raises(errors.ShapeError, match=r"\(1, 2, 4\)"):
+        OrthogonalRNN(3, 4)(packed, torch.zeros(1, 3, 4))
+
+
+def test_an_empty_batch_passes_and_an_empty_sequence_does_not():
+    rnn = OrthogonalRNN(3, 4, activation="tanh")
+    assert rnn(torch.zeros(5, 0, 3))[0].shape == (5, 0, 4)
+    assert OrthogonalRNNCell(3, 4)(torch.zeros(0, 3)).shape == (0, 4)
+    with pytest.raises(errors.ShapeError, match="one step"):
+        rnn(torch.zeros(0, 2, 3))
+
+
+def test_a_complex_net_follows_casts_of_its_real_parameters():
+    net: Any = sk.models.create("scurnn", 2, 4, 3).double()
+    assert net(torch.zeros(1, 5, 2, dtype=DOUBLE)).dtype == DOUBLE
+    assert net.rnn.weight_hh_l0.dtype == torch.complex128
+    assert next(iter(sk.drift(net).values())).error < 1e-14
+    net = net.to(torch.float32)
+    assert net(torch.zeros(1, 5, 2)).dtype == torch.float32
+    rnn: Any = OrthogonalRNN(2, 4, field="complex").bfloat16()
+    assert rnn(torch.zeros(5, 1, 2, dtype=torch.bfloat16))[0].dtype == torch.complex64
+    with pytest.raises(errors.DtypeError, match="float32 or float64"):
+        OrthogonalRNN(2, 4, field="complex", dtype=torch.bfloat16)
+
+
+def test_the_layer_exports_with_a_dynamic_batch():
+    rnn = OrthogonalRNN(3, 4)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(rnn, (torch.randn(5, 3, 3),), dynamic_shapes=({1: batch},)).module()
+    x = torch.randn(5, 7, 3)
+    assert torch.allclose(exported(x)[0], rnn(x)[0], atol=1e-6)
+
+
+def test_modrelu_is_zero_where_the_modulus_is_subnormal():
+    z = torch.tensor([1e-40 + 1e-45j, 1e-45 + 0j], dtype=torch.complex64, requires_grad=True)
+    out = modrelu(z, torch.tensor([0.1, 0.1]))
+    (gradient,) = torch.autograd.grad(out.abs().sum(), z)
+    assert torch.isfinite(torch.view_as_real(out)).all()
+    assert torch.isfinite(torch.view_as_real(gradient)).all()
+    assert modrelu(torch.ones(2, dtype=torch.bfloat16), torch.zeros(2)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def modrelu(z: Tensor, b: Tensor) -> Tensor:
     denominator gives NaN gradients there or a gain above 4 for b = 0.01.
 
     Args:
-        z: pre-activation, real or complex, shape (*, n).
+        z: pre-activation, real or complex, shape (*, n); a modulus below the smallest normal number counts as 0.
         b: real bias, shape (n,).
 
     Returns:
@@ -30,7 +30,11 @@ def modrelu(z: Tensor, b: Tensor) -> Tensor:
     >>> modrelu(torch.tensor([-2.0, 0.0, 0.5]), torch.tensor([-1.0, 1.0, -1.0]))
     tensor([-1.,  0.,  0.])
     """
-    return torch.sgn(z) * torch.relu(z.abs() + b)
+    if z.is_complex():
+        # torch.sgn gives NaN where |z| is subnormal.
+        z = torch.where(z.detach().abs() < torch.finfo(z.dtype).tiny, 0, z)
+    modulus = z.abs()
+    return torch.sgn(z) * torch.relu(modulus + b.to(modulus.dtype))
 
 
 def _additive(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:

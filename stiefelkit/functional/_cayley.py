@@ -2,7 +2,7 @@
 
 Square (Helfrich, Willmott, Ye 2018; Maduranga, Helfrich, Ye 2019): W = (I + A)^-1 (I - A) = 2 M - I, M = (I + A)^-1.
 Tall: the first p columns of the n x n transform of A = [[A11, -A21^H], [A21, 0]] need a p x p inverse only,
-X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X]. X comes from a QR factor, not from the Gram matrix, whose rounding can swamp the identity.
+X = (I + A11 + A21^H A21)^-1, W = [2 X - I; -2 A21 X].
 """
 
 from typing import Any
@@ -102,7 +102,8 @@ def _diagonal(phase: Tensor | None, signs: Tensor | None) -> Tensor | None:
     if phase is not None:
         theta = phase.double()
         return torch.complex(theta.cos(), theta.sin())
-    return None if signs is None else signs.double()
+    # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
+    return None if signs is None else torch.where(signs < 0, -1.0, 1.0).double()
 
 
 def _scale(m: Tensor, d: Tensor | None) -> Tensor:
@@ -148,17 +149,32 @@ def _tangent(q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     b = q * d.conj()[:, None, :]
     eye = torch.eye(p, dtype=q.dtype, device=q.device)
     inverse, _ = torch.linalg.inv_ex(eye + b[:, :p])
+    inverse = inverse + inverse @ (eye - (eye + b[:, :p]) @ inverse)
     a21 = -b[:, p:] @ inverse
     a11 = 2 * inverse - eye - a21.mH @ a21
     return (a11 - a11.mH) / 2, a21
 
 
 def _choose_diagonal(q: Tensor) -> Tensor:
-    """Eliminates on I + Q1 E column by column with |pivot| >= 1; returns D = conj(E), shape (b, p)."""
+    """Eliminates on I + Q1 E block by block with |pivot| >= 1; returns D = conj(E), shape (b, p)."""
     p = q.shape[-1]
     t = q[:, :p].clone()
     d = torch.ones(q.shape[0], p, dtype=q.dtype, device=q.device)
-    for j in range(p):
+    for start in range(0, p, 64):
+        block, rest = slice(start, min(start + 64, p)), slice(min(start + 64, p), p)
+        d[:, block] = _pivot_phases(t[:, block, block].clone())
+        scaled = d[:, block].conj()[:, :, None] * t[:, block, rest]
+        eye = torch.eye(t[:, block].shape[1], dtype=t.dtype, device=t.device)
+        # E (I + T E)^-1 = (I + E T)^-1 E
+        right = torch.linalg.solve(eye + d[:, block].conj()[:, :, None] * t[:, block, block], scaled)
+        t[:, rest, rest] -= t[:, rest, block] @ right
+    return d
+
+
+def _pivot_phases(t: Tensor) -> Tensor:
+    """The unblocked elimination on a batch of blocks, which it overwrites."""
+    d = torch.ones(t.shape[:2], dtype=t.dtype, device=t.device)
+    for j in range(t.shape[1]):
         pivot = t[:, j, j]
         d[:, j] = torch.where(pivot == 0, torch.ones_like(pivot), torch.sgn(pivot))
         e = d[:, j].conj()

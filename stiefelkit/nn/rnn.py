@@ -1,5 +1,6 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import find_activation, scan
+from stiefelkit.host import carriers
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
@@ -36,12 +38,14 @@ class _Recurrent(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = type(self).__name__
         for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
         if field not in ("real", "complex"):
             raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
         if not dtype.is_floating_point:
             raise DtypeError(f'{name} needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
+        if field == "complex" and dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
         find_activation(activation, field == "complex")
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
@@ -102,15 +106,37 @@ class _Recurrent(nn.Module):
         return out, h_n
 
     def _join(self, parts: Tensor) -> Tensor:
-        """Turns [Re; Im], stacked in the first dimension, into a complex tensor."""
-        return torch.complex(*parts.chunk(2)) if self.is_complex else parts
+        """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
+        if not self.is_complex:
+            return parts
+        return torch.complex(*(parts if parts.dtype == torch.float64 else parts.float()).chunk(2))
 
-    def _check_input(self, x: Tensor) -> None:
-        name = type(self).__name__
+    def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
+        real = next(p.dtype for name, p in self.named_parameters(recurse=False) if name.startswith("weight_ih"))
+        return real, torch.complex128 if real == torch.float64 else torch.complex64
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Recurrent":
+        """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
+        super()._apply(fn, recurse)
+        wanted = self._dtypes()[1]
+        for _, _, _, carrier in carriers(self):
+            if carrier.param.is_complex and carrier.param.dtype != wanted:
+                carrier._apply(lambda t: t.to(wanted) if t.is_complex() else t)
+        return self
+
+    def _check_input(self, x: Tensor, what: str = "an input") -> None:
+        name = type(self).__name__.removeprefix("Parametrized")
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"{name} needs {what} that is a tensor, got {type(x).__name__}.")
+        fitting = self._dtypes()[: 1 + self.is_complex]
+        if x.dtype not in fitting and not torch.is_autocast_enabled(x.device.type):
+            raise DtypeError(f"{name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
+
+    def _check_width(self, x: Tensor) -> None:
+        name = type(self).__name__.removeprefix("Parametrized")
         if x.shape[-1] != self.input_size:
             raise ShapeError(f"{name} needs an input of width {self.input_size}, got {x.shape[-1]}.")
-        if x.is_complex() and not self.is_complex:
-            raise DtypeError(f"{name} with a real field needs a real input, got {x.dtype}.")
 
     def extra_repr(self) -> str:
         """Sizes and choices."""
@@ -134,7 +160,7 @@ class OrthogonalRNN(_Recurrent):
         parametrization: of W, a registered name or a class.
         field: "real" (orthogonal W) or "complex" (unitary W).
         activation: a name in `stiefelkit.functional.ACTIVATIONS`; complex: "modrelu" or "identity".
-        bias: whether there is a bias.
+        bias: whether there is a bias; modReLU without one is the identity, and the net linear.
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
         dropout: probability with which outputs between layers are zeroed in training.
         bidirectional: whether a second direction runs from the end.
@@ -184,10 +210,10 @@ class OrthogonalRNN(_Recurrent):
             trainable_h0=trainable_h0,
             dtype=dtype,
         )
-        if not isinstance(num_layers, int) or num_layers < 1:
+        if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
             raise OptionError(f"OrthogonalRNN needs num_layers >= 1, got {num_layers!r}.")
-        if not 0 <= dropout <= 1:
-            raise OptionError(f"OrthogonalRNN needs dropout between 0 and 1, got {dropout}.")
+        if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+            raise OptionError(f"OrthogonalRNN needs dropout between 0 and 1, got {dropout!r}.")
         self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
         self.bidirectional = bidirectional
         self._directions = ("", "_reverse") if bidirectional else ("",)
@@ -200,18 +226,21 @@ class OrthogonalRNN(_Recurrent):
         self, input: Tensor | PackedSequence, h_0: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the net over a batch of sequences."""
+        if h_0 is not None:
+            self._check_input(h_0, "an h_0")
         if isinstance(input, PackedSequence):
+            self._check_input(input.data)
+            sizes = input.batch_sizes.tolist()
+            self._check_state(h_0, sizes[0])
             if h_0 is not None and input.sorted_indices is not None:
                 h_0 = h_0.index_select(1, input.sorted_indices)
-            sizes = input.batch_sizes.tolist()
             out, h_n = self._layers(input.data, h_0, sizes[0], sizes)
             if input.unsorted_indices is not None:
                 h_n = h_n.index_select(1, input.unsorted_indices)
             return PackedSequence(out, input.batch_sizes, input.sorted_indices, input.unsorted_indices), h_n
-        if input.dim() not in (2, 3) or 0 in input.shape:
-            raise ShapeError(
-                f"OrthogonalRNN needs a non-empty input of 2 or 3 dimensions, got shape {tuple(input.shape)}."
-            )
+        self._check_input(input)
+        if input.dim() not in (2, 3):
+            raise ShapeError(f"OrthogonalRNN needs an input of 2 or 3 dimensions, got shape {tuple(input.shape)}.")
         batched = input.dim() == 3
         if h_0 is not None and h_0.dim() != input.dim():
             raise ShapeError(
@@ -225,11 +254,11 @@ class OrthogonalRNN(_Recurrent):
         return (out.transpose(0, 1) if first_is_batch else out), h_n
 
     def _layers(self, x: Tensor, h_0: Tensor | None, batch: int, sizes: list[int] | None) -> tuple[Tensor, Tensor]:
-        self._check_input(x)
-        shape = (self.num_layers * len(self._directions), batch, self.hidden_size)
-        if h_0 is not None and tuple(h_0.shape) != shape:
-            raise ShapeError(f"OrthogonalRNN needs h_0 of shape {shape}, got {tuple(h_0.shape)}.")
-        first = iter([None] * shape[0] if h_0 is None else h_0)
+        self._check_width(x)
+        if sizes is None and x.shape[0] == 0:
+            raise ShapeError("OrthogonalRNN needs a sequence of one step or more, got none.")
+        self._check_state(h_0, batch)
+        first = iter([None] * self.num_layers * len(self._directions) if h_0 is None else h_0)
         last = []
         for layer in range(self.num_layers):
             outputs = []
@@ -242,6 +271,11 @@ class OrthogonalRNN(_Recurrent):
                 # One real mask for both parts of a complex output.
                 x = x * F.dropout(torch.ones_like(x.real), self.dropout)
         return x, torch.stack(last)
+
+    def _check_state(self, h_0: Tensor | None, batch: int) -> None:
+        shape = (self.num_layers * len(self._directions), batch, self.hidden_size)
+        if h_0 is not None and tuple(h_0.shape) != shape:
+            raise ShapeError(f"OrthogonalRNN needs h_0 of shape {shape}, got {tuple(h_0.shape)}.")
 
 
 class OrthogonalRNNCell(_Recurrent):
@@ -297,12 +331,15 @@ class OrthogonalRNNCell(_Recurrent):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Returns the next state."""
+        self._check_input(input)
+        if hx is not None:
+            self._check_input(hx, "an hx")
         if input.dim() not in (1, 2):
             raise ShapeError(f"OrthogonalRNNCell needs an input of 1 or 2 dimensions, got shape {tuple(input.shape)}.")
-        self._check_input(input)
+        self._check_width(input)
         shape = (*input.shape[:-1], self.hidden_size)
         if hx is not None and tuple(hx.shape) != shape:
             raise ShapeError(f"OrthogonalRNNCell needs hx of shape {shape}, got {tuple(hx.shape)}.")
-        x = input.reshape(1, -1, self.input_size)
+        x = input.unsqueeze(0) if input.dim() == 2 else input.reshape(1, 1, -1)
         _, h = self._run("", x, None if hx is None else hx.reshape(-1, self.hidden_size), x.shape[1])
         return h.reshape(shape)

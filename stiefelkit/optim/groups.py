@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from stiefelkit.attach import available
-from stiefelkit.carrier import carriers
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.host import carriers
 
 __all__ = ["parameter_groups"]
 
@@ -63,6 +63,9 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
         if "lr" in value:
             _checked(value["lr"])
+        for reserved in ("params", "name"):
+            if reserved in value:
+                raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")
         return dict(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {"lr": _checked(value)}
@@ -70,8 +73,8 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
 
 
 def _checked(lr: float) -> float:
-    if not lr >= 0:
-        raise OptionError(f"parameter_groups needs a learning rate >= 0, got {lr}.")
+    if not isinstance(lr, int | float | Tensor) or not lr >= 0:
+        raise OptionError(f"parameter_groups needs a learning rate >= 0, got {lr!r}.")
     return lr
 
 

@@ -1,7 +1,7 @@
 """The scaled Cayley transform, real and complex."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -64,14 +64,13 @@ class Cayley(OrthogonalParam):
         negative: int | Sequence[int] | Tensor | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        self.fixed = negative is not None
+        self.negative = None if negative is None else _signs(negative, self.shape[-1])
         if self.is_complex:
             reason = self.supports(shape, self.dtype, negative=negative)
             if reason is not None:
                 raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
             return
-        signs = _signs(negative, self.shape[-1]).expand(*self.shape[:-2], -1)
-        self.register_buffer("signs", signs.to(device=device, copy=True))
+        self.register_buffer("signs", self._first_signs().to(device=device))
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
@@ -91,7 +90,7 @@ class Cayley(OrthogonalParam):
         """Onto and invertible unless the signs are fixed."""
         n, p = self.shape[-2:]
         component = "chart" if n == p and not self.is_complex else "connected"
-        return Traits(onto=not self.fixed, invertible=True, exact=True, component=component)
+        return Traits(onto=self.negative is None, invertible=True, exact=True, component=component)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
@@ -119,8 +118,10 @@ class Cayley(OrthogonalParam):
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
         if not self.is_complex:
-            skew, d = cayley_inverse(w, self.signs if self.fixed else None)
-            self._check_reached(skew, w)
+            prescribed = None if self.negative is None else self._first_signs().to(w.device)
+            skew, d = cayley_inverse(w, prescribed)
+            if prescribed is not None:
+                self._check_reached(skew, prescribed, w)
             return (skew,), {"signs": d.to(torch.int8)}
         skew, d = cayley_inverse(w)
         return (skew, d.angle()), {}
@@ -136,7 +137,7 @@ class Cayley(OrthogonalParam):
         """
         if scheme == "helfrich":
             return self._helfrich(generator)
-        if not self.fixed or scheme != "haar":
+        if self.negative is None or scheme != "haar":
             return self.initial_frame(scheme, generator)
         return self._haar_with_fixed_signs(generator)
 
@@ -150,25 +151,37 @@ class Cayley(OrthogonalParam):
         below[..., first + 1, first] = (t / 2).tan()
         a11, a21 = below[..., :p, :], below[..., p:, :]
         if not self.is_complex:
-            return (pack_skew(a11, a21),), {}
+            return (pack_skew(a11, a21),), {"signs": self._first_signs()}
         phase = torch.rand(*batch, p, dtype=torch.float64, device=device, generator=generator) * (2 * math.pi)
         return (pack_skew(a11 + 0j, a21 + 0j), phase), {}
 
     def _haar_with_fixed_signs(self, generator: torch.Generator | None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         w = init.draw("haar", self.shape, torch.float64, generator)
-        signs = self.signs.to(w)
+        signs = self._first_signs().to(w)
         if self.shape[-1] == self.shape[-2]:
             # The transform has det 1, so det W = det D: a reflection takes the Haar measure from one half to the other.
             w[..., 0] *= (torch.linalg.det(w) * signs.prod(-1)).sign()[..., None]
         skew, _ = cayley_inverse(w, signs)
-        return (skew,), {}
+        return (skew,), {"signs": signs}
 
-    def _check_reached(self, skew: Tensor, w: Tensor) -> None:
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Signs are 1 or -1, and those of `negative` if it was given."""
+        if self.is_complex:
+            return None
+        if self.negative is not None and not torch.equal(chart["signs"].cpu().long(), self._first_signs().long()):
+            return f"the signs of its negative=, {sum(s < 0 for s in self.negative)} of them -1"
+        return None if bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
+
+    def _first_signs(self) -> Tensor:
+        """The prescribed signs, or ones, in the shape of the chart."""
+        signs = (1,) * self.shape[-1] if self.negative is None else self.negative
+        return torch.tensor(signs, dtype=torch.int8, device="cpu").expand(*self.shape[:-2], -1).clone()
+
+    def _check_reached(self, skew: Tensor, signs: Tensor, w: Tensor) -> None:
         """Raises ImageError if the coordinates, rounded to their dtype, do not give W back."""
-        if not self.fixed:
-            return
-        rounded = skew.to(coordinate_dtype(self.dtype))
-        difference = torch.linalg.matrix_norm(self(rounded).double() - w).max().item()
+        n, p = self.shape[-2:]
+        rounded = cayley(skew.to(coordinate_dtype(self.dtype)), n, p, signs=signs)
+        difference = torch.linalg.matrix_norm(rounded - w).max().item()
         if not difference <= 8 * rounding_limit(self.shape[-1], self.dtype):
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
@@ -176,20 +189,13 @@ class Cayley(OrthogonalParam):
             )
 
 
-def _signs(negative: int | Sequence[int] | Tensor | None, p: int) -> Tensor:
-    """Turns the option into p signs, int8."""
-    signs = torch.ones(p, dtype=torch.int8)
-    if negative is None:
-        return signs
+def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
+    """Turns the option into p signs."""
     if isinstance(negative, int) and not isinstance(negative, bool):
         if not 0 <= negative <= p:
             raise OptionError(f"Cayley needs negative between 0 and p = {p}, got {negative}.")
-        signs[p - negative :] = -1
-        return signs
-    try:
-        given = torch.as_tensor(negative)
-    except (TypeError, ValueError, RuntimeError):
-        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs, got {negative!r}.") from None
-    if given.shape != (p,) or not bool((given.abs() == 1).all()):
+        return (1,) * (p - negative) + (-1,) * negative
+    given = negative.tolist() if isinstance(negative, Tensor) else negative
+    if not isinstance(given, Sequence) or len(given) != p or any(s not in (1, -1) for s in given):
         raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r}.")
-    return given.to(torch.int8)
+    return tuple(int(s) for s in given)

@@ -1,6 +1,6 @@
 """Products of Householder reflectors, real and complex."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -108,9 +108,13 @@ class Householder(OrthogonalParam):
         n, p = self.shape[-2:]
         w = householder(reflectors, n, self.reflections, p, self.is_complex)
         if phase is None:
-            return (w * self.signs.unsqueeze(-2)).to(self.dtype)
+            return (w * torch.where(self.signs < 0, -1.0, 1.0).unsqueeze(-2)).to(self.dtype)
         theta = phase.double()
         return (w * torch.complex(theta.cos(), theta.sin()).unsqueeze(-2)).to(self.dtype)
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Signs are 1 or -1."""
+        return None if self.is_complex or bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
@@ -118,7 +122,11 @@ class Householder(OrthogonalParam):
         With fewer reflectors than columns not every D will do: the stable choice is tried, then for real frames the
         chart's and all ones. Complex frames have no other than the stable one, which reaches but a part of the image.
         """
-        tried = [None] if self.is_complex or self.traits.onto else [None, self.signs, torch.ones_like(self.signs)]
+        tried = (
+            [None]
+            if self.is_complex or self.traits.onto
+            else [None, self.signs.to(w.device), torch.ones_like(w[..., 0, :])]
+        )
         for signs in tried:
             v, d, left = householder_inverse(w, self.reflections, signs)
             if (d.abs() - 1).abs().max().item() + left.max().item() <= 1e-6:

@@ -1,6 +1,7 @@
 """Wide weights, convolutions and other tensors seen as frames."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,7 +40,7 @@ class View:
     out_dim: int = 0
 
     def __post_init__(self) -> None:
-        if self.name not in VIEWS:
+        if not isinstance(self.name, str) or self.name not in VIEWS:
             raise OptionError(f"No view is named {self.name!r}{did_you_mean(self.name, VIEWS)}")
         if len(self.shape) < 2:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
@@ -124,6 +125,19 @@ class Viewed(OrthogonalParam):
     def traits(self) -> Traits:
         """Those of the inner map."""
         return self.inner.traits
+
+    @property
+    def schemes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the inner map."""
+        return self.inner.schemes
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Asks the inner map."""
+        return self.inner.check_chart(chart)
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest weight whose frames are orthonormal."""
+        return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:

@@ -48,21 +48,17 @@ def scan(
     """
     _check_shapes(x, w, h0, u, batch_sizes)
     act = find_activation(activation, w.is_complex())
-    packed = batch_sizes is not None
-    sizes = list(batch_sizes) if batch_sizes is not None else [x.shape[1]] * x.shape[0]
-    rows = (x if packed else x.flatten(0, 1)).to(w.dtype)
+    rows = x.to(w.dtype)
     rows = rows if u is None else rows @ u.mT
     rows = rows if bias is None else rows + bias
     wt = w.mT.contiguous()
-    h, outputs, ended = h0[: sizes[-1] if reverse else sizes[0]], [], []
-    steps = rows.split(sizes)
+    packed = batch_sizes is not None
+    steps = rows.split(list(batch_sizes)) if batch_sizes is not None else rows.unbind(0)
+    h, outputs, ended = (h0[: steps[-1 if reverse else 0].shape[0]] if packed else h0), [], []
     for row in reversed(steps) if reverse else steps:
-        alive = len(row)
-        if alive < len(h):
+        if packed and (alive := row.shape[0]) != h.shape[0]:
             ended.append(h[alive:])
-            h = h[:alive]
-        elif alive > len(h):
-            h = torch.cat([h, h0[len(h) : alive]])
+            h = torch.cat([h[:alive], h0[h.shape[0] : alive]])
         h = act(torch.addmm(row, h, wt), activation_bias)
         outputs.append(h)
     last = torch.cat([h, *reversed(ended)]) if ended else h
@@ -76,7 +72,7 @@ def _check_shapes(x: Tensor, w: Tensor, h0: Tensor, u: Tensor | None, batch_size
     n = w.shape[-1]
     if w.dim() != 2 or w.shape[0] != n:
         raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
-    if x.dim() != (3 if batch_sizes is None else 2) or len(x) == 0:
+    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
         raise ShapeError(f"scan needs x of shape {wanted}, got {tuple(x.shape)}.")
     if u is not None and u.shape != (n, x.shape[-1]):
