@@ -174,6 +174,45 @@ class Misnamed(Cayley):
     coordinate_names = ("skewed",)
 
 
+class PartialChart(Cayley):
+    """Leaves the signs as it finds them."""
+
+    def initial(self, scheme, generator=None):
+        return super().initial(scheme, generator)[0], {}
+
+
+class HalfInverse(Cayley):
+    """Writes the chart before it looks at the frame."""
+
+    def right_inverse(self, w):
+        if not self.is_complex:
+            self.signs.fill_(-1)
+        return super().right_inverse(w)
+
+
+class Overwriting(Cayley):
+    """Uses its argument as scratch."""
+
+    def right_inverse(self, w):
+        found = super().right_inverse(w)
+        w.zero_()
+        return found
+
+
+class FollowingTheDefault(Cayley):
+    """Depends on torch's default dtype."""
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * (1 + torch.finfo(torch.get_default_dtype()).eps)
+
+
+class WrongWhenLarge(Cayley):
+    """Has a wrong gradient beyond the sizes of gradcheck."""
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew + (0.1 * (skew - skew.detach()) if skew.numel() > 64 else 0), phase)
+
+
 class OddImage(Cayley):
     """Draws something that is no frame."""
 
@@ -182,6 +221,12 @@ class OddImage(Cayley):
     def initial(self, scheme, generator=None):
         coordinates, chart = super().initial("haar", generator)
         return ((*coordinates[:-1], coordinates[-1][..., :0]) if scheme == "noise" else coordinates), chart
+
+
+class NoExamples(Cayley):
+    @classmethod
+    def examples(cls):
+        return []
 
 
 @pytest.mark.parametrize(
@@ -199,6 +244,11 @@ class OddImage(Cayley):
         (Autocasting, "precision"),
         (Unseeded, "schemes"),
         (OddImage, "schemes"),
+        (PartialChart, "schemes"),
+        (HalfInverse, "round_trip"),
+        (Overwriting, "round_trip"),
+        (FollowingTheDefault, "precision"),
+        (WrongWhenLarge, "gradients"),
         (WrongLinear, "linear"),
         (ForgetfulChart, "checkpoint"),
         (Unmappable, "functional_call"),
@@ -215,6 +265,12 @@ def test_the_law_catches_its_saboteur(saboteur, law):
 def test_every_law_has_a_saboteur():
     marks = test_the_law_catches_its_saboteur.pytestmark[0]
     assert {law for _, law in marks.args[1]} == set(LAWS)
+
+
+@pytest.mark.parametrize(("cls", "laws"), [(NoExamples, None), (Cayley, ["fraems"]), ("cayley", None)])
+def test_checking_nothing_is_an_error(cls, laws):
+    with pytest.raises(ValueError, match=r"need|No law"):
+        check_parametrization(cls, *([laws] if laws else []))
 
 
 def test_a_loose_haar_is_no_frame():

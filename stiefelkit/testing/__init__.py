@@ -13,6 +13,7 @@ about, and a member that breaks one raises `LawBroken` with the law's name, the 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, LawBroken, cases, permitted_error
 from stiefelkit.testing.laws import LAWS
@@ -43,12 +44,21 @@ def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
 
 
 def _checks(classes: Iterable[type[OrthogonalParam]], laws: Iterable[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    laws = list(laws)
+    for law in laws:
+        if law not in LAWS:
+            raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, LAWS)}")
     for cls in classes:
-        seen: set[tuple[str, bool, int]] = set()
-        for case in cases(cls):
+        if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+            raise OptionError(f"The laws need a subclass of OrthogonalParam, got {cls!r}.")
+        seen: set[tuple[str, bool, int, bool]] = set()
+        found = cases(cls)
+        if not found:
+            raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
+        for case in found:
             for law in laws:
-                # Tracing takes seconds: one matrix and one batch of each field tell.
-                kind = (law, case.dtype.is_complex, len(case.shape))
+                # Tracing takes seconds: one square, one tall and one batched frame of each field tell.
+                kind = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
                 if law == "compile" and (kind in seen or case.shape[-1] < 2):
                     continue
                 seen.add(kind)

@@ -1,0 +1,156 @@
+"""The laws of use: initial values, checkpoints, copies, vmap, compile, and what is refused."""
+
+import copy
+import io
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit import attach
+from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.param import coordinate_dtype
+from stiefelkit.testing.cases import Case, LawBroken, layer_of
+from stiefelkit.testing.require import require, require_frame
+
+
+def law_schemes(case: Case) -> None:
+    """Every init scheme draws a frame (or says that the chart cannot), and the same one from the same generator."""
+    for scheme in case.cls.schemes:
+        drawn = []
+        for _ in range(2):
+            param = case.build()
+            try:
+                coordinates, chart = param.initial(scheme, torch.Generator().manual_seed(5))
+            except ImageError:
+                require("schemes", case, not param.traits.onto, f"{scheme} cannot be drawn, though declared onto")
+                break
+            require("schemes", case, set(chart) == set(param.chart), f"{scheme} draws only a part of the chart")
+            param.load_chart_(chart)
+            shapes = dict(zip(param.coordinates, (tuple(c.shape) for c in coordinates), strict=True))
+            require("schemes", case, shapes == dict(param.coordinates), f"{scheme} draws shapes {shapes}")
+            drawn.append(param(*(c.to(coordinate_dtype(case.dtype)) for c in coordinates)))
+        if len(drawn) == 2:
+            require("schemes", case, torch.equal(*drawn), f"{scheme} does not follow the generator")
+            if case.build().traits.exact:
+                require_frame("schemes", case, drawn[0], lambda w=drawn[0]: nearest_frame(w.to(working_dtype(w.dtype))))
+
+
+def law_linear(case: Case) -> None:
+    """`linear(x)` equals x @ W.mT to rounding."""
+    *batch, _, p = case.shape
+    if batch:
+        return
+    param, coordinates = case.random(1.0)
+    for leading in ((), (5,), (2, 3)):
+        x = torch.randn(*leading, p, generator=torch.Generator().manual_seed(6), dtype=case.dtype)
+        y, expected = param.linear(x, *coordinates), x @ param(*coordinates).mT
+        off = (torch.linalg.vector_norm(y - expected) / torch.linalg.vector_norm(expected)).item()
+        require("linear", case, off <= 8 * torch.finfo(case.dtype).eps, f"{off:.2g} relative")
+
+
+def law_checkpoint(case: Case) -> None:
+    """State dicts and copies bring back the same bits, name their map, and refuse another one or a plain weight."""
+    layer = layer_of(case)
+    w = layer.weight.detach()
+    state = {key: value.clone() for key, value in layer.state_dict().items()}
+    other = layer_of(case, seed=7)
+    other.load_state_dict(state)
+    require("checkpoint", case, torch.equal(other.weight, w), "load_state_dict changes the weight")
+    twin = copy.deepcopy(layer)
+    require("checkpoint", case, torch.equal(twin.weight, w), "deepcopy changes the weight")
+    attach.bake(twin, "weight")
+    require("checkpoint", case, torch.equal(layer.weight, w), "baking a copy changes the original")
+    require("checkpoint", case, torch.equal(twin.weight, w), "baking changes the weight")
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    loaded = torch.load(stream, weights_only=False)
+    require("checkpoint", case, torch.equal(loaded.weight, w), "torch.save(module) changes the weight")
+    for wrong, why in (({"weight": w}, "a plain weight"), (_renamed(state), "another map")):
+        try:
+            layer.load_state_dict(wrong)
+        except StiefelkitError:
+            continue
+        raise LawBroken(f"checkpoint: {case} loads {why} without an error.")
+    empty = layer_of(case).to("meta").to_empty(device="cpu")
+    try:
+        empty.weight  # noqa: B018
+    except UnfilledError:
+        empty.load_state_dict(state)
+        require("checkpoint", case, torch.equal(empty.weight, w), "loading after to_empty changes the weight")
+        return
+    raise LawBroken(f"checkpoint: {case} is read after to_empty.")
+
+
+def law_functional_call(case: Case) -> None:
+    """Under vmap, stacked coordinates give what the loop gives."""
+    layers = [layer_of(case, seed=seed) for seed in (8, 9)]
+    chart = dict(layers[0].named_buffers())
+    stacked = {
+        name: torch.stack([dict(layer.named_parameters())[name] for layer in layers])
+        for name, _ in layers[0].named_parameters()
+    }
+
+    def read(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(layers[0], (parameters, chart), ())
+
+    together = torch.vmap(read)(stacked)
+    for i in range(2):
+        alone = read({name: value[i] for name, value in stacked.items()})
+        off = torch.linalg.matrix_norm((together[i] - alone).to(working_dtype(case.dtype))).max().item()
+        permitted = 4 * rounding_limit(case.shape[-1], case.dtype)
+        require("functional_call", case, off <= permitted, f"vmap is {off:.2g} off the loop")
+
+
+def law_compile(case: Case) -> None:
+    """torch.compile(fullgraph=True) and torch.export give the weight and the gradient of eager mode."""
+    layer = layer_of(case)
+    g = torch.randn(case.shape, generator=torch.Generator().manual_seed(10), dtype=case.dtype)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    limit = rounding_limit(case.shape[-1], case.dtype)
+    w, expected = compiled(), layer()
+    off = torch.linalg.matrix_norm((w - expected).detach().to(working_dtype(case.dtype))).max().item()
+    require("compile", case, off <= 4 * limit, f"the compiled weight is {off:.2g} off")
+    parameters = list(layer.parameters())
+    ours, eager = (torch.autograd.grad(x, parameters, g) for x in (w, expected))
+    close = all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(ours, eager, strict=True))
+    require("compile", case, close, "the compiled gradient is off")
+    exported = torch.export.export(layer, ()).module()()
+    off = torch.linalg.matrix_norm((exported - expected).detach().to(working_dtype(case.dtype))).max().item()
+    require("compile", case, off <= 4 * limit, f"the exported weight is {off:.2g} off")
+
+
+def law_contract(case: Case) -> None:
+    """Coordinates are named and counted as declared; unfit shapes and dtypes are refused."""
+    param = case.build()
+    unknown = set(param.coordinates) - set(case.cls.coordinate_names)
+    require("contract", case, not unknown, f"coordinates {unknown} are not in coordinate_names")
+    persistent = set(param.state_dict())
+    require("contract", case, set(param.chart) <= persistent, "a chart that state dicts leave out")
+    require("contract", case, not list(param.parameters()), "a map that owns parameters")
+    try:
+        case.cls(case.shape, dtype=case.dtype, **{"no_such_option": 1})
+    except TypeError:
+        pass
+    else:
+        raise LawBroken(f"contract: {case} takes an option that nobody knows.")
+    n, p = case.shape[-2:]
+    unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
+    for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:
+        try:
+            case.build(shape, dtype)
+        except StiefelkitError:
+            continue
+        raise LawBroken(f"contract: {case} takes shape {shape} and {dtype}.")
+
+
+def _renamed(state: dict[str, Any]) -> dict[str, Any]:
+    key = "parametrizations.weight._extra_state"
+    described = json.loads(bytes(state[key].tolist()).decode())
+    described["map"] |= {"name": "another", "class": "elsewhere:Another"}
+    return state | {key: torch.tensor(list(json.dumps(described).encode()), dtype=torch.uint8)}

@@ -1,0 +1,51 @@
+"""What the laws require with, and how they word what they found."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.testing.cases import Case, LawBroken, carrier_of, permitted_error
+
+__all__ = ["double", "in_double", "require", "require_frame", "require_frame_of"]
+
+
+def require(law: str, case: Case, holds: bool, found: str) -> None:
+    """Raises LawBroken with what was found unless the law holds."""
+    if not holds:
+        raise LawBroken(f"{law}: {case}: {found}.")
+
+
+def require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tensor]) -> None:
+    """Requires the limit, or for structured input, whose rounding errors align, 1.2 x what rounding alone gives."""
+    error = orthogonality_error(w).max().item()
+    permitted = permitted_error(w.shape[-1], w.dtype)
+    if not error <= permitted:
+        exact = in_double()
+        if orthogonality_error(exact).max().item() <= permitted_error(w.shape[-1], exact.dtype):
+            rounded = orthogonality_error(exact.to(w.dtype)).max().item()
+            permitted = max(permitted, 1.2 * rounded + torch.finfo(w.dtype).eps)
+    require(law, case, error <= permitted, f"||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}")
+
+
+def require_frame_of(law: str, case: Case, layer: Any) -> None:
+    """Requires the frames law of a module's weight, if its map is exact."""
+    carrier = carrier_of(layer)
+    if carrier.param.traits.exact:
+        values = double(carrier.coordinates.values())
+        require_frame(law, case, layer.weight, lambda: in_double(case, carrier.param)(*values))
+
+
+def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The same coordinates in float64, detached."""
+    return tuple(c.detach().double() for c in coordinates)
+
+
+def in_double(case: Case, param: OrthogonalParam) -> OrthogonalParam:
+    """The same map, chart included, for a float64 or complex128 frame."""
+    twin = case.build(dtype=working_dtype(case.dtype))
+    twin.load_chart_(param.chart)
+    return twin
