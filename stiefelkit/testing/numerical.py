@@ -199,10 +199,7 @@ def _check_direction(case: Case, param: OrthogonalParam, leaves: tuple[Tensor, .
 
     grads = torch.autograd.grad(param(*leaves), leaves, g)
     ours = sum((a * d).sum().item() for a, d in zip(grads, along, strict=True))
-    size = sum(
-        torch.linalg.vector_norm(a).item() * torch.linalg.vector_norm(d).item()
-        for a, d in zip(grads, along, strict=True)
-    )
+    size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
     difference = (value(1e-5) - value(-1e-5)) / 2e-5
     found = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}"
     require("gradients", case, abs(ours - difference) <= 1e-6 * size, found)
