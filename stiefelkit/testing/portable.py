@@ -133,9 +133,9 @@ def law_contract(case: Case) -> None:
     persistent = set(param.state_dict())
     require("contract", case, set(param.chart) <= persistent, "a chart that state dicts leave out")
     require("contract", case, not list(param.parameters()), "a map that owns parameters")
-    unknown: dict[str, Any] = {"dtype": case.dtype, "no_such_option": 1}
+    options: dict[str, Any] = {"dtype": case.dtype, "no_such_option": 1}
     try:
-        case.cls(case.shape, **unknown)
+        case.cls(case.shape, **options)
     except TypeError:
         pass
     else:
