@@ -125,6 +125,7 @@ parametrizations = Registry(
     "parametrization",
     {
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
+        "fourier": "stiefelkit.parametrizations.fourier:Fourier",
         "householder": "stiefelkit.parametrizations.householder:Householder",
     },
     group="stiefelkit.parametrizations",

@@ -105,6 +105,7 @@ def test_views_follow_dtypes_too():
     assert sk.drift(layer)["weight"].limit > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules")
 def test_a_real_weight_cannot_become_complex():
     with pytest.raises(errors.DtypeError, match="real dtype"):
         make().to(torch.complex64)

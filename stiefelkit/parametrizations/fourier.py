@@ -1,0 +1,146 @@
+"""The restricted-capacity unitary map: phases, reflections, a permutation and Fourier transforms."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import DtypeError
+from stiefelkit.param import OrthogonalParam, Traits
+
+__all__ = ["Fourier"]
+
+
+class Fourier(OrthogonalParam):
+    r"""W = D3 R2 F^-1 D2 P R1 F D1, unitary, with 7n real coordinates.
+
+    D = diag(e^{i theta}), F the unitary Fourier transform, R = I - 2 v v^H / |v|^2 a complex reflector, P a fixed
+    permutation, P x = x[permutation], the chart `permutation`. The coordinate `phase` holds the three theta, one row
+    each, `reflectors` the two v as [Re | Im]; the scale of a reflector means nothing, and a zero one is the identity.
+
+    Image: a subset of U(n) of dimension at most 7n, without a right inverse: weights are drawn, not assigned. Cost:
+    O(n^2 log n) for W, O(n log n) a vector for `linear`, which never forms W. Not for weights that must reach every
+    unitary matrix.
+
+    Args:
+        shape: shape of the frame, (*, n, n).
+        dtype: complex dtype.
+        device: where the permutation lives.
+        precision: "exact": everything in complex128, one rounding at the end.
+
+    References:
+        Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016, equation 6; reflections as they
+        act on columns in the code of Wisdom et al. 2016, where v may be its conjugate.
+
+    >>> map = Fourier((4, 4), dtype=torch.complex64)
+    >>> map(torch.zeros(3, 4), torch.zeros(2, 8)).real.round().abs()
+    tensor([[1., 0., 0., 0.],
+            [0., 1., 0., 0.],
+            [0., 0., 1., 0.],
+            [0., 0., 0., 1.]])
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "reflectors")
+    schemes: ClassVar[tuple[str, ...]] = ("arjovsky",)
+
+    permutation: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        reason = self.supports(self.shape, self.dtype)
+        if reason is not None:
+            raise DtypeError(f"Fourier needs {reason}, got shape {self.shape} and {self.dtype}.")
+        *batch, n, _ = self.shape
+        self.register_buffer("permutation", torch.arange(n, device=device).expand(*batch, n).clone())
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """Square complex frames only."""
+        if not dtype.is_complex:
+            return "a complex weight"
+        return None if shape[-1] == shape[-2] else "a square weight"
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """One entry, even, odd, a power of two, batched."""
+        return [(shape, {}) for shape in ((1, 1), (2, 2), (7, 7), (16, 16), (2, 3, 5, 5))]
+
+    @property
+    def traits(self) -> Traits:
+        """A subset of U(n) without a right inverse."""
+        return Traits(onto=False, invertible=False, exact=True, component="connected", cost_exponent=2.0)
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """`phase` and `reflectors`."""
+        *batch, n, _ = self.shape
+        return {"phase": (*batch, 3, n), "reflectors": (*batch, 2, 2 * n)}
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """A permutation of 0 .. n - 1."""
+        ordered = chart["permutation"].sort(dim=-1)[0].cpu()
+        fits = torch.equal(ordered, torch.arange(self.shape[-1]).expand_as(ordered))
+        return None if fits else f"a permutation of {self.shape[-1]} entries"
+
+    def forward(self, phase: Tensor, reflectors: Tensor) -> Tensor:
+        """Maps coordinates to frames.
+
+        Args:
+            phase: angles in radians, shape (*, 3, n).
+            reflectors: two reflectors as [Re | Im], shape (*, 2, 2n).
+
+        Returns:
+            Frames of shape (*, n, n).
+        """
+        eye = torch.eye(self.shape[-1], dtype=torch.complex128, device=phase.device)
+        return self._apply_rows(eye, phase, reflectors).mT.to(self.dtype)
+
+    def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
+        """Returns x @ W.mT for x of shape (*, n) by Fourier transforms, W not formed; one matrix, no batch."""
+        if len(self.shape) > 2:
+            return super().linear(x, *coordinates)
+        return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""
+        *batch, n, _ = self.shape
+        device = None if generator is None else generator.device
+
+        def uniform(shape: Sequence[int], bound: float) -> Tensor:
+            return (2 * torch.rand(*shape, dtype=torch.float64, device=device, generator=generator) - 1) * bound
+
+        shapes = self.coordinates
+        drawn = (uniform(shapes["phase"], math.pi), uniform(shapes["reflectors"], math.sqrt(6 / (2 + 2 * n))))
+        order = torch.rand(*batch, n, device=device, generator=generator).argsort(-1)
+        return drawn, {"permutation": order}
+
+    def _apply_rows(self, x: Tensor, phase: Tensor, reflectors: Tensor) -> Tensor:
+        """Maps each row x to (W x)^T."""
+        theta = phase.double()
+        d1, d2, d3 = (d.unsqueeze(-2) for d in torch.complex(theta.cos(), theta.sin()).unbind(-2))
+        r1, r2 = reflectors.double().unbind(-2)
+        x = _reflect(torch.fft.fft(x * d1, norm="ortho"), r1)
+        order = self.permutation.unsqueeze(-2)
+        x = torch.take_along_dim(x, order.expand(*x.shape[:-1], -1), -1) * d2
+        return _reflect(torch.fft.ifft(x, norm="ortho"), r2) * d3
+
+
+def _reflect(x: Tensor, packed: Tensor) -> Tensor:
+    """Rows x - 2 v (v^H x) / |v|^2, with v = Re + i Im from [Re | Im]; v of any scale."""
+    largest = packed.detach().abs().amax(-1, keepdim=True)
+    scaled = packed / torch.where(largest == 0, torch.inf, largest)
+    square = scaled.square().sum(-1, keepdim=True).unsqueeze(-2)
+    v = torch.complex(*scaled.chunk(2, -1)).unsqueeze(-2)
+    inner = (x * v.conj()).sum(-1, keepdim=True)
+    return x - v * (2 * inner / torch.where(square == 0, 1.0, square))
