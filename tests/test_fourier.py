@@ -47,7 +47,7 @@ def test_a_frame_cannot_be_assigned_and_a_real_or_tall_weight_cannot_have_it():
     with pytest.raises(errors.ImageError, match="no right inverse"):
         layer.weight = torch.eye(4, dtype=torch.complex64)
     for other in (torch.nn.Linear(4, 4), torch.nn.Linear(4, 6, dtype=torch.complex64)):
-        with pytest.raises(errors.DtypeError, match="needs a (complex|square) weight"):
+        with pytest.raises(errors.DtypeError, match=r"needs a (complex|square) weight"):
             sk.orthogonal(other, "weight", "fourier")
 
 
