@@ -30,9 +30,11 @@ def modrelu(z: Tensor, b: Tensor) -> Tensor:
     >>> modrelu(torch.tensor([-2.0, 0.0, 0.5]), torch.tensor([-1.0, 1.0, -1.0]))
     tensor([-1.,  0.,  0.])
     """
-    if z.is_complex():
-        # torch.sgn gives NaN where |z| is subnormal.
-        z = torch.where(z.detach().abs() < torch.finfo(z.dtype).tiny, 0, z)
+    if not z.is_complex():
+        # The sign has derivative 0, which autograd would add up at the price of the rest together.
+        return torch.sgn(z.detach()) * torch.relu(z.abs() + b.to(z.dtype))
+    # torch.sgn gives NaN where |z| is subnormal.
+    z = torch.where(z.detach().abs() < torch.finfo(z.dtype).tiny, 0, z)
     modulus = z.abs()
     return torch.sgn(z) * torch.relu(modulus + b.to(modulus.dtype))
 

@@ -48,7 +48,7 @@ def scan(
     """
     _check_shapes(x, w, h0, u, batch_sizes)
     act = find_activation(activation, w.is_complex())
-    rows = x.to(w.dtype)
+    rows = x.to(w.dtype).contiguous()
     rows = rows if u is None else rows @ u.mT
     rows = rows if bias is None else rows + bias
     wt = w.mT.contiguous()
