@@ -304,3 +304,79 @@ def test_ctrl_c_ends_with_130_and_tells_how_to_resume() -> None:
     step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
     assert step > 0
     assert f"step {step}" in out
+
+
+def test_the_negative_of_a_switch_is_no_key_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.toml").write_text("no-permuted = true")
+    words = ["train", "digits", "--model", "lstm", "--config", str(tmp_path / "c.toml"), "--out", str(tmp_path / "r")]
+    assert main(words) == 2
+    assert "no-permuted" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["--device", "meta"],
+        ["--threads", "1000000"],
+        ["--seed", "99999999999999999999999"],
+        ["--hidden-size", "100000000"],
+        ["--optimizer-options.alpha", "abc"],
+        ["--optimizer-options.differentiable", "true"],
+        ["--options.input_size", "3"],
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_the_folder_appears(
+    bad: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "digits", "--model", "scornn", "--steps", "1", "--out", str(tmp_path / "r"), *bad]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_resumes_to_no_fewer_steps_and_holds_no_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "digits", "--model", "lstm", "--hidden-size", "4", "--schedule", "constant"]
+    assert main([*run, "--steps", "3", "--out", str(tmp_path / "r")]) == 0
+    before = (tmp_path / "r" / "config.json").read_bytes()
+    assert main([*run, "--steps", "2", "--out", str(tmp_path / "r"), "--resume"]) == 2
+    assert "step 3" in capsys.readouterr().err
+    assert main(["compare", "digits", "--models", "lstm", "--resume", "--out", str(tmp_path / "r")]) == 2
+    assert (tmp_path / "r" / "config.json").read_bytes() == before
+    assert not (tmp_path / "r" / "lstm").exists()
+
+
+def test_drift_writes_json_that_any_reader_takes_and_tells_of_nan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "drift",
+        "--sizes",
+        "2",
+        "--steps",
+        "3",
+        "--methods",
+        "unconstrained",
+        "--lr",
+        "1e300",
+        "--dtype",
+        "float64",
+    ]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert "from step" in capsys.readouterr().out
+    assert "NaN" not in (tmp_path / "drift.json").read_text()
+
+
+def test_log_ticks_between_powers_of_ten_say_so() -> None:
+    from stiefelkit.experiments.figure import _number
+
+    assert [_number(value) for value in (1e-3, 1e-4, 2e-4, 1e31, 5e31)] == [
+        "0.001",
+        "$10^{-4}$",
+        r"$2 \cdot 10^{-4}$",
+        "$10^{31}$",
+        r"$5 \cdot 10^{31}$",
+    ]

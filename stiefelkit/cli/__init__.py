@@ -1,7 +1,4 @@
-"""The command `stiefelkit`: it parses, calls `stiefelkit.experiments` and prints.
-
-Nothing here imports torch or matplotlib before a command needs them.
-"""
+"""The command `stiefelkit`: it parses, calls `stiefelkit.experiments` and prints."""
 
 import signal
 import sys
@@ -41,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped at once; what was saved is kept.", file=sys.stderr)
         return 128 + signal.SIGINT
+    finally:
+        if arguments is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and saved: a late Ctrl-C changes nothing
     return code if isinstance(code, int) else 0
 
 

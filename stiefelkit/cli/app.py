@@ -23,6 +23,7 @@ app = App(
     version=__version__,
     version_flags=["--version", "-v"],
     default_parameter=DEFAULTS,
+    suppress_keyboard_interrupt=False,
 )
 app.command("stiefelkit.cli.listing:show", name="list", help="Show the parametrizations, models and tasks.")
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")

@@ -1,11 +1,15 @@
 """`stiefelkit drift`."""
 
 import contextlib
+import math
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from stiefelkit.cli.open_options import whole
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.drift import Curve, Plan, measure
 
@@ -16,13 +20,13 @@ SHOWN = (0, 1, 10, 100, 1000, 10_000, 100_000)
 
 def drift(
     *,
-    steps: int = 1000,
+    steps: Annotated[int, Parameter(converter=whole)] = 1000,
     methods: str = "",
     sizes: str = "64",
     dtype: str = "float32",
     optimizer: str = "adam",
     lr: float = 1e-3,
-    seed: int = 0,
+    seed: Annotated[int, Parameter(converter=whole)] = 0,
     out: Path = Path("runs/drift"),
 ) -> int:
     """Trains every parametrization under random gradients, and measures its orthogonality on the way.
@@ -35,7 +39,7 @@ def drift(
         optimizer: adam, adamw, adagrad, rmsprop, sgd, or the name of an installed plugin.
         lr: learning rate.
         seed: fixes the initial weights and the gradients.
-        out: folder for drift.json and drift.png.
+        out: folder for drift.json and drift.png; one that has a drift.json is refused.
     """
     try:
         numbers = tuple(int(size) for size in sizes.split(",") if size.strip())
@@ -49,6 +53,10 @@ def drift(
             plan, out, lambda method, size: status.update(f"{method}, {size} x {size}") if status else None
         )
     console.print(_table(plan, curves))
+    for curve in curves:
+        lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
+        if lost is not None:
+            console.print(f"{curve.method} at {curve.size} x {curve.size} is NaN or infinite from step {lost} on.")
     for each in skipped:
         console.print(f"Skipped {each.method} at {each.size} x {each.size}: {each.reason}", soft_wrap=True)
     for file in files:

@@ -15,7 +15,7 @@ from cyclopts import Parameter, Token
 
 from stiefelkit.experiments.recipe import Option
 
-__all__ = ["given", "open_options"]
+__all__ = ["given", "open_options", "whole"]
 
 
 def open_options(cls: type) -> type:
@@ -45,7 +45,7 @@ def _opened(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, Any]:
     default = field.default if field.default is not dataclasses.MISSING else None
     shown = Parameter(show_default=functools.partial(_shown, default) if default is not None else None)
     if kinds == {int}:
-        return Annotated[int | None, shown, Parameter(converter=_whole)], None
+        return Annotated[int | None, shown, Parameter(converter=whole)], None
     return Annotated[hint | None, shown], None
 
 
@@ -53,7 +53,8 @@ def _shown(default: Any, _: Any) -> str:
     return str(default)
 
 
-def _whole(hint: Any, tokens: Sequence[Token]) -> int:
+def whole(hint: Any, tokens: Sequence[Token]) -> int:
+    """Reads an integer, 1e4 among them; a fraction or a word is refused."""
     try:
         return int(tokens[0].value)
     except ValueError:

@@ -32,6 +32,8 @@ class OptionsFile:
             OptionError: the command has no such option.
         """
         known = {name.lstrip("-").partition(".")[0] for argument in arguments for name in argument.names}
+        # the negative of a switch, and the place of a table's entries, are no keys of a file
+        known = {name for name in known if not name.startswith("no-") and name != "*"}
         for key in self.options:
             if key.replace("_", "-") not in known:
                 message = f"Command {' '.join(commands)!r} has no option {key!r}, which {self.source} sets"

@@ -68,6 +68,8 @@ def compare(
         raise OptionError(f"A comparison needs one or more different models, got {', '.join(models) or 'none'}.")
     if out.exists() and not out.is_dir():
         raise RunError(f"A comparison needs a folder, got the file {out}; choose another --out.")
+    if is_run(out):
+        raise RunError(f"A comparison needs a folder of its own, got the run {out}; choose another --out.")
     if not resuming and out.exists() and any(out.iterdir()):
         raise RunError(f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there.")
     configs = [Config.resolve(task, model, settings) for model in models]

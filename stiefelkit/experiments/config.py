@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.experiments.checks import at_least, finite_positive, non_negative
+from stiefelkit.experiments.checks import at_least, at_most, finite_positive, non_negative
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
 from stiefelkit.registry import Registry
@@ -31,6 +31,8 @@ optimizers = Registry(
 
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")
+HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
+"""Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Config:
         for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every", "threads"):
             at_least(WHO, name, getattr(self, name), 1)
         at_least(WHO, "seed", self.seed, 0)
+        at_most(WHO, "seed", self.seed, 2**63 - 1)
+        at_most(WHO, "threads", self.threads, 1024)
         finite_positive(WHO, "lr", self.lr)
         non_negative(WHO, "clip_norm", self.clip_norm)
         for coordinate, rate in self.rates.items():
@@ -101,7 +105,10 @@ class Config:
         known = {item.name for item in dataclasses.fields(cls)}
         if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):
             raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
-        return cls(**data)
+        try:
+            return cls(**data)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"{source} needs the settings of a run, got some that are none: {error}") from error
 
     def continued(self, asked: Mapping[str, Any], source: str) -> "Config":
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
@@ -136,21 +143,31 @@ class Config:
 
         task = self.build_task()
         torch.manual_seed(self.seed)
-        model = models.create(self.model, task.input_size, self.hidden_size, task.output_size, **self.options)
-        return model.to(self.device)
+        sizes = {"input_size": task.input_size, "hidden_size": self.hidden_size, "output_size": task.output_size}
+        for option in self.options:
+            if option in sizes or option == "name":
+                raise OptionError(
+                    f"Model {self.model!r} has no option {option!r}; the task and --hidden-size set sizes."
+                )
+        try:
+            return models.create(self.model, **sizes, **self.options).to(self.device)
+        except RuntimeError as error:
+            if "alloc" not in str(error):
+                raise
+            raise OptionError(f"{WHO} needs a hidden_size that fits into memory, got {self.hidden_size}.") from error
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate."""
         from stiefelkit.optim import parameter_groups
 
         factory = optimizers.get(self.optimizer)
-        known = [name for name in inspect.signature(factory).parameters if name not in ("params", "lr")]
+        known = [name for name in inspect.signature(factory).parameters if name not in HANDLED]
         for option in self.optimizer_options:
             if option not in known:
                 raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
         try:
             return factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             if isinstance(error, StiefelkitError):
                 raise
             raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
@@ -170,3 +187,7 @@ def _check_device(name: str) -> None:
         raise OptionError(f"{WHO} needs a device such as cpu or cuda, got {name!r}.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise OptionError(f"{WHO} needs a CUDA device for {name!r}, but torch sees none; use --device cpu.")
+    try:
+        torch.zeros(1, device=device).cpu()
+    except RuntimeError as error:
+        raise OptionError(f"{WHO} needs a device that holds numbers, got {name!r}; use --device cpu.") from error

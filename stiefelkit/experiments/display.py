@@ -80,11 +80,14 @@ class Terminal(Silent):
         self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
         if not self._live:
             words = "  ".join(self._words())
-            self._console.print(f"{self._title}  {record['step']}/{self._steps}  {words}", soft_wrap=True)
+            self.note(f"{self._title}  {record['step']}/{self._steps}  {words}")
 
     def note(self, sentence: str) -> None:
         """Prints a sentence above the bar."""
-        self._console.print(sentence, soft_wrap=True)
+        try:
+            self._console.print(sentence, soft_wrap=True)
+        except OSError:  # whoever read is gone, or the disk under the output is full: the run goes on
+            self._console.quiet = True
 
     def end(self) -> None:
         """Leaves the last state of the bar on the screen."""
@@ -96,14 +99,14 @@ class Terminal(Silent):
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         self._bar.update(self._task, completed=self._step)
-        figures = Text("  ".join(self._words()), no_wrap=True, overflow="ellipsis")
+        figures = Text("  ".join(self._words()))
         if self._live:
             self._live.update(Group(self._bar, figures), refresh=True)
 
     def _words(self) -> Iterator[str]:
         last = self._last
         if "loss" in last:
-            yield f"loss {last['loss']:.4f}"
+            yield f"loss {last['loss']:.4f}" if last["loss"] < 1e4 else f"loss {last['loss']:.3g}"
         if last.get("accuracy") is not None:
             yield f"accuracy {last['accuracy']:.1%}"
         if last.get("test_accuracy") is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.experiments.checks import at_least, finite_positive
+from stiefelkit.experiments.checks import at_least, at_most, finite_positive
 from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.figure import figure, log_scale, reference_line, styles
 from stiefelkit.experiments.files import write_atomically
@@ -97,6 +97,7 @@ class Plan:
 
         at_least("The drift experiment", "steps", self.steps, 1)
         at_least("The drift experiment", "seed", self.seed, 0)
+        at_most("The drift experiment", "seed", self.seed, 2**63 - 1)
         finite_positive("The drift experiment", "lr", self.lr)
         if not self.sizes:
             raise OptionError("The drift experiment needs one size or more, got none.")
@@ -132,6 +133,12 @@ def measure(
     record, picture = out / "drift.json", out / "drift.png"
     if record.exists():
         raise RunError(f"The drift experiment needs a folder without drift.json, got {out}; choose another --out.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"The drift experiment needs a place that can be written, got {out}: {error.strerror}."
+        ) from error
     curves: list[Curve] = []
     skipped: list[Skipped] = []
     for size in plan.sizes:
@@ -141,14 +148,17 @@ def measure(
                 curves.append(_curve(plan, method, size))
             except StiefelkitError as error:
                 skipped.append(Skipped(method, size, str(error)))
+            except RuntimeError as error:
+                if "alloc" not in str(error):
+                    raise
+                skipped.append(Skipped(method, size, "it does not fit into memory."))
     content = {
         "plan": dataclasses.asdict(plan),
         "curves": [dataclasses.asdict(curve) for curve in curves],
         "skipped": [dataclasses.asdict(each) for each in skipped],
     }
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(record, (json.dumps(content, indent=2) + "\n").encode())
+        write_atomically(record, (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise RunError(
             f"The drift experiment needs a place that can be written, got {out}: {error.strerror}."
@@ -158,6 +168,15 @@ def measure(
         _draw(plan, curves, picture)
         files.append(picture)
     return curves, skipped, files
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:

@@ -84,7 +84,11 @@ def log_scale(axes: "Axes") -> None:
 
 
 def _number(value: float, _: object = None) -> str:
-    return f"{value:g}" if 1e-3 <= value <= 1e3 else f"$10^{{{round(math.log10(value))}}}$"
+    if 1e-3 <= value <= 1e3:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    mantissa = round(value / 10.0**exponent, 3)
+    return f"$10^{{{exponent}}}$" if mantissa == 1 else rf"${mantissa:g} \cdot 10^{{{exponent}}}$"
 
 
 def reference_line(axes: "Axes", value: float, label: str, below: bool = False) -> None:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from stiefelkit.errors import RunError
+
 __all__ = ["sync_directory", "write_atomically", "write_synced"]
 
 
@@ -17,8 +19,11 @@ def write_synced(path: Path, content: bytes) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file in one step: a temporary sibling is written, synced and renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
-    write_synced(temporary, content)
-    os.replace(temporary, path)
+    try:
+        write_synced(temporary, content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"File {path} cannot be written: {error.strerror}; nothing in it has changed.") from error
     sync_directory(path.parent)
 
 

@@ -22,11 +22,15 @@ class Log:
     """
 
     def __init__(self, path: Path, keep: int = 0):
+        if keep and not path.exists():
+            raise RunError(f"Log {path} needs to be there to resume its run, got none; start a run with another --out.")
         self._file = open(path, "ab")
         size = self._file.tell()
         if size < keep:
             self._file.close()
-            raise RunError(f"Log {path} needs at least the {keep} bytes that its checkpoint counts, got {size}.")
+            raise RunError(
+                f"Log {path} needs the {keep} bytes that its checkpoint counts, got {size}; start a new run."
+            )
         self._file.truncate(keep)
         self._file.seek(keep)
 

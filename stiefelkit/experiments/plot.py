@@ -105,7 +105,7 @@ def _learning(curves: list[Curves], path: Path) -> Path:
             log_scale(right)
         for axes in (left, right):
             axes.set_xlim(left=0)
-        right.legend(loc="center right" if by_accuracy else "best")
+        right.legend(loc="best")
     return path
 
 

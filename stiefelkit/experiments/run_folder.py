@@ -130,7 +130,11 @@ class RunFolder:
         except ImportError:  # no such lock outside POSIX
             yield
             return
-        with open(self.path / LOCK, "w") as file:
+        try:
+            file = open(self.path / LOCK, "w")
+        except OSError as error:
+            raise RunError(f"Run {self.path} cannot be written: {error.strerror}.") from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

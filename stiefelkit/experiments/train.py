@@ -75,8 +75,7 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
     display = display or Silent()
     folder = RunFolder.open(out)
     with folder.claimed():
-        folder = folder.with_config(folder.config.continued(asked or {}, str(out)))
-        config = folder.config
+        config = folder.config.continued(asked or {}, str(out))
         found = checkpoint.latest(folder.checkpoints)
         if found is None and folder.log.exists() and folder.log.stat().st_size:
             raise RunError(f"Resuming run {out} needs a checkpoint, got none; start another run with another --out.")
@@ -84,13 +83,21 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
             session, bytes_kept = Session.start(config), 0
             if found:
                 step, state, notes = found
-                if step >= config.steps:
+                if step > config.steps:
+                    raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
+                if step == config.steps:
                     return Outcome(out, step, already=True)
                 for note in [*notes, *_changes(folder)]:
                     display.note(note)
-                session.restore(step, state)
-                bytes_kept = state["log_bytes"]
-            return _run(session, folder, Log(folder.log, bytes_kept), display)
+                try:
+                    session.restore(step, state)
+                    bytes_kept = int(state["log_bytes"])
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    raise RunError(
+                        f"Resuming run {out} needs a whole checkpoint, got one without its parts."
+                    ) from error
+            log = Log(folder.log, bytes_kept)
+            return _run(session, folder.with_config(config), log, display)
 
 
 def _changes(folder: RunFolder) -> list[str]:
