@@ -32,6 +32,9 @@ app.command("stiefelkit.cli.drift:drift", name="drift", help="Measure how parame
 app.command("stiefelkit.cli.plot:plot", name="plot", help="Draw the curves of runs.")
 
 
+app.meta.suppress_keyboard_interrupt = False
+
+
 @app.meta.default
 def launch(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
