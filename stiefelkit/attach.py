@@ -231,7 +231,8 @@ def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
     kind = type(module).__name__
     if not isinstance(module, nn.Module):
         raise DtypeError(f"orthogonal needs a torch.nn.Module, got {kind}.")
-    if parametrize.is_parametrized(module, name):
+    held: Any = module._modules.get("parametrizations", ())  # not by getattr, which a wrapper may pass on
+    if name in held:
         raise OptionError(
             f"orthogonal needs a plain parameter, got {kind}.{name}, parametrized already; sk.bake it first."
         )

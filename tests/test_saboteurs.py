@@ -35,9 +35,10 @@ class WrongGradient(Cayley):
 class _DetachedFactor(torch.autograd.Function):
     @staticmethod
     def forward(ctx, v, n):
-        ctx.save_for_backward(cayley(v, n, n))
+        w = cayley(v, n, n)
+        ctx.save_for_backward(w.clone())
         ctx.n = n
-        return ctx.saved_for_output if hasattr(ctx, "saved_for_output") else cayley(v, n, n)
+        return w
 
     @staticmethod
     def backward(ctx, g):

@@ -212,4 +212,5 @@ def test_every_recipe_is_a_config_whose_model_can_be_built(name: str) -> None:
     task = create(name)
     for model in task.recipes:
         config = Config.resolve(task, model)
-        config.build_optimizer(config.build_model())
+        optimizer = config.build_optimizer(config.build_model())
+        assert all(group["lr"] > 0 for group in optimizer.param_groups)

@@ -2,6 +2,7 @@
 
 from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
 from stiefelkit.functional._cayley import cayley, cayley_inverse
+from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._householder import householder, householder_inverse
 from stiefelkit.functional._packing import (
     pack_skew,
@@ -20,6 +21,7 @@ __all__ = [
     "COMPLEX_ACTIVATIONS",
     "cayley",
     "cayley_inverse",
+    "diagonal",
     "find_activation",
     "householder",
     "householder_inverse",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_skew, pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
@@ -99,11 +100,7 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
 
 
 def _diagonal(phase: Tensor | None, signs: Tensor | None) -> Tensor | None:
-    if phase is not None:
-        theta = phase.double()
-        return torch.complex(theta.cos(), theta.sin())
-    # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
-    return None if signs is None else torch.where(signs < 0, -1.0, 1.0).double()
+    return None if phase is None and signs is None else diagonal(signs=signs, phase=phase)
 
 
 def _scale(m: Tensor, d: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError
+from stiefelkit.functional import diagonal
 from stiefelkit.param import OrthogonalParam, Traits
 
 __all__ = ["Fourier"]
@@ -127,8 +128,7 @@ class Fourier(OrthogonalParam):
 
     def _apply_rows(self, x: Tensor, phase: Tensor, reflectors: Tensor) -> Tensor:
         """Maps each row x to (W x)^T."""
-        theta = phase.double()
-        d1, d2, d3 = (d.unsqueeze(-2) for d in torch.complex(theta.cos(), theta.sin()).unbind(-2))
+        d1, d2, d3 = (d.unsqueeze(-2) for d in diagonal(phase=phase).unbind(-2))
         r1, r2 = reflectors.double().unbind(-2)
         x = _reflect(torch.fft.fft(x * d1, norm="ortho"), r1)
         order = self.permutation.unsqueeze(-2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ImageError, OptionError
-from stiefelkit.functional import householder, householder_inverse, trapezoid_size
+from stiefelkit.functional import diagonal, householder, householder_inverse, trapezoid_size
 from stiefelkit.param import OrthogonalParam, Traits
 
 __all__ = ["Householder"]
@@ -107,10 +107,8 @@ class Householder(OrthogonalParam):
         """
         n, p = self.shape[-2:]
         w = householder(reflectors, n, self.reflections, p, self.is_complex)
-        if phase is None:
-            return (w * torch.where(self.signs < 0, -1.0, 1.0).unsqueeze(-2)).to(self.dtype)
-        theta = phase.double()
-        return (w * torch.complex(theta.cos(), theta.sin()).unsqueeze(-2)).to(self.dtype)
+        d = diagonal(signs=None if self.is_complex else self.signs, phase=phase)
+        return (w * d.unsqueeze(-2)).to(self.dtype)
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
