@@ -1,6 +1,6 @@
 """Two gloo processes: DDP equals one process on the whole batch, FSDP2 trains and measures sharded coordinates."""
 
-import socket
+import gc
 from typing import Any
 
 import pytest
@@ -73,18 +73,16 @@ def run_fsdp(rank):
     assert torch.allclose(net[0].parametrizations["weight"].evaluate_whole(), frame, atol=1e-6)
 
 
-def worker(rank, run, port):
+def worker(rank, run, store):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        run(rank)
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    run(rank)
+    gc.collect()  # what holds the group goes first, and neither process before the other is done
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("run", [run_ddp, run_fsdp])
-def test_two_processes_agree_with_one(run):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(worker, (run, port), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
+def test_two_processes_agree_with_one(run, tmp_path):
+    # What fails in a process is raised here.
+    torch.multiprocessing.spawn(worker, (run, tmp_path / "store"), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
