@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["bits_lost", "defect", "orthogonality_error", "rounding_limit", "working_dtype"]
+__all__ = ["bits_lost", "defect", "orthogonality_error", "permitted_error", "rounding_limit", "working_dtype"]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -59,6 +59,12 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
     1.0
     """
     return 0.30 * torch.finfo(dtype).eps * math.sqrt(p)
+
+
+def permitted_error(p: int, dtype: torch.dtype) -> float:
+    """The largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128."""
+    limit = rounding_limit(p, dtype)
+    return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
 
 
 def bits_lost(error: float, limit: float) -> float:

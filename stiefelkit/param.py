@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 
 __all__ = ["FRAME_TOLERANCE", "OrthogonalParam", "Traits", "coordinate_dtype", "keep_precision"]
 
@@ -91,7 +91,8 @@ class OrthogonalParam(nn.Module, ABC):
         shape: shape of the frame, (*, n, p).
         dtype: dtype of the frame; coordinates are kept in float32 or better (`coordinate_dtype`).
         device: where the chart lives.
-        precision: "exact", the default: one rounding from float64 at the end.
+        precision: "exact", the default: within 1.2 rounding limits of a frame. "fast", where the member has it: without
+            what that takes, within `error_bound`.
 
     Raises:
         ShapeError: the shape is no frame's.
@@ -196,6 +197,14 @@ class OrthogonalParam(nn.Module, ABC):
             ImageError: W is outside the image, or the map has no right inverse.
         """
         raise ImageError(f"{self.title} has no right inverse; set it through an init scheme, sk.reset_.")
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """The largest ||W^H W - I||_F that the map promises at these coordinates, each matrix of a batch for itself.
+
+        That of an exact frame. A member with precision "fast", or whose weights are no frames, states its own, which
+        may grow with the coordinates.
+        """
+        return permitted_error(self.shape[-1], self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import stiefelkit as sk
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size, unpack_skew
-from stiefelkit.metrics import orthogonality_error
-from stiefelkit.testing import permitted_error
+from stiefelkit.metrics import orthogonality_error, permitted_error
 
 Cayley = sk.parametrizations.Cayley
 

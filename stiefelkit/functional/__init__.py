@@ -13,7 +13,8 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_trapezoid,
 )
-from stiefelkit.functional._polish import nearest_frame, polish
+from stiefelkit.functional._polish import nearest_frame, polish, split_defect
+from stiefelkit.functional._product import product
 from stiefelkit.functional._scan import scan
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
     "pack_skew_gradient",
     "pack_trapezoid",
     "polish",
+    "product",
     "scan",
     "skew_size",
+    "split_defect",
     "trapezoid_size",
     "unpack_skew",
     "unpack_trapezoid",

@@ -163,6 +163,10 @@ class Viewed(OrthogonalParam):
         """Draws as the inner map does."""
         return self.inner.initial(scheme, generator)
 
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """That of the inner map."""
+        return self.inner.error_bound(*coordinates)
+
     def frames(self, weight: Tensor) -> Tensor:
         """The weight read as frames."""
         return self.view.to_frame(weight)

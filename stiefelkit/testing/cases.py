@@ -12,7 +12,7 @@ from stiefelkit.carrier import CoordinateList
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam, coordinate_dtype
 
-__all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "permitted_error", "special_frames"]
+__all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "special_frames"]
 
 
 class LawBroken(AssertionError):
@@ -55,12 +55,6 @@ class Case:
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{'x'.join(map(str, self.shape))}-{str(self.dtype).removeprefix('torch.')}{options}"
-
-
-def permitted_error(p: int, dtype: torch.dtype) -> float:
-    """The largest ||W^H W - I||_F of an exact member: 1.2 limits + eps, 20 limits in float64 and complex128."""
-    limit = rounding_limit(p, dtype)
-    return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
 
 
 _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)

@@ -1,7 +1,8 @@
 """The laws of the numbers: orthogonality, gradients, purity, inverses, precision."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam, coordinate_dtype
 from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of, special_frames
-from stiefelkit.testing.require import double, in_double, require, require_frame, require_frame_of
+from stiefelkit.testing.require import double, in_double, require, require_frame, require_frame_of, slack
 
 
 def law_frames(case: Case) -> None:
@@ -25,7 +26,8 @@ def law_frames(case: Case) -> None:
         if param.traits.exact:
             require_frame("frames", case, w, lambda param=param, c=coordinates: in_double(case, param)(*double(c)))
         else:
-            require("frames", case, bool(torch.isfinite(w).all()), "an entry that is not finite")
+            error, bound = orthogonality_error(w).max().item(), param.error_bound(*coordinates)
+            require("frames", case, error <= bound, f"||W^H W - I||_F = {error:.3g}, its own bound {bound:.3g}")
 
 
 def law_gradients(case: Case) -> None:
@@ -38,14 +40,17 @@ def law_gradients(case: Case) -> None:
         else:
             _check_direction(case, param, leaves)
         return
-    for scale, tolerance in ((1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
+    fast = case.build().precision == "fast"
+    for scale, tolerance in ((1.0, 1e-3),) if fast else ((1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
         param, coordinates = case.random(scale)
         g = torch.randn(case.shape, generator=torch.Generator().manual_seed(2), dtype=working_dtype(case.dtype))
         _compare_gradients(case, param, coordinates, g, scale, tolerance)
     # Nearly normal to the manifold: the tangent part is small, so the yardstick is the whole of dL/dW.
     param, coordinates = case.random(1.0)
     w = param(*coordinates).detach().to(g.dtype)
-    _compare_gradients(case, param, coordinates, w + 1e-4 * g, 1.0, 1e-5, against=torch.linalg.vector_norm(w).item())
+    _compare_gradients(
+        case, param, coordinates, w + 1e-4 * g, 1.0, 1e-3 if fast else 1e-5, against=torch.linalg.vector_norm(w).item()
+    )
 
 
 def law_second_derivatives(case: Case) -> None:
@@ -95,7 +100,8 @@ def law_batch(case: Case) -> None:
     for i, own in enumerate(zip(*(c.flatten(0, depth - 1) for c in coordinates), strict=True)):
         single.load_chart_({name: value.flatten(0, depth - 1)[i] for name, value in param.chart.items()})
         off = torch.linalg.matrix_norm((single(*own) - w[i]).to(working_dtype(case.dtype))).item()
-        require("batch", case, off <= 4 * rounding_limit(case.shape[-1], case.dtype), f"{off:.2g} off the loop")
+        permitted = 4 * rounding_limit(case.shape[-1], case.dtype) + slack(param, coordinates)
+        require("batch", case, off <= permitted, f"{off:.2g} off the loop")
 
 
 def law_round_trip(case: Case) -> None:
@@ -119,14 +125,15 @@ def law_round_trip(case: Case) -> None:
         dtypes = {c.dtype for c in coordinates}
         require("round_trip", case, dtypes == {coordinate_dtype(case.dtype)}, f"coordinates of {dtypes}")
         off = torch.linalg.matrix_norm((param(*coordinates) - w).to(exact.dtype)).max().item()
-        permitted = 8 * limit + orthogonality_error(w).max().item()
+        permitted = 8 * limit + orthogonality_error(w).max().item() + slack(param, coordinates)
         require("round_trip", case, off <= permitted, f"{name} comes back {off:.2g} away, permitted {permitted:.2g}")
     param, coordinates = case.drawn()
     w = param(*coordinates).detach()
     kept = w.clone()
-    back = param(*param.right_inverse(w))
+    coordinates = param.right_inverse(w)
+    back = param(*coordinates)
     off = torch.linalg.matrix_norm((back - w).to(working_dtype(case.dtype))).max().item()
-    permitted = 8 * limit + orthogonality_error(w).max().item()
+    permitted = 8 * limit + orthogonality_error(w).max().item() + slack(param, coordinates)
     require("round_trip", case, off <= permitted, f"its own frame comes back {off:.2g} away")
     require("round_trip", case, torch.equal(w, kept), "right_inverse changes its argument")
     chart = {name: value.clone() for name, value in param.chart.items()}
@@ -170,6 +177,8 @@ def law_precision(case: Case) -> None:
     w = param(*coordinates)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         require("precision", case, torch.equal(param(*coordinates), w), "autocast changes the frame")
+    with _lowered_products():
+        require("precision", case, torch.equal(param(*coordinates), w), "TF32 changes the frame")
     default = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float16)
@@ -184,6 +193,20 @@ def law_precision(case: Case) -> None:
         kept = all(c.dtype == torch.float32 for c in carrier.coordinates.values())
         require("precision", case, layer.weight.dtype == dtype and kept, f"{dtype}: coordinates cast, or weight not")
         require_frame_of("precision", case, layer)
+
+
+@contextlib.contextmanager
+def _lowered_products() -> Iterator[None]:
+    """Permits TF32 on CUDA and bfloat16 on CPU for float32 products, as training scripts do."""
+    flags = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [flag.fp32_precision for flag in flags]
+    try:
+        for flag, lowered in zip(flags, ("tf32", "bf16"), strict=True):
+            flag.fp32_precision = lowered
+        yield
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.fp32_precision = value
 
 
 def _check_direction(case: Case, param: OrthogonalParam, leaves: tuple[Tensor, ...]) -> None:

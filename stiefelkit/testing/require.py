@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, LawBroken, carrier_of, permitted_error
+from stiefelkit.testing.cases import Case, LawBroken, carrier_of
 
-__all__ = ["double", "in_double", "require", "require_frame", "require_frame_of"]
+__all__ = ["double", "in_double", "require", "require_frame", "require_frame_of", "slack"]
 
 
 def require(law: str, case: Case, holds: bool, found: str) -> None:
@@ -37,6 +37,11 @@ def require_frame_of(law: str, case: Case, layer: Any) -> None:
     if carrier.param.traits.exact:
         values = double(carrier.coordinates.values())
         require_frame(law, case, layer.weight, lambda: in_double(case, carrier.param)(*values))
+
+
+def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:
+    """What two frames of a map that is not exact may differ by beyond those of an exact one."""
+    return 0.0 if param.traits.exact else param.error_bound(*coordinates)
 
 
 def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -1,0 +1,121 @@
+"""Float32 work in full precision, whatever TF32, autocast and their like are set to."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._function import Function
+
+__all__ = ["FullPrecision", "opaque", "product"]
+
+
+class FullPrecision:
+    """Context in which float32 products on a device are not lowered to TF32 or bfloat16, and autocast is off.
+
+    Has no effect in traced code, where a flag that is set and reset leaves no trace: use `opaque` there.
+    """
+
+    def __init__(self, device: torch.device):
+        self._flags = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        self._autocast = None
+        if torch.is_autocast_enabled(device.type):
+            self._autocast = torch.autocast(device.type, enabled=False)
+
+    def __enter__(self) -> None:
+        self._before = self._flags.fp32_precision
+        if self._before not in ("ieee", "none"):
+            self._flags.fp32_precision = "ieee"
+        if self._autocast is not None:
+            self._autocast.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._autocast is not None:
+            self._autocast.__exit__(*exception)
+        if self._before not in ("ieee", "none"):
+            self._flags.fp32_precision = self._before
+
+
+def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function of tensors an operator that tracing does not look into, in full precision.
+
+    The function may branch on values. It takes any number of leading batch dimensions, needs annotations for its
+    schema, returns new tensors only and has no derivative: call it inside a `Function`. In plain eager mode it is
+    called directly.
+
+    Args:
+        like: empty results for given arguments, for tracing.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def in_full_precision(*args: Any) -> Any:
+            with FullPrecision(args[0].device):
+                return fn(*args)
+
+        op = torch.library.custom_op(f"stiefelkit::{fn.__name__.lstrip('_')}", in_full_precision, mutates_args=())
+        op.register_fake(like)
+        op.register_vmap(functools.partial(_batched, op))
+
+        @functools.wraps(fn)
+        def call(*args: Any) -> Any:
+            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or _is_traced(args):
+                return op(*args)
+            return in_full_precision(*args)
+
+        return call
+
+    return decorate
+
+
+def _is_traced(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, Tensor) and type(a) not in (Tensor, torch.nn.Parameter) for a in args)
+
+
+def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    """Moves the batch dimension of every tensor to the front, where the operator takes it."""
+    moved = [
+        a if not isinstance(a, Tensor) else a.movedim(d, 0) if d is not None else a.expand(info.batch_size, *a.shape)
+        for a, d in zip(args, in_dims, strict=True)
+    ]
+    found = op(*moved)
+    return found, (0 if isinstance(found, Tensor) else tuple(0 for _ in found))
+
+
+@opaque(lambda a, b: a @ b)
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+        return _multiply(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return product(g, b.mH).sum_to_size(a.shape), product(a.mH, g).sum_to_size(b.shape)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product in the full precision of its dtype, differentiable any number of times.
+
+    Args:
+        a: matrices of shape (*, m, k), float32, float64, complex64 or complex128.
+        b: matrices of shape (*, k, n), same dtype.
+
+    Returns:
+        A @ B, shape (*, m, n).
+    """
+    if a.dtype in (torch.float64, torch.complex128):
+        return a @ b
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Product.apply(a, b)  # type: ignore[return-value]
+    return _multiply(a, b)
