@@ -42,6 +42,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self.ntensors = len(coordinates)
         for i, c in enumerate(coordinates):
             self.register_parameter(f"original{i}", nn.Parameter(c.contiguous(), requires_grad))
+        self._originals = tuple(f"original{i}" for i in range(self.ntensors))
         self.scheme: str | None = None
         self._emptied: tuple[int, ...] | None = None
 
@@ -53,7 +54,10 @@ class CoordinateList(parametrize.ParametrizationList):
     @property
     def coordinates(self) -> dict[str, nn.Parameter]:
         """Name to parameter of each coordinate."""
-        return {name: getattr(self, f"original{i}") for i, name in enumerate(self.param.coordinates)}
+        return dict(zip(self.param.coordinates, self._values(), strict=True))
+
+    def _values(self) -> list[nn.Parameter]:
+        return [getattr(self, name) for name in self._originals]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -73,13 +77,18 @@ class CoordinateList(parametrize.ParametrizationList):
         Raises:
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
         """
+        values = self._values()
         self._check_filled()
-        if any(hasattr(c, "full_tensor") for c in self.coordinates.values()):
+        if any([hasattr(c, "full_tensor") for c in values]):
             raise UnfilledError(
                 f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
             )
-        return super().forward().contiguous()
+        first, *others = self._modules.values()
+        w = first(*values)  # type: ignore[misc]
+        for member in others:
+            w = member(w)  # type: ignore[misc]
+        return w.contiguous()
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""
@@ -191,9 +200,9 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _check_filled(self) -> None:
         # Values may also arrive by functional_call or by copying into each parameter.
-        values = tuple(self.coordinates.values())
-        meta = any(c.device.type == "meta" for c in values)
-        if meta or (self._emptied and any(c._version == v for c, v in zip(values, self._emptied, strict=True))):
+        values = self._values()
+        stale = self._emptied and any(c._version == v for c, v in zip(values, self._emptied, strict=True))
+        if stale or any([c.is_meta for c in values]):
             raise UnfilledError(
                 f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."

@@ -1,14 +1,18 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
 from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
-from stiefelkit.functional._cayley import cayley, cayley_inverse
+from stiefelkit.functional._cayley import cayley
+from stiefelkit.functional._cayley_inverse import cayley_inverse
 from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._householder import householder, householder_inverse
 from stiefelkit.functional._packing import (
+    band_size,
     pack_skew,
     pack_skew_gradient,
     pack_trapezoid,
+    pick_band,
     skew_size,
+    spread_band,
     trapezoid_size,
     unpack_skew,
     unpack_trapezoid,
@@ -20,6 +24,7 @@ from stiefelkit.functional._scan import scan
 __all__ = [
     "ACTIVATIONS",
     "COMPLEX_ACTIVATIONS",
+    "band_size",
     "cayley",
     "cayley_inverse",
     "diagonal",
@@ -31,11 +36,13 @@ __all__ = [
     "pack_skew",
     "pack_skew_gradient",
     "pack_trapezoid",
+    "pick_band",
     "polish",
     "product",
     "scan",
     "skew_size",
     "split_defect",
+    "spread_band",
     "trapezoid_size",
     "unpack_skew",
     "unpack_trapezoid",

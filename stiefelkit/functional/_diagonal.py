@@ -13,4 +13,4 @@ def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Ten
         return torch.complex(theta.cos(), theta.sin())
     assert signs is not None
     # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
-    return torch.where(signs < 0, -1.0, 1.0).double()
+    return signs.double().add(0.5).sign()

@@ -11,21 +11,27 @@ skew-Hermitian and A21 ((n - p) x p) free. Its real coordinates, in reading orde
 A21 is kept by columns because products with a p x p factor are up to twice as fast in that layout.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 __all__ = [
+    "band_size",
+    "minus_adjoint",
     "pack_skew",
     "pack_skew_gradient",
     "pack_trapezoid",
+    "pick_band",
     "skew_size",
+    "spread_band",
     "trapezoid_size",
     "unpack_skew",
     "unpack_trapezoid",
 ]
 
 _LARGEST_CACHED = 1 << 21
-_below_diagonal: dict[tuple[int, int, torch.device], Tensor] = {}
+_known: dict[tuple[Any, ...], Tensor] = {}
 
 
 def skew_size(n: int, p: int, is_complex: bool) -> int:
@@ -52,10 +58,11 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
         A11 of shape (*, p, p), skew-Hermitian to the bit, and A21 of shape (*, n - p, p).
     """
     if not is_complex:
-        size = p * (p - 1) // 2
-        below = v.new_zeros(*v.shape[:-1], p * p).index_copy(-1, _indices(p, -1, v.device), v[..., :size])
-        below = below.unflatten(-1, (p, p))
-        return below - below.mT, v[..., size:].unflatten(-1, (p, n - p)).mT
+        batch, size = v.shape[:-1], p * (p - 1) // 2
+        packed = v if n == p else v[..., :size]
+        below = v.new_zeros(*batch, p * p).index_copy(-1, _indices(p, -1, v.device), packed)
+        a21 = v.new_empty(*batch, 0, p) if n == p else v[..., size:].reshape(*batch, p, n - p).mT
+        return minus_adjoint(below.view(*batch, p, p)), a21
     table = v[..., : p * p].unflatten(-1, (p, p))
     lower, upper = table.tril(-1), table.triu(1)
     imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
@@ -63,34 +70,68 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     return torch.complex(lower - lower.mT, imaginary), torch.complex(re, im).mT
 
 
-def pack_skew(a11: Tensor, a21: Tensor) -> Tensor:
+def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
     """Reads the packed coordinates off the blocks of a tangent vector; the left inverse of `unpack_skew`.
 
     Args:
         a11: skew-Hermitian blocks of shape (*, p, p); only what the coordinates need is read.
-        a21: blocks of shape (*, n - p, p), n = p gives an empty one.
+        a21: blocks of shape (*, n - p, p), None or an empty one for n = p.
 
     Returns:
         Real coordinates of shape (*, d).
     """
     p = a11.shape[-1]
+    if a21 is not None and a21.shape[-2] == 0:
+        a21 = None
     if not a11.is_complex():
-        below = a11.contiguous().flatten(-2).index_select(-1, _indices(p, -1, a11.device))
-        return torch.cat([below, a21.mT.flatten(-2)], dim=-1) if a21.numel() else below
+        below = a11.reshape(*a11.shape[:-2], p * p).index_select(-1, _indices(p, -1, a11.device))
+        return below if a21 is None else torch.cat([below, a21.mT.flatten(-2)], dim=-1)
     table = a11.real.tril(-1) + a11.imag.triu()
+    if a21 is None:
+        return table.flatten(-2)
     return torch.cat([table.flatten(-2), a21.real.mT.flatten(-2), a21.imag.mT.flatten(-2)], dim=-1)
 
 
-def pack_skew_gradient(g11: Tensor, g21: Tensor) -> Tensor:
+def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
     """Adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
 
     Gradients are torch's, dL/dRe + i dL/dIm.
     """
-    s = g11 - g11.mH
+    s = minus_adjoint(g11)
     if not s.is_complex():
         return pack_skew(s, g21)
     s = torch.diagonal_scatter(s, s.diagonal(dim1=-2, dim2=-1) / 2, dim1=-2, dim2=-1)
     return pack_skew(s, g21)
+
+
+def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
+    """Number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
+
+    >>> band_size(5, 5, False, 1), band_size(5, 5, False, 4), band_size(5, 5, True, 1)
+    (4, 10, 13)
+    """
+    below = sum(min(bandwidth, n - 1 - j) for j in range(p))
+    return p + 2 * below if is_complex else below
+
+
+def spread_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> Tensor:
+    """Puts coordinates of a band among zeros, in the order of `unpack_skew`: (*, band_size) to (*, skew_size)."""
+    index = _band_indices(n, p, is_complex, bandwidth, v.device)
+    return v.new_zeros(*v.shape[:-1], skew_size(n, p, is_complex)).index_copy(-1, index, v)
+
+
+def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tuple[Tensor, Tensor]:
+    """Reads the coordinates of a band off all of them; returns them and the largest of the rest, shape (*)."""
+    index = _band_indices(n, p, is_complex, bandwidth, v.device)
+    rest = v.index_fill(-1, index, 0.0).abs()
+    return v.index_select(-1, index), rest.amax(-1) if rest.shape[-1] else rest.sum(-1)
+
+
+def minus_adjoint(m: Tensor) -> Tensor:
+    """M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
+    if m.shape[-1] < 256:
+        return m - m.mH
+    return (m.mH.clone(memory_format=torch.contiguous_format).sub_(m)).neg_()
 
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
@@ -136,13 +177,31 @@ def pack_trapezoid(u: Tensor) -> Tensor:
 
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
     """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
-    key = (k, diagonal, device)
-    if key in _below_diagonal and not torch.compiler.is_compiling():
-        return _below_diagonal[key]
+    key = ("lower", k, diagonal, device)
+    if key in _known and not torch.compiler.is_compiling():
+        return _known[key]
     # An inference tensor, or a fake one made while tracing, would poison later calls.
     with torch.inference_mode(False):
         i, j = torch.tril_indices(k, k, diagonal, device=device)
         index = i * k + j
-    if type(index) is Tensor and k * k <= _LARGEST_CACHED and not torch.compiler.is_compiling():
-        _below_diagonal[key] = index
+    return _remember(key, index)
+
+
+def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torch.device) -> Tensor:
+    """Positions in `unpack_skew`'s coordinates of the entries in a band."""
+    key = ("band", n, p, is_complex, bandwidth, device)
+    if key in _known and not torch.compiler.is_compiling():
+        return _known[key]
+    with torch.inference_mode(False):
+        rows, columns = torch.arange(n, device=device), torch.arange(p, device=device)
+        off = (rows[:, None] - columns).abs().double()
+        if is_complex:
+            off = torch.complex(off, off)
+        index = (pack_skew(off[:p], off[p:]) <= bandwidth).nonzero().squeeze(-1)
+    return _remember(key, index)
+
+
+def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
+    if type(index) is Tensor and index.numel() <= _LARGEST_CACHED and not torch.compiler.is_compiling():
+        _known[key] = index
     return index
