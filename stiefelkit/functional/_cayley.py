@@ -74,8 +74,10 @@ class _Square(Function):
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
         a, _ = unpack_skew(v if fast else v.double(), n, n, phase is not None)
         a.diagonal(dim1=-2, dim2=-1).add_(1)
-        # Blocks leave digits enough for float32 frames only.
-        m = torch.linalg.inv_ex(a)[0] if v.dtype == torch.float64 else inverse_of_accretive(a)
+        m = inverse_of_accretive(a)
+        if v.dtype == torch.float64:
+            # What the inverse leaves in float64, a Newton step takes away.
+            m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         d = _entries(phase, d).to(m.dtype)
         dtype = _saved_dtype(v, n, m.is_complex(), fast)
         if dtype == m.dtype:

@@ -105,8 +105,13 @@ def law_batch(case: Case) -> None:
 
 
 def law_round_trip(case: Case) -> None:
-    """||forward(right_inverse(W)) - W||_F <= 8 limits + ||W^H W - I||_F for any frame, singular ones included."""
+    """||forward(right_inverse(W)) - W||_F <= 8 limits + ||W^H W - I||_F for any frame, singular ones included.
+
+    In float64 and complex128, with nothing finer to compute in, 8 limits for every 64 rows.
+    """
     limit = rounding_limit(case.shape[-1], case.dtype)
+    if case.dtype == working_dtype(case.dtype):
+        limit *= max(1.0, case.shape[-2] / 64)
     if not case.build().traits.invertible:
         param, coordinates = case.drawn()
         try:

@@ -104,7 +104,10 @@ def law_functional_call(case: Case) -> None:
     for i in range(2):
         alone = read({name: value[i] for name, value in stacked.items()})
         off = torch.linalg.matrix_norm((together[i] - alone).to(working_dtype(case.dtype))).max().item()
-        permitted = 4 * rounding_limit(case.shape[-1], case.dtype) + slack(carrier.param, carrier.coordinates.values())
+        # A frame of float64 has no finer one behind it.
+        limits = 20 if case.dtype == working_dtype(case.dtype) else 4
+        permitted = limits * rounding_limit(case.shape[-1], case.dtype)
+        permitted += slack(carrier.param, carrier.coordinates.values())
         require("functional_call", case, off <= permitted, f"vmap is {off:.2g} off the loop")
 
 
