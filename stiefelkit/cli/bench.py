@@ -137,7 +137,7 @@ def _sizes(listed: str) -> tuple[tuple[int, int], ...]:
 def _table(plan: Plan, heat: Heat) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
-    caption = f"g = {_three_digits(1e6 * heat.unit)} µs; ratio: best peer's time / own; error: in rounding limits"
+    caption = f"g = {_three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
     table = Table(title=title, caption=caption)
     table.add_column("contender", no_wrap=True)
     for name in ("ms", "g", "ratio", "error"):
