@@ -477,6 +477,7 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
         ("--threads 0", "threads"),
         ("--seed -1", "seed"),
         ("--precisions exakt", 'did you mean "exact"'),
+        ("--precisions fast --members fourier", "precision fast"),
         ("--operations forwards", 'did you mean "forward"'),
         ("--operations ,", "one operation"),
         ("--options.reflection 2", 'did you mean "reflections"'),
@@ -493,6 +494,14 @@ def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
     assert len(err.splitlines()) == 1
     assert says in err
     assert not list(Path().iterdir())
+
+
+def test_a_race_of_nobody_is_an_error_that_tells_who_was_left_out(capsys):
+    assert bench("--sizes 3 --members fourier --json rows.json", *QUICK) == 2
+    out, err = capsys.readouterr()
+    assert "fourier (exact): it needs a complex weight" in out
+    assert err.startswith("Error: The race needs a contender")
+    assert not Path("rows.json").exists()
 
 
 @pytest.mark.parametrize(("words", "says"), [("bench --sizes 4", "race"), ("bench params", "parametrizations")])

@@ -39,7 +39,7 @@ def parametrizations(
     ] = None,
     operations: str = "forward_backward,step",
     peers: bool = False,
-    repeats: Annotated[int, Parameter(converter=whole)] = 50,
+    repeats: Annotated[int, Parameter(converter=whole)] = 200,
     seconds: float = 1.0,
     threads: Annotated[int, Parameter(converter=whole)] = 1,
     seed: Annotated[int, Parameter(converter=whole)] = 0,
@@ -112,8 +112,10 @@ def parametrizations(
                     told.add(words)
                     console.print(words, soft_wrap=True)
             rows += heat.rows
-            if json is not None:
+            if json is not None and rows:
                 write_rows(json, rows)
+    if not rows:
+        raise OptionError(f"The race needs a contender that does what is asked in {dtype}, got none.")
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0

@@ -1,7 +1,7 @@
 """Who takes part in a race of parametrizations, and what they do in it."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -86,12 +86,12 @@ class Holder(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
-def members(names: Iterable[str], precisions: Iterable[str], options: dict[str, Any]) -> dict[str, Contender]:
+def members(names: Iterable[str], precisions: Collection[str], options: dict[str, Any]) -> dict[str, Contender]:
     """Returns "name (precision)" to contender, for members of the registry in each precision that they have.
 
     Args:
         names: registered names.
-        precisions: which precisions.
+        precisions: which precisions; all if empty.
         options: given to those members that have them, and named with the precision.
     """
     known = available()
@@ -99,7 +99,7 @@ def members(names: Iterable[str], precisions: Iterable[str], options: dict[str, 
     for name in names:
         own = {key: value for key, value in options.items() if key in options_of(known[name])}
         for precision in known[name].precisions:
-            if precision in precisions:
+            if not precisions or precision in precisions:
                 words = ", ".join([precision, *(f"{key}={value}" for key, value in own.items())])
                 found[f"{name} ({words})"] = Contender(name, partial(_enter, name, precision, own))
     return found

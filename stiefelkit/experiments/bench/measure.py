@@ -4,6 +4,7 @@ It knows nothing of what it measures: a version is a function without arguments.
 """
 
 import contextlib
+import functools
 import gc
 import math
 import random
@@ -52,28 +53,29 @@ def cpu_seconds(run: Run, calls: int) -> float:
     return time.process_time() - start
 
 
-def cuda_seconds(run: Run, calls: int) -> float:
-    """Time between two CUDA events around the calls, on the current stream."""
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(calls):
-        run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
+def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> float:
+    """Time between two CUDA events around the calls, on the current stream of the device."""
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
 
 
 def clock_of(device: torch.device) -> Clock:
     """The clock for work on a device: CUDA events on a GPU, else CPU time."""
-    return cuda_seconds if device.type == "cuda" else cpu_seconds
+    return functools.partial(cuda_seconds, device=device) if device.type == "cuda" else cpu_seconds
 
 
 def race(
     versions: Mapping[str, Run],
     clock: Clock = cpu_seconds,
     *,
-    repeats: int = 50,
+    repeats: int = 200,
     seconds: float = 1.0,
     watch: Callable[[int, int], None] = lambda done, rounds: None,
 ) -> dict[str, Timing]:

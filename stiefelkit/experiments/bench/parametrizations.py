@@ -58,7 +58,7 @@ class Plan:
     dtype: str = "float32"
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
-    repeats: int = 50
+    repeats: int = 200
     seconds: float = 1.0
     threads: int = 1
     seed: int = 0
@@ -83,21 +83,19 @@ class Plan:
         for name in self.members:
             if name not in known:
                 raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
-        found = {precision for cls in known.values() for precision in cls.precisions}
-        _check_words("precision", self.precisions, found)
+        precisions = {"exact", "fast"}.union(*(cls.precisions for cls in known.values()))
+        _check_words("precision", self.precisions, precisions)
         _check_words("operation", self.operations, OPERATIONS)
         if not self.operations:
             raise OptionError(f"{WHO} needs one operation or more, got none.")
         own = {option for name in self.members or known for option in options_of(known[name])}
         _check_words("option", self.options, own)
         if not self.contenders():
-            raise OptionError(f"{WHO} needs a member with precision {' or '.join(self.precisions)}, got none.")
+            raise OptionError(f"{WHO} needs a member with precision {' or '.join(self.precisions)}, got none of those.")
 
     def contenders(self) -> dict[str, Contender]:
         """Name to member, in each precision asked for."""
-        known = available()
-        every = tuple({precision for cls in known.values() for precision in cls.precisions})
-        return members(self.members or known, self.precisions or every, self.options)
+        return members(self.members or available(), self.precisions, self.options)
 
     def rivals(self) -> dict[str, Contender]:
         """Name to peer, none unless asked for."""
