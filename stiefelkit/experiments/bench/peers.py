@@ -22,6 +22,7 @@ from stiefelkit.registry import Registry
 __all__ = ["missing_packages", "peers"]
 
 LARGEST_LOOP = 1 << 31
+"""Bytes that the layers of `layer_loop` may keep for their backward."""
 
 
 def _plain(weight: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Entry:
@@ -43,8 +44,8 @@ def _filled(layer: nn.Module, x: Tensor) -> Entry:
 
 
 def _skew(x: Tensor) -> Tensor:
-    """A = X - X^H of a lower-trapezoidal X, filled up with zeros to n x n."""
-    square = F.pad(x, (0, x.shape[-2] - x.shape[-1]))
+    """A = L - L^H, L the lower trapezoid of X, filled up with zeros to n x n."""
+    square = F.pad(x.tril(), (0, x.shape[-2] - x.shape[-1]))
     return square - square.mH
 
 
