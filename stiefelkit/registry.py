@@ -20,11 +20,11 @@ class Registry:
 
     Args:
         kind: what the table holds, in words, for messages ("parametrization").
-        builtin: name to dotted string `"package.module:attribute"`.
+        builtin: name to dotted string `"package.module:attribute"`, or to the object itself.
         group: entry point group that plugins use to add names.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str], group: str):
+    def __init__(self, kind: str, builtin: Mapping[str, Any], group: str):
         self.kind = kind
         self.group = group
         self._builtin = frozenset(builtin)

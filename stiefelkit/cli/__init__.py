@@ -50,11 +50,15 @@ def _unknown_command(words: list[str], word: str) -> str:
     if word == words[0]:
         known = [name for name in app if not name.startswith("-")]
         return f"No command is named {word!r}{did_you_mean(word, known)}"
-    from stiefelkit.experiments.tasks import tasks
+    if words[0] == "bench":
+        kind, names = "race", ["parametrizations"]
+    else:
+        from stiefelkit.experiments.tasks import tasks
 
+        kind, names = "task", tasks.names()
     if word.startswith("-"):
-        return f"stiefelkit {words[0]} needs a task before {word}, one of {', '.join(tasks.names())}."
-    return f"No task is named {word!r}{did_you_mean(word, tasks.names())}"
+        return f"stiefelkit {words[0]} needs a {kind} before {word}, one of {', '.join(names)}."
+    return f"No {kind} is named {word!r}{did_you_mean(word, names)}"
 
 
 def _refuse(sentence: str) -> int:

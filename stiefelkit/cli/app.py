@@ -19,7 +19,7 @@ DEFAULTS = Parameter(name_transform=option_name, negative_iterable=())
 
 app = App(
     name="stiefelkit",
-    help="Orthogonal and unitary recurrent nets: train them, compare them, measure their drift.",
+    help="Orthogonal and unitary recurrent nets: train them, compare them, measure their drift and time.",
     version=__version__,
     version_flags=["--version", "-v"],
     default_parameter=DEFAULTS,
@@ -29,6 +29,7 @@ app.command("stiefelkit.cli.listing:show", name="list", help="Show the parametri
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.drift:drift", name="drift", help="Measure how parametrizations keep orthogonality.")
+app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
 app.command("stiefelkit.cli.plot:plot", name="plot", help="Draw the curves of runs.")
 
 

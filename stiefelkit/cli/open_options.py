@@ -15,7 +15,7 @@ from cyclopts import Parameter, Token
 
 from stiefelkit.experiments.recipe import Option
 
-__all__ = ["given", "open_options", "whole"]
+__all__ = ["given", "literal", "open_options", "whole"]
 
 
 def open_options(cls: type) -> type:
@@ -40,7 +40,7 @@ def _opened(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, Any]:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
-        item = Annotated[value, Parameter(converter=_literal)] if value == Option else value
+        item = Annotated[value, Parameter(converter=literal)] if value == Option else value
         return Annotated[dict[str, item], Parameter(show_default=False)], dataclasses.field(default_factory=dict)
     default = field.default if field.default is not dataclasses.MISSING else None
     shown = Parameter(show_default=functools.partial(_shown, default) if default is not None else None)
@@ -64,7 +64,8 @@ def whole(hint: Any, tokens: Sequence[Token]) -> int:
         return int(number)
 
 
-def _literal(hint: Any, tokens: Sequence[Token]) -> Any:
+def literal(hint: Any, tokens: Sequence[Token]) -> Any:
+    """Reads a number, true, false or a word, as the option of a dictionary may be."""
     word = tokens[0].value
     readers: tuple[Callable[[str], Any], ...] = (int, float)
     for reader in readers:

@@ -1,1 +1,1 @@
-"""Tasks, the training loop, comparisons, the drift experiment and their figures."""
+"""Tasks, the training loop, comparisons, the drift experiment and their figures, and races."""

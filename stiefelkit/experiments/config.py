@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.experiments.checks import at_least, at_most, finite_positive, non_negative
+from stiefelkit.experiments.checks import at_least, at_most, finite_positive, non_negative, usable_device
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
 from stiefelkit.registry import Registry
@@ -85,7 +85,7 @@ class Config:
         optimizers.get(self.optimizer)
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
-        _check_device(self.device)
+        usable_device(WHO, self.device)
         self.build_task().batches_per_epoch(self.batch_size)
 
     @classmethod
@@ -178,16 +178,3 @@ def _check_model(name: str) -> None:
 
     if name not in models.names():
         raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise OptionError(f"{WHO} needs a device such as cpu or cuda, got {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"{WHO} needs a CUDA device for {name!r}, but torch sees none; use --device cpu.")
-    try:
-        torch.zeros(1, device=device).cpu()
-    except RuntimeError as error:
-        raise OptionError(f"{WHO} needs a device that holds numbers, got {name!r}; use --device cpu.") from error

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stiefelkit.errors import NonFiniteError, RunError
 from stiefelkit.experiments import checkpoint
 from stiefelkit.experiments.config import Config
@@ -16,6 +14,7 @@ from stiefelkit.experiments.interruption import Interruption
 from stiefelkit.experiments.log import Log
 from stiefelkit.experiments.run_folder import RunFolder, versions
 from stiefelkit.experiments.session import Session
+from stiefelkit.experiments.threads import threads
 
 __all__ = ["Outcome", "resume", "train"]
 
@@ -52,7 +51,7 @@ def train(config: Config, out: Path, display: Silent | None = None) -> Outcome:
         NonFiniteError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
     """
     RunFolder.refuse_existing(out)
-    with _threads(config.threads):
+    with threads(config.threads):
         session = Session.start(config)
         session.task.held_out()  # a data set that cannot be read is noticed now
         folder = RunFolder.create(out, config, session.parameters)
@@ -79,7 +78,7 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
         found = checkpoint.latest(folder.checkpoints)
         if found is None and folder.log.exists() and folder.log.stat().st_size:
             raise RunError(f"Resuming run {out} needs a checkpoint, got none; start another run with another --out.")
-        with _threads(config.threads):
+        with threads(config.threads):
             session, bytes_kept = Session.start(config), 0
             if found:
                 step, state, notes = found
@@ -158,13 +157,3 @@ def _writing(folder: RunFolder) -> Iterator[None]:
         raise RunError(
             f"Run {folder.path} cannot be written: {error.strerror}; its last checkpoint is kept for --resume."
         ) from error
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,198 @@
+"""`stiefelkit bench RACE`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from stiefelkit.cli.app import DEFAULTS
+from stiefelkit.cli.open_options import literal, whole
+from stiefelkit.errors import OptionError
+from stiefelkit.experiments.bench.parametrizations import Heat, Plan, heats, missing_peers
+from stiefelkit.experiments.bench.rows import check_place, write_rows
+from stiefelkit.experiments.recipe import Option
+
+__all__ = ["app"]
+
+REDRAWN = 0.1
+"""Seconds between two drawings of the bar, at least."""
+
+app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
+
+
+@app.command(name="parametrizations")
+def parametrizations(
+    *,
+    sizes: str = "64,256,512",
+    batch: Annotated[int, Parameter(converter=whole)] = 1,
+    dtype: str = "float32",
+    device: str = "cpu",
+    members: str = "",
+    precisions: str = "",
+    options: Annotated[
+        dict[str, Annotated[Option, Parameter(converter=literal)]] | None, Parameter(show_default=False)
+    ] = None,
+    operations: str = "forward_backward,step",
+    peers: bool = False,
+    repeats: Annotated[int, Parameter(converter=whole)] = 200,
+    seconds: float = 1.0,
+    threads: Annotated[int, Parameter(converter=whole)] = 1,
+    seed: Annotated[int, Parameter(converter=whole)] = 0,
+    json: Path | None = None,
+) -> int:
+    """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
+
+    All versions run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that
+    between CUDA events on a GPU. Unit: g is one product of an n x p with a p x p matrix of that dtype (a batch of them,
+    if there is one), measured in the same turns.
+
+    "forward" computes the frame without gradients; "forward_backward" gives the gradient of its coordinates for a
+    fixed random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD, or of geoopt's RiemannianSGD on
+    the frame itself. Nothing is cached.
+
+    Drawn, for members and peers alike: skew A with entries of E |a|^2 = 1/n, so that ||A||_2 is about 2 (torch and
+    geotorch map A / 2 by Cayley, and get 2 A); entries of reflectors N(0, 1), those of peers with 1 on top; angles and
+    phases uniform on (-pi, pi); other coordinates by the member's default init; dL/dW with E |g|^2 = 1/n.
+
+    The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
+    is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.
+
+    Args:
+        sizes: n, or n x p for tall frames (2048x32), separated by commas.
+        batch: number of frames.
+        dtype: float32, float64, complex64, complex128, bfloat16 or float16.
+        device: cpu or cuda.
+        members: parametrizations, separated by commas; all if left out. Their peers race alone with them.
+        precisions: exact, fast, or both, separated by commas; each that a member has if left out.
+        options: options of members, as in --options.reflections 16, for those that have them.
+        operations: forward, forward_backward, step, separated by commas.
+        peers: race torch's own maps, geoopt, and geotorch if it is installed.
+        repeats: samples of each contender at most.
+        seconds: time for the samples of each contender; slow ones get five samples at least.
+        threads: CPU threads.
+        seed: fixes what is drawn.
+        json: file for the rows, overwritten.
+    """
+    plan = Plan(
+        sizes=_sizes(sizes),
+        members=_words(members),
+        precisions=_words(precisions),
+        operations=_words(operations),
+        peers=peers,
+        batch=batch,
+        dtype=dtype,
+        device=device,
+        options={name.replace("-", "_"): value for name, value in (options or {}).items()},
+        repeats=repeats,
+        seconds=seconds,
+        threads=threads,
+        seed=seed,
+    )
+    if json is not None:
+        check_place(json)
+    for package, names in missing_peers(plan).items():
+        print(
+            f'Left out: {", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"',
+            file=sys.stderr,
+        )
+    console = Console(highlight=False)
+    rows, told = [], set()
+    with _Bar(console) as bar:
+        for heat in heats(plan, bar.show):
+            bar.hide()
+            if heat.rows:
+                console.print(_table(plan, heat))
+            for words in _left_out(heat):
+                if words not in told:
+                    told.add(words)
+                    console.print(words, soft_wrap=True)
+            rows += heat.rows
+            if json is not None and rows:
+                write_rows(json, rows)
+    if not rows:
+        raise OptionError(f"The race needs a contender that does what is asked in {dtype}, got none.")
+    if json is not None:
+        console.print(f"Data: {json}", soft_wrap=True)
+    return 0
+
+
+def _words(listed: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
+
+
+def _sizes(listed: str) -> tuple[tuple[int, int], ...]:
+    found = []
+    for word in _words(listed):
+        rows, tall, columns = word.partition("x")
+        try:
+            found.append((int(rows), int(columns if tall else rows)))
+        except ValueError as error:
+            raise OptionError(f"--sizes needs n or NxP separated by commas, as in 64,2048x32, got {word!r}.") from error
+    return tuple(found)
+
+
+def _table(plan: Plan, heat: Heat) -> Table:
+    problem = heat.problem
+    title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
+    caption = f"g = {_three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
+    table = Table(title=title, caption=caption)
+    table.add_column("contender", no_wrap=True)
+    for name in ("ms", "g", "ratio", "error"):
+        table.add_column(name, justify="right")
+    following = [*heat.families[1:], None]
+    for row, family, after in zip(heat.rows, heat.families, following, strict=True):
+        ratio = "-" if row.ratio_to_best_peer is None else _three_digits(row.ratio_to_best_peer)
+        error = "-" if row.error_over_limit is None else _three_digits(row.error_over_limit)
+        figures = (_three_digits(1e3 * row.seconds), _three_digits(row.gemm_units), ratio, error)
+        table.add_row(row.contender, *figures, end_section=family != after)
+    return table
+
+
+def _three_digits(value: float) -> str:
+    """Three digits or all of the integer part, and never an exponent."""
+    decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
+    return f"{value:,.{decimals}f}"
+
+
+def _left_out(heat: Heat) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in heat.left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    return [f"Left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+class _Bar:
+    """Progress on a terminal, drawn between the rounds and in no thread of its own, whose time would count."""
+
+    def __init__(self, console: Console):
+        self._console, self._progress, self._drawn = console, None, 0.0
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hide()
+
+    def show(self, what: str, done: int, rounds: int) -> None:
+        """Moves the bar, ten times a second at most."""
+        if not self._console.is_terminal or time.monotonic() - self._drawn < REDRAWN:
+            return
+        if self._progress is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
+            self._task = self._progress.add_task(what)
+            self._progress.start()
+        self._progress.update(self._task, description=what, completed=done, total=rounds)
+        self._progress.refresh()
+        self._drawn = time.monotonic()
+
+    def hide(self) -> None:
+        """Takes the bar away, so that a table can be printed."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,1 @@
+"""Races of implementations on the user's own machine."""

@@ -1,0 +1,148 @@
+"""The measuring core: versions interleaved in one process, medians, and a matrix product as the unit.
+
+It knows nothing of what it measures: a version is a function without arguments.
+"""
+
+import contextlib
+import functools
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Clock", "Timing", "clock_of", "cpu_seconds", "cuda_seconds", "product_of", "race"]
+
+Run = Callable[[], Any]
+Clock = Callable[[Run, int], float]
+"""Calls a function so many times, and returns the seconds that all of it took."""
+
+WARM_UPS = 3
+SMALLEST_SAMPLE = 1e-3
+"""Seconds: what is faster is called several times in a row, as often as this takes."""
+FEWEST = 5
+"""Samples of a slow version, unless fewer repeats were asked for."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the clock said.
+
+    Attributes:
+        samples: seconds per call, in the order of measurement.
+    """
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Seconds per call."""
+        return statistics.median(self.samples)
+
+
+def cpu_seconds(run: Run, calls: int) -> float:
+    """CPU time of this process, all of its threads: what other processes do to the wall clock does not count."""
+    start = time.process_time()
+    for _ in range(calls):
+        run()
+    return time.process_time() - start
+
+
+def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> float:
+    """Time between two CUDA events around the calls, on the current stream of the device."""
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock for work on a device: CUDA events on a GPU, else CPU time."""
+    return functools.partial(cuda_seconds, device=device) if device.type == "cuda" else cpu_seconds
+
+
+def race(
+    versions: Mapping[str, Run],
+    clock: Clock = cpu_seconds,
+    *,
+    repeats: int = 200,
+    seconds: float = 1.0,
+    watch: Callable[[int, int], None] = lambda done, rounds: None,
+) -> dict[str, Timing]:
+    """Times versions side by side.
+
+    After the warm-up every round takes one sample of each version, in an order that changes from round to round, so
+    that a slow minute of the machine hits all alike and nobody has the same neighbour always. A version for which
+    `repeats` samples would take longer than `seconds` gets fewer, five at least, spread evenly over the rounds. The
+    garbage collector is off while the clock runs.
+
+    Args:
+        versions: name to function.
+        clock: how to time.
+        repeats: samples of each version at most.
+        seconds: how long to sample each version, about.
+        watch: called before each round with the number of rounds done and of all.
+
+    Returns:
+        Name to timing, in the order given.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in versions}
+    with _without_collector():
+        calls, counts = _warmed_up(versions, clock, repeats, seconds)
+        rounds = max(counts.values(), default=0)
+        order, source = list(versions), random.Random(0)
+        for done in range(rounds):
+            watch(done, rounds)
+            gc.collect(0)
+            source.shuffle(order)
+            for name in order:
+                if (done + 1) * counts[name] // rounds > done * counts[name] // rounds:
+                    samples[name].append(clock(versions[name], calls[name]) / calls[name])
+    return {name: Timing(tuple(taken)) for name, taken in samples.items()}
+
+
+def _warmed_up(
+    versions: Mapping[str, Run], clock: Clock, repeats: int, seconds: float
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Runs everything a few times, and returns the calls per sample and the number of samples of each."""
+    spent = dict.fromkeys(versions, 0.0)
+    fastest = dict.fromkeys(versions, math.inf)
+    for _ in range(WARM_UPS):
+        for name, run in versions.items():
+            if spent[name] < seconds:
+                took = clock(run, 1)
+                spent[name] += took
+                fastest[name] = max(min(fastest[name], took), 1e-7)
+    calls = {name: math.ceil(SMALLEST_SAMPLE / fastest[name]) for name in versions}
+    fitting = {name: int(seconds / (fastest[name] * calls[name])) for name in versions}
+    return calls, {name: min(max(fitting[name], FEWEST), repeats) for name in versions}
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def product_of(n: int, p: int, batch: int, dtype: torch.dtype, device: torch.device) -> Run:
+    """The unit g: one product of an n x p with a p x p matrix, or a batch of such products in one call."""
+    lead = () if batch == 1 else (batch,)
+    source = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*lead, rows, p, generator=source).to(device, dtype) for rows in (n, p))
+    return lambda: a @ b
