@@ -222,7 +222,7 @@ class OrthogonalParam(nn.Module, ABC):
 
         Returns:
             Coordinates in `coordinate_dtype(self.dtype)`, with ||forward(.) - W||_F <= 8 limits + ||W^H W - I||_F; in
-            float64 and complex128, which have nothing finer to compute in, 8 limits for every 64 rows.
+            float64 and complex128, which have nothing finer to compute in, 100 limits for every 64 rows.
 
         Raises:
             ShapeError: wrong shape.

@@ -127,6 +127,7 @@ parametrizations = Registry(
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
         "fourier": "stiefelkit.parametrizations.fourier:Fourier",
         "householder": "stiefelkit.parametrizations.householder:Householder",
+        "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",
     },
     group="stiefelkit.parametrizations",
 )

@@ -4,7 +4,10 @@ from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS,
 from stiefelkit.functional._cayley import cayley
 from stiefelkit.functional._cayley_inverse import cayley_inverse
 from stiefelkit.functional._diagonal import diagonal
+from stiefelkit.functional._exponential import exponential
 from stiefelkit.functional._householder import householder, householder_inverse
+from stiefelkit.functional._logarithm import skew_logarithm, tall_logarithm
+from stiefelkit.functional._matrix_exp import matrix_exp
 from stiefelkit.functional._packing import (
     band_size,
     pack_skew,
@@ -28,9 +31,11 @@ __all__ = [
     "cayley",
     "cayley_inverse",
     "diagonal",
+    "exponential",
     "find_activation",
     "householder",
     "householder_inverse",
+    "matrix_exp",
     "modrelu",
     "nearest_frame",
     "pack_skew",
@@ -40,9 +45,11 @@ __all__ = [
     "polish",
     "product",
     "scan",
+    "skew_logarithm",
     "skew_size",
     "split_defect",
     "spread_band",
+    "tall_logarithm",
     "trapezoid_size",
     "unpack_skew",
     "unpack_trapezoid",

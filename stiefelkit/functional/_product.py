@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.functional._function import Function
 
-__all__ = ["FullPrecision", "opaque", "product"]
+__all__ = ["FullPrecision", "is_plain", "opaque", "product"]
 
 
 class FullPrecision:
@@ -61,17 +61,18 @@ def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
-            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or _is_traced(args):
-                return op(*args)
-            return in_full_precision(*args)
+            return in_full_precision(*args) if is_plain(*args) else op(*args)
 
         return call
 
     return decorate
 
 
-def _is_traced(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, Tensor) and type(a) not in (Tensor, torch.nn.Parameter) for a in args)
+def is_plain(*args: Any) -> bool:
+    """Whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
 
 
 def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:

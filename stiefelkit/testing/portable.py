@@ -11,10 +11,10 @@ from torch import Tensor
 from stiefelkit import attach
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.metrics import working_dtype
 from stiefelkit.param import coordinate_dtype
 from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of
-from stiefelkit.testing.require import require, require_frame, slack
+from stiefelkit.testing.require import require, require_frame, same_frame, slack
 
 
 def law_schemes(case: Case) -> None:
@@ -104,10 +104,7 @@ def law_functional_call(case: Case) -> None:
     for i in range(2):
         alone = read({name: value[i] for name, value in stacked.items()})
         off = torch.linalg.matrix_norm((together[i] - alone).to(working_dtype(case.dtype))).max().item()
-        # A frame of float64 has no finer one behind it.
-        limits = 20 if case.dtype == working_dtype(case.dtype) else 4
-        permitted = limits * rounding_limit(case.shape[-1], case.dtype)
-        permitted += slack(carrier.param, carrier.coordinates.values())
+        permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())
         require("functional_call", case, off <= permitted, f"vmap is {off:.2g} off the loop")
 
 
@@ -118,7 +115,7 @@ def law_compile(case: Case) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     carrier = carrier_of(layer)
-    permitted = 4 * rounding_limit(case.shape[-1], case.dtype) + slack(carrier.param, carrier.coordinates.values())
+    permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())
     w, expected = compiled(), layer()
     off = torch.linalg.matrix_norm((w - expected).detach().to(working_dtype(case.dtype))).max().item()
     require("compile", case, off <= permitted, f"the compiled weight is {off:.2g} off")

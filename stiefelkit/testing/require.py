@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, LawBroken, carrier_of
 
-__all__ = ["double", "in_double", "require", "require_frame", "require_frame_of", "slack"]
+__all__ = ["double", "in_double", "require", "require_frame", "require_frame_of", "same_frame", "slack"]
 
 
 def require(law: str, case: Case, holds: bool, found: str) -> None:
@@ -37,6 +37,12 @@ def require_frame_of(law: str, case: Case, layer: Any) -> None:
     if carrier.param.traits.exact:
         values = double(carrier.coordinates.values())
         require_frame(law, case, layer.weight, lambda: in_double(case, carrier.param)(*values))
+
+
+def same_frame(case: Case) -> float:
+    """What two roads to one frame may differ by: 4 limits, 100 in float64, which has nothing finer to compute in."""
+    limits = 100 if case.dtype == working_dtype(case.dtype) else 4
+    return limits * rounding_limit(case.shape[-1], case.dtype)
 
 
 def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:

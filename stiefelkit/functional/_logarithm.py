@@ -1,0 +1,108 @@
+"""Skew logarithms of orthogonal and unitary matrices, and the tangent vectors that lead to tall frames."""
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["skew_logarithm", "tall_logarithm"]
+
+_WINDOW = (-0.97, -0.8)
+"""Eigenvalues of the Hermitian part below a gap in here are those near -1."""
+_NEGLIGIBLE = 3e-9
+
+
+def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds a skew A with exp(A) = W and eigenvalues in i [-pi, pi], for any W that has one.
+
+    With S and K the Hermitian and the skew part of W, A = K g(S), g(c) = arccos(c) / sqrt(1 - c^2), away from the
+    eigenvalue -1; near it the angles are read off K, and in real matrices eigenvalues -1 are taken in pairs, each a
+    rotation by pi. Repeated eigenvalues are nothing special.
+
+    Args:
+        w: orthogonal or unitary matrices of shape (*, n, n), exact to rounding in float64 or complex128.
+
+    Returns:
+        A of the same shape and dtype, and which matrices have one, shape (*): all unitary ones, and the orthogonal ones
+        with det W = 1; the others' A lacks one eigenvalue -1.
+    """
+    n = w.shape[-1]
+    found = [_one(each) for each in w.reshape(-1, n, n)]
+    exists = torch.tensor([fits for _, fits in found], device=w.device)
+    return torch.stack([a for a, _ in found]).view(w.shape), exists.view(w.shape[:-2])
+
+
+def tall_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds A21 and R with W = exp([[0, -A21^H], [A21, 0]])[:, :p] R.
+
+    With the polar decomposition W1 = H R and H = V diag(cos t) V^H, A21 = W2 R^H V diag(t / sin t) V^H, where t lies in
+    [0, pi / 2].
+
+    Args:
+        w: frames of shape (*, n, p), exact to rounding in float64 or complex128.
+
+    Returns:
+        A21 of shape (*, n - p, p) and the orthogonal or unitary R of shape (*, p, p).
+    """
+    p = w.shape[-1]
+    u, c, vh = torch.linalg.svd(w[..., :p, :])
+    t = c.clamp(max=1.0).arccos()
+    stretch = torch.where(t < 1e-4, 1 + t * t / 6, t / t.sin())
+    # H = U diag(c) U^H and R = U V^H, so W2 R^H U = W2 V.
+    a21 = (w[..., p:, :] @ vh.mH) * stretch.unsqueeze(-2) @ u.mH
+    return a21, u @ vh
+
+
+def _one(w: Tensor) -> tuple[Tensor, bool]:
+    hermitian, skew = (w + w.mH) / 2, (w - w.mH) / 2
+    c, q = torch.linalg.eigh(hermitian)
+    c = c.clamp(-1.0, 1.0)
+    near = _split(c)
+    c, q_near, q = c[near:], q[:, :near], q[:, near:]
+    g = torch.where(1 - c < 1e-8, 1 + (1 - c) / 3, c.arccos() / (1 - c * c).sqrt())
+    a = skew @ (q * g) @ q.mH
+    fits = True
+    if near:
+        k = q_near.mH @ skew @ q_near
+        angles, fits = (_complex_angles(k), True) if w.is_complex() else _real_angles(k)
+        a = a + q_near @ angles @ q_near.mH
+    return (a - a.mH) / 2, fits
+
+
+def _split(c: Tensor) -> int:
+    """How many of the ascending values lie below the widest gap in the window: equal ones are not parted."""
+    ends = torch.cat([c.new_tensor([_WINDOW[0]]), c[(c > _WINDOW[0]) & (c < _WINDOW[1])], c.new_tensor([_WINDOW[1]])])
+    return int((c <= ends[ends.diff().argmax()]).sum())
+
+
+def _complex_angles(k: Tensor) -> Tensor:
+    """Logarithm of a unitary matrix with eigenvalues near -1 from its skew part."""
+    s, v = torch.linalg.eigh(-1j * (k - k.mH) / 2)
+    s = s.clamp(-1.0, 1.0)
+    t = torch.where(s >= 0, math.pi - s.asin(), -math.pi - s.asin())
+    return (v * (1j * t)) @ v.mH
+
+
+def _real_angles(k: Tensor, size: float = 1.0) -> tuple[Tensor, bool]:
+    """The same for an orthogonal matrix, real; k is its skew part divided by `size`."""
+    m = k.shape[0]
+    s, v = torch.linalg.eigh(1j * (k - k.mT) / 2)
+    sines = s.abs() * size
+    rotating = s < -_NEGLIGIBLE
+    v_rotating = v[:, rotating]
+    a = -2 * ((v_rotating * (math.pi - sines[rotating].clamp(max=1.0).asin())) @ v_rotating.mH).imag
+    rest = int((s.abs() <= _NEGLIGIBLE).sum())
+    if not rest:
+        return a, True
+    v_rest = v[:, s.abs() <= _NEGLIGIBLE]
+    basis = torch.linalg.eigh((v_rest @ v_rest.mH).real)[1][:, m - rest :]
+    inner = basis.mT @ k @ basis
+    norm = torch.linalg.matrix_norm(inner).item()
+    if norm * size > 1e-15:  # smaller sines, not rounding
+        part, fits = _real_angles(inner / norm, size * norm)
+    else:
+        part = torch.zeros_like(inner)
+        first = torch.arange(0, rest - 1, 2, device=k.device)
+        part[first + 1, first], part[first, first + 1] = math.pi, -math.pi
+        fits = rest % 2 == 0
+    return a + basis @ part @ basis.mT, fits

@@ -1,0 +1,158 @@
+"""The exponential against torch's in float64, Hyland and Ratsch's basis, and the logarithm at its hard places."""
+
+import math
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit import errors, init
+from stiefelkit.functional import exponential, matrix_exp, skew_logarithm, skew_size, unpack_skew
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+
+MatrixExp = sk.parametrizations.MatrixExp
+
+
+def skew_of(v, n, p, is_complex):
+    a11, a21 = unpack_skew(v, n, p, is_complex)
+    zero = a11.new_zeros(n - p, n - p)
+    return torch.cat([torch.cat([a11, -a21.mH], dim=-1), torch.cat([a21, zero], dim=-1)])
+
+
+def skew_gradient(w, v, g):
+    return torch.autograd.grad(w, v, g)[0].double()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize(("n", "p"), [(1, 1), (8, 8), (9, 7), (9, 3), (40, 1)])
+def test_frames_are_columns_of_the_exponential(n, p, is_complex, scale):
+    v = torch.randn(skew_size(n, p, is_complex), dtype=torch.float64) * scale
+    expected = torch.linalg.matrix_exp(skew_of(v, n, p, is_complex))[:, :p]
+    assert torch.allclose(matrix_exp(v, n, p, is_complex), expected, atol=1e-11 * (1 + scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("skew", [True, False])
+def test_the_exponential_has_right_derivatives(dtype, skew):
+    a = torch.randn(2, 4, 4, dtype=dtype)
+
+    def f(a):
+        return exponential((a - a.mH) / 2, skew=True) if skew else exponential(a)
+
+    a.requires_grad_()
+    assert torch.autograd.gradcheck(f, a)
+    assert torch.autograd.gradgradcheck(f, a)
+    assert torch.allclose(torch.vmap(f)(a.detach()), f(a), atol=1e-14)
+
+
+def test_nan_and_infinity_propagate():
+    for value in (math.nan, math.inf):
+        a = torch.zeros(3, 3)
+        a[0, 1] = value
+        assert exponential(a).isnan().any()
+
+
+def test_complex_coordinates_are_those_of_hyland_and_ratsch():
+    n = 4
+    coefficients = torch.randn(n * n, dtype=torch.float64)
+    algebra = torch.zeros(n, n, dtype=torch.complex128)
+    for e, value in enumerate(coefficients):
+        i, j = divmod(e, n)
+        basis = torch.zeros(n, n, dtype=torch.complex128)
+        if i > j:
+            basis[i, j], basis[j, i] = 1, -1
+        elif i < j:
+            basis[i, j] = basis[j, i] = 1j
+        else:
+            basis[i, i] = 1j
+        algebra += value * basis
+    w = MatrixExp((n, n), dtype=torch.complex128)(coefficients)
+    assert torch.allclose(w, torch.linalg.matrix_exp(algebra), atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [64, 128, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_single_precision_is_exact_and_its_gradient_right(n, dtype):
+    map = MatrixExp((n, n), dtype=dtype)
+    (v,), _ = map.initial("haar", torch.Generator().manual_seed(n))
+    v = v.float().requires_grad_()
+    w = map(v)
+    assert orthogonality_error(w).item() <= 1.2 * rounding_limit(n, dtype)
+    exact = v.detach().double().requires_grad_()
+    twin = MatrixExp((n, n), dtype=torch.promote_types(dtype, torch.float64))
+    assert torch.dist(twin(exact), w.to(twin.dtype)) <= 12 * rounding_limit(n, dtype)
+    g = torch.randn(n, n, dtype=dtype)
+    expected = skew_gradient(twin(exact), exact, g.to(twin.dtype))
+    assert torch.dist(skew_gradient(w, v, g), expected) <= 1e-6 * expected.norm()
+
+
+def test_fast_frames_keep_their_bound():
+    for n in (64, 256):
+        for scale in (1e-3, 1.0, 4.0, 100.0):
+            map = MatrixExp((n, n), dtype=torch.float32, precision="fast")
+            v = torch.randn(map.coordinates["skew"]) * scale / n**0.5
+            assert orthogonality_error(map(v)).item() <= map.error_bound(v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("n", [2, 6, 33])
+def test_every_unitary_matrix_and_rotation_has_a_logarithm(n, dtype):
+    eye = torch.eye(n, dtype=dtype)
+    generator = torch.Generator().manual_seed(n)
+    frames = [
+        init.haar((n, n), dtype, generator),
+        eye,
+        eye.roll(1, 0),
+        eye[torch.randperm(n, generator=generator)],
+        -eye,
+    ]
+    for w in frames:
+        if dtype == torch.float64:
+            w[:, 0] *= torch.linalg.det(w).sign()
+        a, exists = skew_logarithm(w)
+        assert exists
+        assert torch.equal(a, -a.mH)
+        assert torch.linalg.matrix_norm(a, 2) <= math.pi + 1e-12
+        assert torch.dist(torch.linalg.matrix_exp(a), w) <= 1e-12
+
+
+@pytest.mark.parametrize("k", range(1, 18))
+def test_angles_next_to_pi_are_told_apart(k):
+    angles = [math.pi - 10.0**-k, math.pi - 10.0**-k, math.pi - 2 * 10.0**-k, math.pi]
+    w = torch.block_diag(*(torch.tensor([[math.cos(t), -math.sin(t)], [math.sin(t), math.cos(t)]]) for t in angles))
+    q = init.haar((8, 8), generator=torch.Generator().manual_seed(k))
+    w = q @ w.double() @ q.mT
+    u, _, vh = torch.linalg.svd(w)
+    a, exists = skew_logarithm(u @ vh)
+    assert exists
+    assert torch.dist(torch.linalg.matrix_exp(a), u @ vh) <= 1e-13
+
+
+def test_determinant_minus_one_is_refused_with_the_remedy():
+    reflection = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
+    layer = torch.nn.Linear(3, 3)
+    with pytest.raises(errors.ImageError, match=r"determinant 1.*cayley"):
+        sk.orthogonal(layer, "weight", "matrix_exp", init=reflection)
+    sk.orthogonal(layer, "weight", "matrix_exp")
+    assert torch.linalg.det(layer.weight) > 0
+
+
+def test_tall_frames_are_assigned_exactly():
+    layer = sk.orthogonal(torch.nn.Linear(5, 60, bias=False), "weight", "matrix_exp")
+    for w in (
+        init.haar((60, 5)),
+        torch.eye(60, 5).double(),
+        -torch.eye(60, 5).double(),
+        torch.eye(60, 5).double().roll(3, 0),
+    ):
+        layer.weight = w.float()
+        assert torch.dist(layer.weight, w.float()) <= 8 * rounding_limit(5, torch.float32) + 1e-7
+
+
+def test_a_checkpoint_with_a_rotation_that_is_none_is_refused():
+    layer = sk.orthogonal(torch.nn.Linear(2, 5), "weight", "matrix_exp")
+    state = layer.state_dict()
+    state["parametrizations.weight.0.rotation"] = 2 * torch.eye(2)
+    with pytest.raises(errors.CheckpointError, match="orthogonal rotation"):
+        layer.load_state_dict(state)
