@@ -10,6 +10,7 @@ from stiefelkit.attach import (
     coordinates,
     drift,
     orthogonal,
+    rebase_,
     register,
     reset_,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "optim",
     "orthogonal",
     "parametrizations",
+    "rebase_",
     "register",
     "reset_",
     "testing",

@@ -25,6 +25,7 @@ from stiefelkit.errors import (
 from stiefelkit.host import attach_carrier, carriers
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
 from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, coordinate_dtype
+from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "coordinates",
     "drift",
     "orthogonal",
+    "rebase_",
     "register",
     "reset_",
 ]
@@ -136,6 +138,36 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     _draw_(carrier, init, generator)
 
 
+def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Takes the present frame of a `"rebased"` weight into its base, and its coordinates back to the identity's.
+
+    The weight stays the same up to rounding; what changes is where the coordinates' origin is, and with it the meaning
+    of an optimizer's moments.
+
+    Args:
+        module: the module.
+        name: the weight's name.
+        optimizer: forgets its state of these coordinates, as if they were new; without it the stale moments stay.
+
+    Raises:
+        OptionError: the weight's map is not `Rebased`.
+        NonFiniteError: the weight holds NaN or infinity; nothing changes.
+
+    >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
+    >>> rebase_(layer, "weight")
+    """
+    carrier = _carrier(module, name)
+    param = carrier.param.inner if isinstance(carrier.param, Viewed) else carrier.param
+    if not isinstance(param, Rebased):
+        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {param.title}.')
+    values, chart = param.rebased(*carrier.gathered())
+    param.load_chart_(chart)
+    carrier.fill_(values)
+    if optimizer is not None:
+        for c in carrier.coordinates.values():
+            optimizer.state.pop(c, None)
+
+
 def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """Returns name to parameter of an orthogonal weight's coordinates."""
     return _carrier(module, name).coordinates
@@ -204,7 +236,7 @@ def available() -> dict[str, type[OrthogonalParam]]:
     found = {}
     for name, cls in registry.parametrizations.available().items():
         try:
-            _check_class(cls)
+            registry.find_parametrization(cls)
         except OptionError as error:
             warnings.warn(f"The parametrization {name!r} is left out: {error}", stacklevel=2)
             continue
@@ -223,7 +255,7 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
         OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.
     """
     if not isinstance(parametrization, str):
-        _check_class(parametrization)
+        registry.find_parametrization(parametrization)
     registry.parametrizations.register(name, parametrization)
 
 
@@ -251,8 +283,7 @@ def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
 def _build(
     parametrization: Map, module: nn.Module, name: str, weight: Tensor, view: str | None, options: dict[str, Any]
 ) -> OrthogonalParam:
-    cls = registry.parametrizations.get(parametrization) if isinstance(parametrization, str) else parametrization
-    _check_class(cls)
+    cls = registry.find_parametrization(parametrization)
     convolution = isinstance(module, nn.modules.conv._ConvNd) and name == "weight"
     where = f"{cls.__name__} on {type(module).__name__}.{name}"
     if weight.dim() < 2:
@@ -277,11 +308,6 @@ def _build(
         raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}.")
     inner = cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **options)
     return inner if seen.is_plain else Viewed(inner, seen)
-
-
-def _check_class(cls: Any) -> None:
-    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
-        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
 
 
 def _initialise(

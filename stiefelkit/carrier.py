@@ -77,13 +77,7 @@ class CoordinateList(parametrize.ParametrizationList):
         Raises:
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
         """
-        values = self._values()
-        self._check_filled()
-        if any([hasattr(c, "full_tensor") for c in values]):
-            raise UnfilledError(
-                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
-                "unshard() first and reshard() after, or use sk.drift."
-            )
+        values = self._ready()
         first, *others = self._modules.values()
         w = first(*values)  # type: ignore[misc]
         for member in others:
@@ -92,9 +86,31 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""
+        return self.param(*self.gathered())
+
+    def gathered(self) -> list[Tensor]:
+        """The coordinates, whole on every rank."""
         self._check_filled()
-        gathered = [getattr(c, "full_tensor", lambda c=c: c)() for c in self.coordinates.values()]
-        return self.param(*gathered)
+        return [getattr(c, "full_tensor", lambda c=c: c)() for c in self._values()]
+
+    def linear(self, x: Tensor) -> Tensor:
+        """Returns x @ W.mT, as `torch.nn.functional.linear` does, without forming W where the map can do without.
+
+        Raises:
+            UnfilledError: as `forward`.
+        """
+        return self.param.linear(x, *self._ready())
+
+    def _ready(self) -> list[nn.Parameter]:
+        """The coordinates, if they hold values and are whole."""
+        values = self._values()
+        self._check_filled()
+        if any([hasattr(c, "full_tensor") for c in values]):
+            raise UnfilledError(
+                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                "unshard() first and reshard() after, or use sk.drift."
+            )
+        return values
 
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:
@@ -168,7 +184,8 @@ class CoordinateList(parametrize.ParametrizationList):
             return  # a shared module saved under another of its names
         for key, (name, tensor) in wanted.items():
             _check_entry(state_dict, key, f"{weight} ({name})", tensor)
-        chart = {name.rpartition(".")[2]: state_dict[f"{prefix}0.{name}"] for name, _ in self.param.named_buffers()}
+        names = {id(choice): name for name, choice in self.param.chart.items()}
+        chart = {names[id(c)]: state_dict[f"{prefix}0.{name}"] for name, c in self.param.named_buffers()}
         reason = None if any(value.is_meta for value in chart.values()) else self.param.check_chart(chart)
         if reason is not None:
             raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")

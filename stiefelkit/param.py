@@ -16,7 +16,14 @@ from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameE
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 
-__all__ = ["FRAME_TOLERANCE", "OrthogonalParam", "Traits", "coordinate_dtype", "keep_precision"]
+__all__ = [
+    "FRAME_TOLERANCE",
+    "OrthogonalParam",
+    "Traits",
+    "computing_dtype",
+    "coordinate_dtype",
+    "keep_precision",
+]
 
 FRAME_TOLERANCE = 100
 """A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
@@ -69,6 +76,11 @@ def _followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype
     if not dtype.is_complex:
         return found
     return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a composite works its frames out: that of the weight, float32 at least."""
+    return dtype if dtype.is_complex else coordinate_dtype(dtype)
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -251,9 +263,8 @@ class OrthogonalParam(nn.Module, ABC):
         for name, value in chart.items():
             self.chart[name].copy_(value)
 
-    @torch.no_grad()
-    def check_frame(self, w: Tensor) -> Tensor:
-        """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
+    def check_tensor(self, w: Tensor) -> None:
+        """Raises unless W has the shape and field of the map and finite entries."""
         name = self.title
         if not isinstance(w, Tensor):
             raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
@@ -263,14 +274,19 @@ class OrthogonalParam(nn.Module, ABC):
             raise DtypeError(f"{name} needs a frame that converts to {self.dtype}, got {w.dtype}.")
         if not torch.isfinite(w).all():
             raise NonFiniteError(f"{name} needs finite entries, got a matrix with NaN or infinity.")
+
+    @torch.no_grad()
+    def check_frame(self, w: Tensor) -> Tensor:
+        """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
+        self.check_tensor(w)
         error = orthogonality_error(w).max().item()
         coarser = max(self.dtype, w.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         limit = rounding_limit(self.shape[-1], coarser)
         permitted = min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
         if not error <= permitted:
             raise NotAFrameError(
-                f"{name} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}"
-                "; sk.functional.nearest_frame gives the nearest."
+                f"{self.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
+                f"{error:.2g}; sk.functional.nearest_frame gives the nearest."
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 

@@ -11,8 +11,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
+from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Registry", "parametrizations"]
+__all__ = ["Registry", "find_parametrization", "parametrizations"]
 
 
 class Registry:
@@ -127,7 +128,22 @@ parametrizations = Registry(
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
         "fourier": "stiefelkit.parametrizations.fourier:Fourier",
         "householder": "stiefelkit.parametrizations.householder:Householder",
+        "margin": "stiefelkit.parametrizations.margin:Margin",
         "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",
+        "rebased": "stiefelkit.parametrizations.rebased:Rebased",
     },
     group="stiefelkit.parametrizations",
 )
+
+
+def find_parametrization(given: str | type[OrthogonalParam]) -> type[OrthogonalParam]:
+    """Returns the class that a name or a class stands for.
+
+    Raises:
+        UnknownNameError: no parametrization has this name.
+        OptionError: it is no subclass of `OrthogonalParam`.
+    """
+    cls = parametrizations.get(given) if isinstance(given, str) else given
+    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+    return cls

@@ -107,7 +107,7 @@ class Fourier(OrthogonalParam):
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, n) by Fourier transforms, W not formed; one matrix, no batch."""
-        if len(self.shape) > 2:
+        if len(self.shape) > 2 or x.dtype != self.dtype:
             return super().linear(x, *coordinates)
         return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)
 

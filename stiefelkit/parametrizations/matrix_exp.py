@@ -17,6 +17,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
 
 __all__ = ["MatrixExp"]
 
@@ -68,8 +69,7 @@ class MatrixExp(OrthogonalParam):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         *batch, n, p = self.shape
         if n > p:
-            eye = torch.eye(p, dtype=working_dtype(self.dtype), device="cpu").expand(*batch, p, p)
-            self.register_buffer("rotation", _stored(eye).to(device=device, dtype=coordinate_dtype(self.dtype)))
+            self.register_buffer("rotation", identity_buffer(tuple(batch), p, self.dtype, device))
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -106,7 +106,7 @@ class MatrixExp(OrthogonalParam):
         """The rotation is orthogonal or unitary."""
         if "rotation" not in chart:
             return None
-        rotation = self._rotation(chart["rotation"])
+        rotation = from_buffer(chart["rotation"], self.is_complex)
         fits = orthogonality_error(rotation).max().item() <= 100 * rounding_limit(self.shape[-1], torch.float32)
         return None if fits else "an orthogonal rotation"
 
@@ -122,7 +122,9 @@ class MatrixExp(OrthogonalParam):
         n, p = self.shape[-2:]
         if n == p:
             return matrix_exp(skew, n, p, self.is_complex, precision=self.precision).to(self.dtype)
-        w = matrix_exp(skew, n, p, self.is_complex, precision=self.precision, rotation=self._rotation(self.rotation))
+        w = matrix_exp(
+            skew, n, p, self.is_complex, precision=self.precision, rotation=from_buffer(self.rotation, self.is_complex)
+        )
         return w.to(self.dtype)
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -130,7 +132,7 @@ class MatrixExp(OrthogonalParam):
         n, p = self.shape[-2:]
         if n > p:
             a21, rotation = tall_logarithm(w)
-            return (pack_skew(torch.zeros_like(rotation), a21),), {"rotation": _stored(rotation)}
+            return (pack_skew(torch.zeros_like(rotation), a21),), {"rotation": to_buffer(rotation)}
         a, exists = skew_logarithm(w)
         if not exists.all():
             raise ImageError(
@@ -146,12 +148,3 @@ class MatrixExp(OrthogonalParam):
         if not self.traits.onto:
             w[..., -1] *= torch.linalg.det(w).sign()[..., None]
         return self.invert(w)
-
-    def _rotation(self, stored: Tensor) -> Tensor:
-        """The rotation in float64 or complex128."""
-        return torch.view_as_complex(stored.double()) if self.is_complex else stored.double()
-
-
-def _stored(rotation: Tensor) -> Tensor:
-    """A real tensor, whatever the field: complex buffers would lose their imaginary part in `.to(torch.bfloat16)`."""
-    return torch.view_as_real(rotation).clone() if rotation.is_complex() else rotation.clone()

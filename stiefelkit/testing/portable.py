@@ -1,6 +1,7 @@
 """The laws of use: initial values, checkpoints, copies, vmap, compile, and what is refused."""
 
 import copy
+import fnmatch
 import io
 import json
 from typing import Any
@@ -131,7 +132,8 @@ def law_compile(case: Case) -> None:
 def law_contract(case: Case) -> None:
     """Coordinates are named and counted as declared; unfit shapes and dtypes are refused."""
     param = case.build()
-    unknown = set(param.coordinates) - set(case.cls.coordinate_names)
+    patterns = case.cls.coordinate_names
+    unknown = {name for name in param.coordinates if not any(fnmatch.fnmatch(name, p) for p in patterns)}
     require("contract", case, not unknown, f"coordinates {unknown} are not in coordinate_names")
     persistent = set(param.state_dict())
     require("contract", case, set(param.chart) <= persistent, "a chart that state dicts leave out")

@@ -1,0 +1,80 @@
+"""A linear layer with an orthogonal or unitary weight."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from stiefelkit import attach
+from stiefelkit.carrier import CoordinateList
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["OrthogonalLinear"]
+
+
+class OrthogonalLinear(nn.Linear):
+    """`torch.nn.Linear` whose weight has orthonormal columns, or rows where it is wide: y = x W^T + b.
+
+    Maps that can apply W to vectors without forming it do so (`OrthogonalParam.linear`), unless torch caches
+    parametrized weights or another parametrization was put on top.
+
+    Args:
+        in_features: size of the input.
+        out_features: size of the output.
+        bias: whether there is one.
+        parametrization: a registered name or a class.
+        init: as in `sk.orthogonal`; the map's default scheme when None.
+        device: of all tensors.
+        dtype: of weight and bias, real or complex.
+        **options: of the map, and `precision`.
+
+    Shape:
+        (*, in_features) to (*, out_features), dtype as `torch.nn.functional.linear` gives it, under autocast too.
+
+    >>> layer = OrthogonalLinear(8, 8, parametrization="householder", reflections=2)
+    >>> layer(torch.zeros(3, 8)).shape
+    torch.Size([3, 8])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        parametrization: str | type[OrthogonalParam] = "cayley",
+        init: str | Tensor | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        attach.orthogonal(self, "weight", parametrization, init=init, **options)
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias anew; before the weight is parametrized, as torch does."""
+        carrier = self._carrier()
+        if carrier is None:
+            super().reset_parameters()
+            return
+        attach.reset_(self, "weight")
+        if self.bias is not None:
+            bound = self.in_features**-0.5
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Applies the layer; see the class."""
+        carrier = self._carrier()
+        if carrier is None or len(carrier) > 1 or parametrize._cache_enabled:
+            return F.linear(x, self.weight, self.bias)
+        y = carrier.linear(x)
+        if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:
+            y = y.to(torch.get_autocast_dtype(x.device.type))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _carrier(self) -> CoordinateList | None:
+        held = self._modules.get("parametrizations")
+        carrier = held["weight"] if isinstance(held, nn.ModuleDict) and "weight" in held else None
+        return carrier if isinstance(carrier, CoordinateList) else None

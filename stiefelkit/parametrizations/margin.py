@@ -1,0 +1,216 @@
+"""Near-orthogonal weights whose singular values stay within a margin of 1."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit import registry
+from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
+from stiefelkit.functional import nearest_frame, product
+from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, Traits, computing_dtype
+
+__all__ = ["Margin"]
+
+
+class Margin(OrthogonalParam):
+    r"""W = U diag(s) V^H with s = 1 + 2 m (sigmoid(q) - 1/2), so that every singular value lies in (1 - m, 1 + m).
+
+    U (n x p) and V (p x p) are frames by any parametrizations, whose coordinates and charts carry the prefixes `u.` and
+    `v.`; the coordinate `spectrum` is q. With q = 0 the weight is a frame.
+
+    Image: matrices with singular values in that range, as far as U and V reach. Declared inexact: W is no frame, and
+    `sk.drift` measures how far its spectrum is from 1. Cost: both maps and one product. Not for weights that must stay
+    orthonormal. The papers divide the learning rate of q by 2 m.
+
+    Args:
+        shape: shape of the weight, (*, n, p).
+        dtype: real or complex dtype.
+        device: where the charts live.
+        precision: "exact": both frames are exact, in float32 at least.
+        margin: m, 0 <= m < 1.
+        u: parametrization of U, a registered name or a class.
+        v: parametrization of V.
+        u_options: options of U's map.
+        v_options: options of V's map.
+
+    References:
+        Vorontsov, Trabelsi, Kadoury, Pal, On orthogonality and learning recurrent networks with long term dependencies,
+        ICML 2017, equations 3 and 4.
+
+    >>> map = Margin((2, 2), dtype=torch.float32, margin=0.5)
+    >>> map(torch.zeros(1), torch.zeros(1), torch.zeros(2))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("spectrum", "u.*", "v.*")
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+        margin: float = 0.1,
+        u: str | type[OrthogonalParam] = "cayley",
+        v: str | type[OrthogonalParam] = "cayley",
+        u_options: Mapping[str, Any] | None = None,
+        v_options: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < 1:
+            raise OptionError(f"Margin needs margin in [0, 1), got {margin!r}.")
+        reason = self.supports(self.shape, self.dtype, u=u, v=v, u_options=u_options, v_options=v_options)
+        if reason is not None:
+            raise DtypeError(f"Margin needs {reason}, got shape {self.shape} and {self.dtype}.")
+        self.margin = float(margin)
+        *batch, _, p = self.shape
+        where: dict[str, Any] = {"dtype": computing_dtype(self.dtype), "device": device}
+        self.u: OrthogonalParam = registry.find_parametrization(u)(self.shape, **where, **(u_options or {}))
+        self.v: OrthogonalParam = registry.find_parametrization(v)((*batch, p, p), **where, **(v_options or {}))
+        self.schemes = self.u.schemes  # type: ignore[misc]
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """What U and V do."""
+        *batch, _, p = shape
+        for name, own in (("u", tuple(shape)), ("v", (*batch, p, p))):
+            inner = registry.find_parametrization(options.get(name, "cayley"))
+            reason = inner.supports(own, computing_dtype(dtype), **(options.get(f"{name}_options") or {}))
+            if reason is not None:
+                return f"{reason} for {name}={registry.parametrizations.name_of(inner) or inner.__name__!r}"
+        return None
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Square, tall, batched, one entry, no margin, several maps."""
+        mixed = {"margin": 0.05, "u": "householder", "u_options": {"reflections": 3}, "v": "matrix_exp"}
+        return [
+            ((6, 6), {"margin": 0.05}),
+            ((1, 1), {"margin": 0.0}),
+            ((7, 3), mixed),
+            ((2, 5, 4), {"margin": 0.05, "v": "householder"}),
+        ]
+
+    @property
+    def traits(self) -> Traits:
+        """Those of U, but never exact."""
+        u, v = self.u.traits, self.v.traits
+        return Traits(
+            onto=u.onto,
+            invertible=u.invertible and v.invertible,
+            exact=False,
+            component=u.component,
+            twice_differentiable=u.twice_differentiable and v.twice_differentiable,
+            cost_exponent=max(u.cost_exponent, v.cost_exponent),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The margin, and the options of both maps."""
+        return {"margin": self.margin, "u": self.u.options(), "v": self.v.options()}
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of U, of V and the spectrum."""
+        inner = {f"u.{key}": shape for key, shape in self.u.coordinates.items()}
+        inner |= {f"v.{key}": shape for key, shape in self.v.coordinates.items()}
+        return inner | {"spectrum": (*self.shape[:-2], self.shape[-1])}
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Asks both maps."""
+        for name, inner in (("u", self.u), ("v", self.v)):
+            own = {key[2:]: value for key, value in chart.items() if key.startswith(f"{name}.")}
+            reason = inner.check_chart(own)
+            if reason is not None:
+                return f"{reason} in {name}"
+        return None
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """The spectrum's distance from 1, and 10 limits."""
+        limit = rounding_limit(self.shape[-1], computing_dtype(self.dtype))
+        rounding = 10 * limit + 2 * super().error_bound()
+        largest = (1 + self.margin) ** 2 - 1
+        if not coordinates:
+            return largest * self.shape[-1] ** 0.5 + rounding
+        s = self._singular_values(coordinates[-1].double())
+        return torch.linalg.vector_norm(s * s - 1, dim=-1).max().item() + rounding
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to weights.
+
+        Args:
+            *coordinates: those of U, those of V, and q of shape (*, p).
+
+        Returns:
+            Weights of shape (*, n, p).
+        """
+        of_u, of_v, q = self._split(coordinates)
+        u, v = self.u(*of_u), self.v(*of_v)
+        s = self._singular_values(q.double()).to(u.real.dtype)
+        return product(u * s.unsqueeze(-2), v.mH).to(self.dtype)
+
+    def _singular_values(self, q: Tensor) -> Tensor:
+        return 1 + 2 * self.margin * (torch.sigmoid(q) - 0.5)
+
+    def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        first = len(self.u.coordinates)
+        return coordinates[:first], coordinates[first:-1], coordinates[-1]
+
+    def project(self, weight: Tensor) -> Tensor:
+        """Clamps the singular values."""
+        u, s, vh = torch.linalg.svd(weight.to(working_dtype(self.dtype)), full_matrices=False)
+        return u * s.clamp(1 - self.margin, 1 + self.margin).unsqueeze(-2) @ vh
+
+    @torch.no_grad()
+    def check_frame(self, w: Tensor) -> Tensor:
+        """Returns W in float64 or complex128 if its singular values are in range."""
+        self.check_tensor(w)
+        exact = w.to(working_dtype(self.dtype))
+        coarser = max(self.dtype, w.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        slack = FRAME_TOLERANCE * rounding_limit(self.shape[-1], coarser)
+        off = (torch.linalg.svdvals(exact) - 1).abs().max().item()
+        if not off <= self.margin + slack:
+            raise NotAFrameError(
+                f"Margin needs singular values within {self.margin:g} of 1, got one {off:.2g} away; init='project' "
+                "takes the nearest weight."
+            )
+        return exact
+
+    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Takes the singular value decomposition; a frame is U itself, with V = I."""
+        u, s, vh = torch.linalg.svd(w, full_matrices=False)
+        if (s - 1).abs().max().item() <= FRAME_TOLERANCE * rounding_limit(self.shape[-1], torch.float32):
+            u, s, vh = nearest_frame(w), torch.ones_like(s), torch.eye(s.shape[-1], dtype=w.dtype).expand_as(vh)
+        elif not w.is_complex():
+            # A column of U and one of V may change sign together: make det V = 1, which suits every map.
+            sign = torch.linalg.det(vh).sign()[..., None]
+            u, vh = u.clone(), vh.clone()
+            u[..., -1] *= sign
+            vh[..., -1, :] *= sign
+        relative = ((s - 1) / self.margin if self.margin else s * 0).clamp(-1 + 1e-7, 1 - 1e-7)
+        of_u, chart_u = self.u.invert(u)
+        of_v, chart_v = self.v.invert(vh.mH)
+        return (*of_u, *of_v, 2 * relative.atanh()), _prefixed(chart_u, chart_v)
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws U by the scheme, with V the identity where its map can be that, and q = 0."""
+        of_u, chart_u = self.u.initial(scheme, generator)
+        own = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
+        of_v, chart_v = self.v.initial(own, generator)
+        q = torch.zeros(self.coordinates["spectrum"], dtype=torch.float64, device=of_u[0].device)
+        return (*of_u, *of_v, q), _prefixed(chart_u, chart_v)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Margin":
+        super()._apply(fn, recurse)
+        self.u.dtype = self.v.dtype = computing_dtype(self.dtype)
+        return self
+
+
+def _prefixed(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"u.{key}": value for key, value in u.items()} | {f"v.{key}": value for key, value in v.items()}

@@ -1,0 +1,161 @@
+"""Dynamic trivialization: any parametrization, moved so that the present weight is its identity."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit import init, registry
+from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.functional import polish, product
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.param import OrthogonalParam, Traits, computing_dtype, coordinate_dtype
+from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
+
+__all__ = ["Rebased"]
+
+
+class Rebased(OrthogonalParam):
+    r"""W = B Q with Q by any parametrization and a fixed orthogonal or unitary B (n x n), the chart `base`.
+
+    `sk.rebase_` takes the present frame into B and the coordinates back to Q = I: done every so many steps, training
+    stays where the inner map is nearly an isometry (dynamic trivialization). Assigning and drawing put the frame into B
+    too.
+
+    Image: every frame, whatever the inner map's. Cost: that of the inner map, a product n x n x p and, in "exact"
+    precision, a polish. For tall frames B takes n^2 numbers. Not for inner maps that cannot be the identity.
+
+    Args:
+        shape: shape of the frame, (*, n, p).
+        dtype: real or complex dtype of the frame.
+        device: where the base lives.
+        precision: "exact", or "fast": without the polish, 10 rounding limits beyond the inner map's bound.
+        inner: the map that is wrapped, a registered name or a class.
+        inner_options: its options.
+
+    References:
+        Lezcano-Casado, Trivializations for gradient-based optimization on manifolds, NeurIPS 2019.
+
+    >>> map = Rebased((2, 2), dtype=torch.float32, inner="cayley")
+    >>> map(torch.zeros(1))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    coordinate_names: ClassVar[tuple[str, ...]] = ("*",)
+
+    base: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+        inner: str | type[OrthogonalParam] = "matrix_exp",
+        inner_options: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        cls = registry.find_parametrization(inner)
+        reason = self.supports(self.shape, self.dtype, inner=inner, inner_options=inner_options)
+        if reason is not None:
+            raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
+        options = {"precision": "fast" if "fast" in cls.precisions else "exact", **(inner_options or {})}
+        self.inner: OrthogonalParam = cls(self.shape, dtype=computing_dtype(self.dtype), device=device, **options)
+        if "identity" not in self.inner.schemes:
+            raise OptionError(f"Rebased needs an inner map that can be the identity, got {cls.__name__}.")
+        *batch, n, _ = self.shape
+        self.register_buffer("base", identity_buffer(tuple(batch), n, self.dtype, device))
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """What the inner map does."""
+        inner = registry.find_parametrization(options.get("inner", "matrix_exp"))
+        return inner.supports(shape, computing_dtype(dtype), **(options.get("inner_options") or {}))
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Square, tall, batched, one entry; several maps; fast."""
+        return [
+            ((6, 6), {}),
+            ((1, 1), {}),
+            ((7, 3), {"inner": "cayley"}),
+            ((2, 5, 4), {"inner": "householder"}),
+            ((6, 6), {"inner": "cayley", "precision": "fast"}),
+        ]
+
+    @property
+    def traits(self) -> Traits:
+        """Onto, by the base."""
+        n, p = self.shape[-2:]
+        return Traits(
+            onto=True,
+            invertible=True,
+            exact=self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64,
+            component="chart" if n == p and not self.is_complex else "connected",
+            twice_differentiable=self.inner.traits.twice_differentiable,
+            cost_exponent=max(3.0, self.inner.traits.cost_exponent),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Those of the inner map."""
+        return self.inner.options()
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of the inner map."""
+        return self.inner.coordinates
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """The base is orthogonal or unitary, and the inner map agrees."""
+        base = from_buffer(chart["base"], self.is_complex)
+        if not orthogonality_error(base).max().item() <= 100 * rounding_limit(self.shape[-2], torch.float32):
+            return "an orthogonal base"
+        own = {key.removeprefix("inner."): value for key, value in chart.items() if key != "base"}
+        return self.inner.check_chart(own)
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """That of an exact frame, or the inner map's and 10 limits."""
+        exact = super().error_bound()
+        if self.traits.exact:
+            return exact
+        return exact + self.inner.error_bound(*coordinates) + 10 * rounding_limit(self.shape[-2], torch.float32)
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to frames.
+
+        Args:
+            *coordinates: those of the inner map.
+
+        Returns:
+            Frames of shape (*, n, p).
+        """
+        q = self.inner(*coordinates)
+        w = product(from_buffer(self.base, self.is_complex).to(q.dtype), q)
+        return (polish(w) if self.traits.exact else w).to(self.dtype)
+
+    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
+        q, _ = torch.linalg.qr(w, mode="complete")
+        q[..., : w.shape[-1]] = w
+        coordinates, chart = self.inner.invert(init.identity(self.shape, working_dtype(self.dtype)).to(w.device))
+        return coordinates, {"base": to_buffer(q)} | {f"inner.{key}": value for key, value in chart.items()}
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws a frame for the base."""
+        return self.initial_frame(scheme, generator)
+
+    def rebased(self, *coordinates: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The coordinates and the chart that put the present frame into the base; writes nothing."""
+        with torch.no_grad():
+            return self.invert(self.check_frame(self(*coordinates)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rebased":
+        super()._apply(fn, recurse)
+        self.inner.dtype = computing_dtype(self.dtype)
+        return self

@@ -1,0 +1,121 @@
+"""Margin and Rebased: maps made of others."""
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit import errors, init
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+
+
+def square(name, n=6, dtype=torch.float32, **options):
+    return sk.orthogonal(torch.nn.Linear(n, n, bias=False, dtype=dtype), "weight", name, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_singular_values_stay_within_the_margin(dtype):
+    layer = square("margin", dtype=dtype, margin=0.2)
+    carrier = layer.parametrizations["weight"]
+    with torch.no_grad():
+        for c in carrier.coordinates.values():
+            c.normal_(std=100.0)
+    s = torch.linalg.svdvals(layer.weight.detach())
+    assert s.max() <= 1.2 + 1e-5
+    assert s.min() >= 0.8 - 1e-5
+    assert s.max() - s.min() > 0.1
+
+
+def test_the_spectrum_is_vorontsovs():
+    layer = square("margin", margin=0.3)
+    q = sk.coordinates(layer, "weight")["spectrum"]
+    assert torch.equal(q, torch.zeros(6))
+    with torch.no_grad():
+        q.copy_(torch.linspace(-2, 2, 6))
+    expected = 2 * 0.3 * (torch.sigmoid(q) - 0.5) + 1
+    assert torch.allclose(torch.linalg.svdvals(layer.weight).flip(0), expected, atol=1e-6)
+
+
+def test_a_weight_within_the_margin_is_kept_and_one_beyond_it_refused():
+    u, v = init.haar((5, 3)), init.haar((3, 3))
+    w = (u * torch.tensor([1.08, 1.0, 0.93])) @ v.mT
+    layer = torch.nn.Linear(3, 5)
+    with torch.no_grad():
+        layer.weight.copy_(w)
+    sk.orthogonal(layer, "weight", "margin", margin=0.1, u="householder", v="matrix_exp")
+    assert torch.dist(layer.weight, w.float()) < 2e-6
+    with pytest.raises(errors.NotAFrameError, match=r"within 0\.1 of 1"):
+        layer.weight = 1.2 * w.float()
+    sk.orthogonal(projected := torch.nn.Linear(3, 5), "weight", "margin", margin=0.1, init="project")
+    assert (torch.linalg.svdvals(projected.weight.detach()) - 1).abs().max() <= 0.1 + 1e-5
+
+
+@pytest.mark.parametrize("margin", [-0.1, 1.0, True, "wide"])
+def test_the_margin_lies_between_0_and_1(margin):
+    with pytest.raises(errors.OptionError, match="margin in"):
+        square("margin", margin=margin)
+
+
+def test_composites_refuse_what_their_parts_refuse():
+    with pytest.raises(errors.DtypeError, match="complex weight"):
+        square("margin", u="fourier")
+    with pytest.raises(errors.UnknownNameError, match="cayley"):
+        square("rebased", inner="cayly")
+    with pytest.raises(errors.OptionError, match="identity"):
+        square("rebased", dtype=torch.complex64, inner="fourier")
+
+
+def test_learning_rates_reach_the_parts():
+    layer = square("margin", margin=0.1)
+    groups = sk.optim.parameter_groups(layer, lr=1.0, skew=0.1, spectrum=0.01)
+    assert {g["name"]: g["lr"] for g in groups} == {"u.skew": 0.1, "v.skew": 0.1, "spectrum": 0.01}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+@pytest.mark.parametrize("inner", ["matrix_exp", "cayley", "householder", "givens"])
+def test_rebasing_keeps_the_weight_and_zeroes_the_way_to_it(inner, dtype):
+    layer = square("rebased", dtype=dtype, inner=inner)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    target = torch.randn(6, 6, dtype=dtype)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (layer.weight - target).abs().square().sum().backward()
+        optimizer.step()
+    before = layer.weight.detach().clone()
+    sk.rebase_(layer, "weight", optimizer)
+    kind = before.dtype if before.is_complex() else torch.float32
+    assert torch.dist(layer.weight.to(kind), before.to(kind)) <= 8 * rounding_limit(6, dtype)
+    carrier = layer.parametrizations["weight"]
+    assert torch.allclose(carrier.param.inner(*carrier.coordinates.values()), torch.eye(6).to(kind), atol=1e-5)
+    assert not optimizer.state
+
+
+def test_rebased_training_stays_on_the_manifold_and_goes_down():
+    layer = square("rebased", n=16)
+    target = init.haar((16, 16), generator=torch.Generator().manual_seed(0)).float()
+    target[0] *= torch.linalg.det(target) * torch.linalg.det(layer.weight.detach())
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
+    first = (layer.weight - target).square().sum().item()
+    for step in range(150):
+        optimizer.zero_grad()
+        loss = (layer.weight - target).square().sum()
+        loss.backward()
+        optimizer.step()
+        if step % 10 == 9:
+            sk.rebase_(layer, "weight", optimizer)
+    assert loss.item() < 0.1 * first
+    assert orthogonality_error(layer.weight).item() <= 1.2 * rounding_limit(16, torch.float32) + 1.2e-7
+
+
+def test_any_frame_fits_a_rebased_map_and_wide_weights_too():
+    reflection = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
+    layer = sk.orthogonal(torch.nn.Linear(3, 3), "weight", "rebased", inner="matrix_exp", init=reflection)
+    assert torch.allclose(layer.weight, reflection, atol=1e-6)
+    wide = sk.orthogonal(torch.nn.Linear(7, 3), "weight", "rebased")
+    before = wide.weight.detach().clone()
+    sk.rebase_(wide, "weight")
+    assert torch.dist(wide.weight, before) <= 8 * rounding_limit(3, torch.float32)
+
+
+def test_rebase_needs_a_rebased_map():
+    with pytest.raises(errors.OptionError, match="rebased"):
+        sk.rebase_(square("cayley"), "weight")
