@@ -3,7 +3,7 @@
 from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
 from stiefelkit.functional._cayley import cayley, cayley_inverse
 from stiefelkit.functional._diagonal import diagonal
-from stiefelkit.functional._householder import householder, householder_inverse
+from stiefelkit.functional._householder import householder, householder_inverse, householder_linear
 from stiefelkit.functional._packing import (
     pack_skew,
     pack_skew_gradient,
@@ -26,6 +26,7 @@ __all__ = [
     "find_activation",
     "householder",
     "householder_inverse",
+    "householder_linear",
     "modrelu",
     "nearest_frame",
     "pack_skew",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ImageError, OptionError
-from stiefelkit.functional import diagonal, householder, householder_inverse, trapezoid_size
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.functional import householder, householder_inverse, householder_linear, trapezoid_size
+from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
 
 __all__ = ["Householder"]
 
@@ -45,6 +45,7 @@ class Householder(OrthogonalParam):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
+    precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
 
     signs: Tensor
 
@@ -106,9 +107,17 @@ class Householder(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
-        w = householder(reflectors, n, self.reflections, p, self.is_complex)
-        d = diagonal(signs=None if self.is_complex else self.signs, phase=phase)
-        return (w * d.unsqueeze(-2)).to(self.dtype)
+        w = householder(
+            reflectors,
+            n,
+            self.reflections,
+            p,
+            dtype=self.dtype if self.is_complex else coordinate_dtype(self.dtype),
+            signs=None if self.is_complex else self.signs,
+            phase=phase,
+            exact=self.precision == "exact",
+        )
+        return w.to(self.dtype)
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
