@@ -7,15 +7,16 @@ from torch import Tensor
 
 from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._function import Function
-from stiefelkit.functional._packing import pack_trapezoid
+from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._reflectors import (
+    PANEL,
     form,
     form_gradient,
+    form_panel,
+    form_panel_gradient,
     reflect,
     reflect_gradient,
-    solve_unit_triangular,
-    unit_reflectors,
 )
 from stiefelkit.metrics import working_dtype
 
@@ -54,7 +55,9 @@ def householder(
     Returns:
         Frames of shape (*, n, p).
     """
-    return _Householder.apply(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
+    if k <= PANEL:
+        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
+    return _Panels.apply(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
 
 
 def householder_linear(
@@ -90,10 +93,53 @@ def householder_linear(
     return _Reflect.apply(v, rows, k, exact).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
 
 
-class _Householder(Function):
-    """Hand-written first derivative, panel by panel, which is linear in g; anything further from the plain formula.
+class _OnePanel(Function):
+    """Keeps U, T and T^-1 U^H D for the hand-written derivative, which is where small frames spend their time.
 
-    The frame itself is the only thing saved: a saved output keeps second derivatives right.
+    They are constants to autograd, so further derivatives are those of the plain formula.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        v: Tensor,
+        phase: Tensor | None,
+        signs: Tensor | None,
+        n: int,
+        k: int,
+        p: int,
+        dtype: torch.dtype,
+        exact: bool,
+    ) -> tuple[Tensor, ...]:
+        working = working_dtype(dtype) if exact else dtype
+        d = _diagonal(v, phase, signs, p, working)
+        w, *kept = form_panel(v, d, n, k, p, working, dtype)
+        return _rounded(w, dtype), *kept, d.to(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        v, phase, _, ctx.n, ctx.k, _, _, _ = inputs
+        ctx.save_for_backward(v, phase, *output)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        v, phase, w, u, t, x, length, d = ctx.saved_tensors
+        if g is None:
+            return (None,) * 8
+        if torch.is_grad_enabled():
+            gv = _plain_gradient(v, d if phase is None else _diagonal(v, phase, None, 0, d.dtype), g, ctx.n, ctx.k)
+        elif ctx.n == 1:
+            gv = torch.zeros_like(v)  # a reflector of one entry is -1
+        else:
+            gv = form_panel_gradient(u, t, x, length, d, g, v.shape[-1]).to(v.dtype)
+        return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
+
+
+class _Panels(Function):
+    """Keeps the frame alone, from which the hand-written derivative undoes the panels.
+
+    A saved output keeps second derivatives, those of the plain formula, right.
     """
 
     @staticmethod
@@ -108,8 +154,7 @@ class _Householder(Function):
         exact: bool,
     ) -> Tensor:
         working = working_dtype(dtype) if exact else dtype
-        w = form(v, _diagonal(signs, phase), n, k, p, working)
-        return polish(w) if w.dtype == dtype and dtype in (torch.float64, torch.complex128) else w.to(dtype)
+        return _rounded(form(v, _diagonal(v, phase, signs, p, working), n, k, p, working), dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -119,22 +164,16 @@ class _Householder(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         v, phase, signs, w = ctx.saved_tensors
-        d = _diagonal(signs, phase)
+        d = _diagonal(v, phase, signs, ctx.p, w.dtype)
         if torch.is_grad_enabled():
-
-            def plain(v: Tensor) -> Tensor:
-                eye = torch.eye(ctx.n, ctx.p, dtype=w.dtype, device=w.device)
-                return _plain_product(v, eye if d is None else eye * d.unsqueeze(-2).to(w.dtype), ctx.k)
-
-            (gv,) = torch.func.vjp(plain, v)[1](g)
+            gv = _plain_gradient(v, d, g, ctx.n, ctx.k)
         else:
             gv = form_gradient(v, d, w, g, ctx.n, ctx.k)
-        g_phase = None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
-        return gv, g_phase, None, None, None, None, None, None
+        return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
 
 
 class _Reflect(Function):
-    """As `_Householder`, for rows in place of the identity."""
+    """As `_Panels`, for rows."""
 
     @staticmethod
     def forward(v: Tensor, x: Tensor, k: int, exact: bool) -> Tensor:  # type: ignore[override]
@@ -155,15 +194,39 @@ class _Reflect(Function):
         return gv, gx, None, None
 
 
-def _diagonal(signs: Tensor | None, phase: Tensor | None) -> Tensor | None:
-    return None if phase is None and signs is None else diagonal(signs=signs, phase=phase)
+def _diagonal(v: Tensor, phase: Tensor | None, signs: Tensor | None, p: int, dtype: torch.dtype) -> Tensor:
+    if phase is None and signs is None:
+        return v.new_ones(*v.shape[:-1], p, dtype=dtype)
+    if phase is not None:
+        return diagonal(phase=phase).to(dtype)
+    assert signs is not None
+    # 0, which averaging a model's buffers can leave, counts as 1.
+    return signs.to(dtype).add_(0.5).sgn_()
+
+
+def _rounded(w: Tensor, dtype: torch.dtype) -> Tensor:
+    return polish(w) if dtype == working_dtype(dtype) else w.to(dtype)
+
+
+def _phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
+    return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
+
+
+def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
+    eye = torch.eye(n, d.shape[-1], dtype=d.dtype, device=d.device)
+    return torch.func.vjp(lambda v: _plain_product(v, eye * d.unsqueeze(-2), k), v)[1](g)[0]
 
 
 def _plain_product(v: Tensor, b: Tensor, k: int) -> Tensor:
     """H_1 ... H_k B in operations that torch differentiates, in float64, returned in the dtype of B."""
-    dtype = working_dtype(b.dtype)
-    u, _ = unit_reflectors(v.double(), b.shape[-2], k, dtype)
-    return (b - u @ solve_unit_triangular(u.mH @ u, u.mH @ b.to(dtype))).to(b.dtype)
+    u = unpack_trapezoid(v.double(), b.shape[-2], k, b.is_complex())
+    largest = u.detach().abs().amax(-2, keepdim=True)
+    u = u / torch.where(largest == 0, 1.0, largest)
+    length = torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    # Reflectors of length sqrt 2 make the diagonal of T one, also where a reflector is zero.
+    u = u / torch.where(length == 0, torch.inf, length * 0.5**0.5)
+    inner = torch.linalg.solve_triangular(u.mH @ u, u.mH @ b.to(u.dtype), upper=True, unitriangular=True)
+    return (b - u @ inner).to(b.dtype)
 
 
 def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,12 +1,18 @@
-"""Products of reflectors, panel by panel in compact WY form, on plain tensors, and the adjoint of that.
+"""Products of reflectors, panel by panel in compact WY form, and the adjoint of that, as opaque operators.
 
-A panel of reflectors H_1 ... H_b, H_j = I - u_j u_j^H with |u_j|^2 = 2, is P = I - U T^-1 U^H, T = I + striu(U^H U)
-(Joffrain et al. 2006). With U lower-trapezoidal the panel that starts at column j touches the rows from j on only,
-and, where panels are applied last to first to the identity, the columns from j on: 4/3 n^3 flops for all n columns.
+A panel of reflectors H_j = I - u_j u_j^H, |u_j|^2 = 2, j = 1 ... b, is P = H_1 ... H_b = I - U T^-1 U^H with
+T = I + striu(U^H U) (Joffrain et al. 2006). With U lower-trapezoidal, the panel that starts at column j
+touches the rows from j on only and, where panels are applied last to first to a diagonal, the columns from j on:
+4/3 n^3 flops for a square frame.
 
-Backward undoes the panels, first to last: with Q = P Q' and G = dL/dQ, R = T^-H U^H Q and S = T^-H U^H G give
+Backward undoes the panels, first to last: with Q = P Q', G = dL/dQ, X = Q^H U T^-1 and Y = G^H U T^-1,
 
-    Q' = Q - U R,  G' = G - U S,  dL/dU = G R^H - Q' S^H - U (N + N^H),  N = striu(S R^H) + diag(S R^H) / 2.
+    Q' = Q - U X^H,  dL/dQ' = G - U Y^H,  dL/dU = G X - Q' Y - U (N + N^H),  N = striu(Y^H X) + diag(Y^H X) / 2.
+
+Where Q' is diagonal, X = -Q'^H U T^-H needs no Q.
+
+A trap: inside an operator that was traced, elementwise functions take a lazy conjugate for the matrix itself. Products
+and triangular solvers see it.
 """
 
 import torch
@@ -14,140 +20,178 @@ from torch import Tensor
 
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._product import opaque
-from stiefelkit.metrics import working_dtype
 
-__all__ = ["form", "form_gradient", "reflect", "reflect_gradient", "solve_unit_triangular", "unit_reflectors"]
+__all__ = ["PANEL", "form", "form_gradient", "form_panel", "form_panel_gradient", "reflect", "reflect_gradient"]
 
-_PANEL = 64
-
-
-def unit_reflectors(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Reflectors of length sqrt 2 and what they were divided by.
-
-    A zero reflector stays zero, by an infinite divisor, and so does its gradient. Float32 coordinates of any size can
-    be squared in float64; float64 ones are scaled first.
-    """
-    u = unpack_trapezoid(v, n, k, dtype.is_complex)
-    if v.dtype == torch.float64:
-        largest = u.detach().abs().amax(-2, keepdim=True)
-        largest = torch.where(largest == 0, 1.0, largest)
-        length = torch.linalg.vector_norm(u / largest, dim=-2, keepdim=True) * largest
-    else:
-        length = torch.linalg.vector_norm(u, dim=-2, keepdim=True, dtype=working_dtype(dtype))
-    divisor = torch.where(length == 0, torch.inf, length * 0.5**0.5)
-    return (u / divisor).to(dtype), divisor
+PANEL = 64
+_TINY = 1e-300
 
 
-def solve_unit_triangular(t: Tensor, b: Tensor) -> Tensor:
-    """T^-1 B for a unit upper triangular T, of which only what lies above the diagonal is read."""
-    return torch.linalg.solve_triangular(t, b, upper=True, unitriangular=True)
+@opaque(
+    lambda v, d, n, k, p, dtype, kept: (
+        v.new_empty(*v.shape[:-1], n, p, dtype=dtype),
+        v.new_empty(*v.shape[:-1], n, k, dtype=kept),
+        v.new_empty(*v.shape[:-1], k, k, dtype=kept),
+        v.new_empty(*v.shape[:-1], p, k, dtype=kept),
+        v.new_empty(*v.shape[:-1], 1, k, dtype=torch.float64),
+    )
+)
+def form_panel(
+    v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, kept: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `form`, for one panel; also what `form_panel_gradient` needs: U, T and D^H U T^-H in the dtype `kept`, and lengths."""
+    u, length = _unpack(v, n, k, dtype)
+    t = u.mH @ u
+    x = _times_inverse_adjoint(_scale_rows(u[..., :p, :], d), t)
+    w = _embed(d, n)
+    _subtract_product_(w, u, x.mH)
+    return w, u.to(kept), t.to(kept), x.to(kept), length
+
+
+@opaque(lambda u, t, x, length, d, g, size: g.new_empty(*g.shape[:-2], size, dtype=g.dtype.to_real()))
+def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tensor, g: Tensor, size: int) -> Tensor:
+    """dL/dv from dL/dW and what `form_panel` returned; works in the dtype of U."""
+    y = _times_inverse(g.mH @ u, t)
+    gu = u @ _symmetric(y.mH @ x)
+    _subtract_product_(gu, g, x)
+    gu[..., : d.shape[-1], :] -= y * d.unsqueeze(-1)
+    return _to_coordinates(gu, length)
 
 
 @opaque(lambda v, d, n, k, p, dtype: v.new_empty(*v.shape[:-1], n, p, dtype=dtype))
-def form(v: Tensor, d: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype) -> Tensor:
+def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype) -> Tensor:
     """First p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype."""
-    u, _ = unit_reflectors(v, n, k, dtype)
-    w = u.new_zeros(*u.shape[:-2], n, p)
-    w.diagonal(dim1=-2, dim2=-1).fill_(1)
-    _apply_(u, w, identity=True)
-    return w if d is None else w.mul_(d.unsqueeze(-2))
+    u, _ = _unpack(v, n, k, dtype)
+    w = _embed(d, n)
+    _apply_(u, w, d)
+    return w
 
 
 @opaque(lambda v, d, w, g, n, k: torch.empty_like(v))
-def form_gradient(v: Tensor, d: Tensor | None, w: Tensor, g: Tensor, n: int, k: int) -> Tensor:
+def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int) -> Tensor:
     """dL/dv from W = form(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
-    if n == 1:
-        return torch.zeros_like(v)  # any reflector of one entry is -1
-    u, divisor = unit_reflectors(v, n, k, w.dtype)
-    g = _unscaled(g, d)
-    w = _unscaled(w, d) if k > _PANEL else w
-    return pack_trapezoid(_undo_(u, w, g, identity=True) / divisor.to(g.real.dtype)).to(v.dtype)
+    u, length = _unpack(v, n, k, w.dtype)
+    gu = _undo_(u, w.clone(), g.clone(), d)
+    return _to_coordinates(gu, length).to(v.dtype)
 
 
 @opaque(lambda v, x, k, dtype: x.new_empty(x.shape, dtype=dtype))
 def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """Rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
-    u, _ = unit_reflectors(v, x.shape[-1], k, dtype)
+    u, _ = _unpack(v, x.shape[-1], k, dtype)
     y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    _apply_(u, y.mT, identity=False)
+    _apply_(u, y.mT, None)
     return y
 
 
 @opaque(lambda v, y, g, k: (torch.empty_like(v), g.new_empty(g.shape)))
 def reflect_gradient(v: Tensor, y: Tensor, g: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """dL/dv and dL/dx from y = reflect(v, x, ...), exact or rounded, and dL/dy; works in the dtype of y."""
-    u, divisor = unit_reflectors(v, y.shape[-1], k, y.dtype)
+    u, length = _unpack(v, y.shape[-1], k, y.dtype)
     y, g = (t.clone(memory_format=torch.contiguous_format) for t in (y, g))
-    gu = _undo_(u, y.mT, g.mT, identity=False)
-    return pack_trapezoid(gu / divisor.to(g.real.dtype)).to(v.dtype), g
+    gu = _undo_(u, y.mT, g.mT, None)
+    return _to_coordinates(gu, length).to(v.dtype), g
 
 
-def _unscaled(w: Tensor, d: Tensor | None) -> Tensor:
-    """A copy of W D^H."""
-    return w.clone() if d is None else w * d.conj().unsqueeze(-2).to(w.dtype)
+def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Reflectors of length sqrt 2, or zero, and what they were divided by, in float64 as the division is.
+
+    The square of any float32 number is one in float64; float64 coordinates are brought near 1 first.
+    """
+    u = unpack_trapezoid(v.double(), n, k, dtype.is_complex)
+    largest = None
+    if v.dtype == torch.float64:
+        largest = u.abs().amax(-2, keepdim=True).clamp_(min=torch.finfo(v.dtype).tiny)
+        u.div_(largest)
+    square = u.real.square() + u.imag.square() if u.is_complex() else u.square()
+    length = square.sum(-2, keepdim=True).mul_(0.5).sqrt_().clamp_(min=_TINY)
+    return u.div_(length).to(dtype), length if largest is None else length.mul_(largest)
 
 
-def _apply_(u: Tensor, q: Tensor, identity: bool) -> None:
-    """Q <- H_1 ... H_k Q in place; `identity` says that Q is the first columns of the identity."""
+def _to_coordinates(gu: Tensor, length: Tensor) -> Tensor:
+    """Packed gradient with respect to reflectors before they were divided; a zero reflector has none."""
+    length = length.to(gu.dtype.to_real())
+    return pack_trapezoid(gu.div_(length.clamp(min=torch.finfo(length.dtype).tiny)))
+
+
+def _apply_(u: Tensor, q: Tensor, d: Tensor | None) -> None:
+    """Q <- H_1 ... H_k Q in place; given d, Q is [D; 0]."""
     k = u.shape[-1]
-    for start in reversed(range(0, k, _PANEL)):
-        panel, block = u[..., start:, start : start + _PANEL], q[..., start:, start * identity :]
-        if identity and start + _PANEL >= k:
-            inner = panel[..., : block.shape[-1], :].mH
+    for start in reversed(range(0, k, PANEL)):
+        panel, block = u[..., start:, start : start + PANEL], _from(q, start, d)
+        if d is not None and start + PANEL >= k:
+            x = _scale_rows(panel[..., : block.shape[-1], :], d[..., start:])
         else:
-            inner = panel.mH @ block
-        _subtract_product_(block, panel, _solve(panel.mH @ panel, inner))
+            x = block.mH @ panel
+        _subtract_product_(block, panel, _times_inverse_adjoint(x, panel.mH @ panel).mH)
 
 
-def _undo_(u: Tensor, q: Tensor, g: Tensor, identity: bool) -> Tensor:
-    """dL/dU from Q = H_1 ... H_k Q' and G = dL/dQ, which end as Q' and dL/dQ' in place.
+def _undo_(u: Tensor, q: Tensor, g: Tensor, d: Tensor | None) -> Tensor:
+    """dL/dU from Q = H_1 ... H_k Q' and G = dL/dQ, which become Q' and dL/dQ' in place.
 
-    If Q' is the first columns of the identity, Q and G do not end there: the last panel needs neither.
+    Given d, Q' is [D; 0], and the last panel leaves Q and G as they are.
     """
     k = u.shape[-1]
     gu = torch.zeros_like(u)
-    for start in range(0, k, _PANEL):
-        panel = u[..., start:, start : start + _PANEL]
-        block, h = (m[..., start:, start * identity :] for m in (q, g))
+    for start in range(0, k, PANEL):
+        panel, block, h = u[..., start:, start : start + PANEL], _from(q, start, d), _from(g, start, d)
         t = panel.mH @ panel
-        s = _solve_adjoint(t, panel.mH @ h)
-        if identity and start + _PANEL >= k:
-            # T^-H U^H Q = -T^-1 U^H Q', with Q' = I.
+        y = _times_inverse(h.mH @ panel, t)
+        if d is not None and start + PANEL >= k:
             top = block.shape[-1]
-            r = -_solve(t, panel[..., :top, :].mH)
-            found = h @ r.mH
-            found[..., :top, :] -= s.mH
+            x = -_times_inverse_adjoint(_scale_rows(panel[..., :top, :], d[..., start:]), t)
+            found = h @ x
+            found[..., :top, :] -= y * d[..., start:, None]
         else:
-            r = _solve_adjoint(t, panel.mH @ block)
-            found = h @ r.mH
-            _subtract_product_(block, panel, r)
-            _subtract_product_(h, panel, s)
-            _subtract_product_(found, block, s.mH)
-        gu[..., start:, start : start + _PANEL] = _subtract_product_(found, panel, _symmetric(s @ r.mH))
+            x = _times_inverse(block.mH @ panel, t)
+            found = h @ x
+            _subtract_product_(block, panel, x.mH)
+            _subtract_product_(h, panel, y.mH)
+            _subtract_product_(found, block, y)
+        _subtract_product_(found, panel, _symmetric(y.mH @ x))
+        gu[..., start:, start : start + PANEL] = found
     return gu
 
 
-def _solve(t: Tensor, b: Tensor) -> Tensor:
-    """T^-1 B; from the right, which is up to twice as fast for rows that are contiguous."""
-    return torch.linalg.solve_triangular(t.mH, b.mH, upper=False, left=False, unitriangular=True).mH
+def _from(q: Tensor, start: int, d: Tensor | None) -> Tensor:
+    """The part of Q that the panel at `start` and those after it touch."""
+    return q[..., start:, :] if d is None else q[..., start:, start:]
 
 
-def _solve_adjoint(t: Tensor, b: Tensor) -> Tensor:
-    """T^-H B."""
-    return torch.linalg.solve_triangular(t, b.mH, upper=True, left=False, unitriangular=True).mH
+def _embed(d: Tensor, n: int) -> Tensor:
+    """[D; 0], n x p."""
+    w = d.new_zeros(*d.shape[:-1], n, d.shape[-1])
+    w.diagonal(dim1=-2, dim2=-1).copy_(d)
+    return w
+
+
+def _scale_rows(m: Tensor, d: Tensor) -> Tensor:
+    """D^H M."""
+    return m * d.conj_physical().unsqueeze(-1)
+
+
+def _times_inverse(m: Tensor, t: Tensor) -> Tensor:
+    """M T^-1 for unit upper triangular T, of which only what is above the diagonal is read."""
+    return torch.linalg.solve_triangular(t, m, upper=True, left=False, unitriangular=True)
+
+
+def _times_inverse_adjoint(m: Tensor, t: Tensor) -> Tensor:
+    """M T^-H."""
+    return torch.linalg.solve_triangular(t.mH, m, upper=False, left=False, unitriangular=True)
 
 
 def _symmetric(m: Tensor) -> Tensor:
     """N + N^H with N = striu(M) + diag(M) / 2."""
     n = m.triu()
     n.diagonal(dim1=-2, dim2=-1).mul_(0.5)
-    return n + n.mH
+    return n + n.mT.conj_physical()
 
 
-def _subtract_product_(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _subtract_product_(c: Tensor, a: Tensor, b: Tensor) -> None:
     """C -= A B."""
     if c.dim() == 2:
-        return c.addmm_(a, b, alpha=-1)
-    if c.dim() == 3:
-        return c.baddbmm_(a, b, alpha=-1)
-    return c.sub_(a @ b)
+        c.addmm_(a, b, alpha=-1)
+    elif c.dim() == 3:
+        c.baddbmm_(a, b, alpha=-1)
+    else:
+        c.sub_(a @ b)
