@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._product import opaque
+from stiefelkit.metrics import working_dtype
 
 __all__ = ["PANEL", "form", "form_gradient", "form_panel", "form_panel_gradient", "reflect", "reflect_gradient"]
 
@@ -39,12 +40,12 @@ _TINY = 1e-300
 def form_panel(
     v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, kept: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `form`, for one panel; also what `form_panel_gradient` needs: U, T and D^H U T^-H in the dtype `kept`, and lengths."""
+    """As `form`, for one panel; also U, T and D^H U T^-H in the dtype `kept`, and lengths."""
     u, length = _unpack(v, n, k, dtype)
     t = u.mH @ u
     x = _times_inverse_adjoint(_scale_rows(u[..., :p, :], d), t)
     w = _embed(d, n)
-    _subtract_product_(w, u, x.mH)
+    _add_product_(w, u, x.mH, -1)
     return w, u.to(kept), t.to(kept), x.to(kept), length
 
 
@@ -53,7 +54,7 @@ def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tens
     """dL/dv from dL/dW and what `form_panel` returned; works in the dtype of U."""
     y = _times_inverse(g.mH @ u, t)
     gu = u @ _symmetric(y.mH @ x)
-    _subtract_product_(gu, g, x)
+    _add_product_(gu, g, x, -1)
     gu[..., : d.shape[-1], :] -= y * d.unsqueeze(-1)
     return _to_coordinates(gu, length)
 
@@ -63,7 +64,14 @@ def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype) -> Te
     """First p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype."""
     u, _ = _unpack(v, n, k, dtype)
     w = _embed(d, n)
-    _apply_(u, w, d)
+    for start in reversed(range(0, k, PANEL)):
+        panel, block, width = u[..., start:, start : start + PANEL], w[..., start:, start:], min(PANEL, k - start)
+        if start + PANEL >= k:
+            x = _scale_rows(panel[..., : p - start, :], d[..., start:])
+        else:
+            top = _scale_rows(panel[..., :width, :], d[..., start : start + width])
+            x = torch.cat([top, block[..., width:, width:].mH @ panel[..., width:, :]], dim=-2)
+        _add_product_(block, panel, _times_inverse_adjoint(x, panel.mH @ panel).mH, -1)
     return w
 
 
@@ -71,8 +79,28 @@ def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype) -> Te
 def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int) -> Tensor:
     """dL/dv from W = form(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
     u, length = _unpack(v, n, k, w.dtype)
-    gu = _undo_(u, w.clone(), g.clone(), d)
-    return _to_coordinates(gu, length).to(v.dtype)
+    minus = torch.zeros_like(u)
+    for start in range(0, k, PANEL):
+        panel, found, width = u[..., start:, start : start + PANEL], minus[..., start:, start : start + PANEL], PANEL
+        t = panel.mH @ panel
+        y = _times_inverse(g.mH @ panel, t)
+        last = start + PANEL >= k
+        if last:
+            width = w.shape[-1]
+            x = -_times_inverse_adjoint(_scale_rows(panel[..., :width, :], d[..., start:]), t)
+        else:
+            x = _times_inverse(w.mH @ panel, t)
+        _add_product_(found, panel, _symmetric(y.mH @ x))
+        _add_product_(found, g, x, -1)
+        found[..., :width, :] += y[..., :width, :] * d[..., start : start + width, None]
+        if not last:
+            # Q' is D above, and nothing on either side of its diagonal blocks.
+            w, g = w[..., width:, width:], g[..., width:, width:]
+            w, g = (w.clone(), g.clone()) if start == 0 else (w, g)
+            _add_product_(w, panel[..., width:, :], x[..., width:, :].mH, -1)
+            _add_product_(g, panel[..., width:, :], y[..., width:, :].mH, -1)
+            _add_product_(found[..., width:, :], w, y[..., width:, :])
+    return _to_coordinates(minus, length, -1).to(v.dtype)
 
 
 @opaque(lambda v, x, k, dtype: x.new_empty(x.shape, dtype=dtype))
@@ -80,7 +108,10 @@ def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """Rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
     u, _ = _unpack(v, x.shape[-1], k, dtype)
     y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    _apply_(u, y.mT, None)
+    q = y.mT
+    for start in reversed(range(0, k, PANEL)):
+        panel, block = u[..., start:, start : start + PANEL], q[..., start:, :]
+        _add_product_(block, panel, _times_inverse_adjoint(block.mH @ panel, panel.mH @ panel).mH, -1)
     return y
 
 
@@ -88,74 +119,41 @@ def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype) -> Tensor:
 def reflect_gradient(v: Tensor, y: Tensor, g: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """dL/dv and dL/dx from y = reflect(v, x, ...), exact or rounded, and dL/dy; works in the dtype of y."""
     u, length = _unpack(v, y.shape[-1], k, y.dtype)
-    y, g = (t.clone(memory_format=torch.contiguous_format) for t in (y, g))
-    gu = _undo_(u, y.mT, g.mT, None)
-    return _to_coordinates(gu, length).to(v.dtype), g
+    rows, gx = (t.clone(memory_format=torch.contiguous_format) for t in (y, g))
+    minus = torch.zeros_like(u)
+    for start in range(0, k, PANEL):
+        panel, found = u[..., start:, start : start + PANEL], minus[..., start:, start : start + PANEL]
+        q, h = rows.mT[..., start:, :], gx.mT[..., start:, :]
+        t = panel.mH @ panel
+        x, y = _times_inverse(q.mH @ panel, t), _times_inverse(h.mH @ panel, t)
+        _add_product_(found, panel, _symmetric(y.mH @ x))
+        _add_product_(found, h, x, -1)
+        _add_product_(q, panel, x.mH, -1)
+        _add_product_(h, panel, y.mH, -1)
+        _add_product_(found, q, y)
+    return _to_coordinates(minus, length, -1).to(v.dtype), gx
 
 
 def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Reflectors of length sqrt 2, or zero, and what they were divided by, in float64 as the division is.
+    """Reflectors of length sqrt 2, or zero, and what they were divided by, in float64.
 
-    The square of any float32 number is one in float64; float64 coordinates are brought near 1 first.
+    The square of any float32 number is one in float64; float64 coordinates are brought near 1 first, by a power of 2.
     """
-    u = unpack_trapezoid(v.double(), n, k, dtype.is_complex)
+    u = unpack_trapezoid(v if v.dtype == torch.float64 else v.to(dtype.to_real()), n, k, dtype.is_complex)
     largest = None
     if v.dtype == torch.float64:
-        largest = u.abs().amax(-2, keepdim=True).clamp_(min=torch.finfo(v.dtype).tiny)
-        u.div_(largest)
-    square = u.real.square() + u.imag.square() if u.is_complex() else u.square()
-    length = square.sum(-2, keepdim=True).mul_(0.5).sqrt_().clamp_(min=_TINY)
-    return u.div_(length).to(dtype), length if largest is None else length.mul_(largest)
+        largest = u.abs().amax(-2, keepdim=True).clamp_(min=_TINY).log2_().floor_().exp2_()
+        u = u / largest
+    length = torch.linalg.vector_norm(u, dim=-2, keepdim=True, dtype=working_dtype(u.dtype))
+    length.mul_(0.5**0.5).clamp_(min=_TINY)
+    u = u.div_(length.to(u.dtype.to_real()).clamp_(min=torch.finfo(u.dtype).tiny)).to(dtype)
+    return u, length if largest is None else length.mul_(largest)
 
 
-def _to_coordinates(gu: Tensor, length: Tensor) -> Tensor:
+def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
     """Packed gradient with respect to reflectors before they were divided; a zero reflector has none."""
     length = length.to(gu.dtype.to_real())
-    return pack_trapezoid(gu.div_(length.clamp(min=torch.finfo(length.dtype).tiny)))
-
-
-def _apply_(u: Tensor, q: Tensor, d: Tensor | None) -> None:
-    """Q <- H_1 ... H_k Q in place; given d, Q is [D; 0]."""
-    k = u.shape[-1]
-    for start in reversed(range(0, k, PANEL)):
-        panel, block = u[..., start:, start : start + PANEL], _from(q, start, d)
-        if d is not None and start + PANEL >= k:
-            x = _scale_rows(panel[..., : block.shape[-1], :], d[..., start:])
-        else:
-            x = block.mH @ panel
-        _subtract_product_(block, panel, _times_inverse_adjoint(x, panel.mH @ panel).mH)
-
-
-def _undo_(u: Tensor, q: Tensor, g: Tensor, d: Tensor | None) -> Tensor:
-    """dL/dU from Q = H_1 ... H_k Q' and G = dL/dQ, which become Q' and dL/dQ' in place.
-
-    Given d, Q' is [D; 0], and the last panel leaves Q and G as they are.
-    """
-    k = u.shape[-1]
-    gu = torch.zeros_like(u)
-    for start in range(0, k, PANEL):
-        panel, block, h = u[..., start:, start : start + PANEL], _from(q, start, d), _from(g, start, d)
-        t = panel.mH @ panel
-        y = _times_inverse(h.mH @ panel, t)
-        if d is not None and start + PANEL >= k:
-            top = block.shape[-1]
-            x = -_times_inverse_adjoint(_scale_rows(panel[..., :top, :], d[..., start:]), t)
-            found = h @ x
-            found[..., :top, :] -= y * d[..., start:, None]
-        else:
-            x = _times_inverse(block.mH @ panel, t)
-            found = h @ x
-            _subtract_product_(block, panel, x.mH)
-            _subtract_product_(h, panel, y.mH)
-            _subtract_product_(found, block, y)
-        _subtract_product_(found, panel, _symmetric(y.mH @ x))
-        gu[..., start:, start : start + PANEL] = found
-    return gu
-
-
-def _from(q: Tensor, start: int, d: Tensor | None) -> Tensor:
-    """The part of Q that the panel at `start` and those after it touch."""
-    return q[..., start:, :] if d is None else q[..., start:, start:]
+    return pack_trapezoid(gu.div_(length.clamp(min=torch.finfo(length.dtype).tiny).mul_(sign)))
 
 
 def _embed(d: Tensor, n: int) -> Tensor:
@@ -187,11 +185,11 @@ def _symmetric(m: Tensor) -> Tensor:
     return n + n.mT.conj_physical()
 
 
-def _subtract_product_(c: Tensor, a: Tensor, b: Tensor) -> None:
-    """C -= A B."""
+def _add_product_(c: Tensor, a: Tensor, b: Tensor, sign: int = 1) -> None:
+    """C += sign A B."""
     if c.dim() == 2:
-        c.addmm_(a, b, alpha=-1)
+        c.addmm_(a, b, alpha=sign)
     elif c.dim() == 3:
-        c.baddbmm_(a, b, alpha=-1)
+        c.baddbmm_(a, b, alpha=sign)
     else:
-        c.sub_(a @ b)
+        c.add_(a @ b, alpha=sign)
