@@ -37,8 +37,8 @@ def householder(
     """First p columns of H_1 ... H_k D, a product of k reflectors and a diagonal.
 
     Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
-    reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel, 4/3
-    n^3 flops for n = k = p; backward 4 n^3, in the dtype of the frame. Where gradients are themselves to be
+    reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
+    4/3 n^3 flops for n = k = p; backward 4 n^3, in the dtype of the frame. Where gradients are themselves to be
     differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, some four times as slow.
 
     Args:
@@ -235,7 +235,9 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
     """Reduces a frame by k reflectors, column by column: Q = householder(v) R with R = H_k ... H_1 Q.
 
     Each reflector v_j = x + sgn(x_j) |x| e_j sends column j to a multiple of e_j without cancellation. If k = p, R is
-    diagonal, [D; 0]. With prescribed signs, for real frames, v_j = x - d_j |x| e_j instead.
+    diagonal, [D; 0]. With prescribed signs, for real frames, v_j = x - d_j |x| e_j instead; if k < p that is done in
+    the column space of Q D - I, where k columns tell all of Q: from the first k columns of Q alone a short x would tell
+    where its reflector points to no more than eps / |x|.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -247,8 +249,32 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
         that diagonal, the norm of R - [D; 0] in the shape (*).
     """
     n, p = q.shape[-2:]
-    r = q.reshape(-1, n, p).clone()
-    u = r.new_zeros(len(r), n, k)
+    r = q.reshape(-1, n, p)
+    if signs is None or k == p:
+        u, r = _reduce(r, k, None if signs is None else signs.reshape(-1, p).to(r))
+    else:
+        d = signs.reshape(-1, 1, p).to(r)
+        moved = r * d - torch.eye(n, p, dtype=r.dtype, device=r.device)
+        basis = torch.linalg.svd(moved, full_matrices=False)[0][..., :k]
+        basis = (basis @ torch.linalg.qr(basis[:, :k].mT)[0]).tril()
+        for j in reversed(range(k)):  # orthonormal again, from the last column so that the zeros stay
+            column, later = basis[:, :, j : j + 1], basis[:, :, j + 1 :]
+            column = column - later @ (later.mT @ column)
+            basis[:, :, j : j + 1] = column / torch.linalg.vector_norm(column, dim=-2, keepdim=True)
+        inside = torch.linalg.lstsq(basis[:, :p], (basis.mT @ moved).mT).solution.mT
+        small, _ = _reduce(inside + torch.eye(k, dtype=r.dtype, device=r.device), k, r.new_ones(len(r), k))
+        u = basis @ small
+        for j in range(k):
+            r = _reflect_columns(r, u[:, :, j])
+    d = r.diagonal(dim1=-2, dim2=-1)
+    batch = q.shape[:-2]
+    left = torch.linalg.matrix_norm(torch.diagonal_scatter(r, torch.zeros_like(d), dim1=-2, dim2=-1))
+    return pack_trapezoid(u).reshape(*batch, -1), d.reshape(*batch, p), left.reshape(batch)
+
+
+def _reduce(r: Tensor, k: int, signs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Reflectors (b, n, k) that reduce the first k columns of a batch, to prescribed signs if any, and what is left."""
+    u = r.new_zeros(*r.shape[:2], k)
     for j in range(k):
         x = r[:, j:, j]
         head = x[:, 0]
@@ -258,13 +284,13 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
         u[:, j, j] = head + sign * length
         if signs is not None:
             # x_j - d |x|, without cancellation where x_j and d have the same sign.
-            d, rest = signs.reshape(-1, p)[:, j].to(r), x[:, 1:].square().sum(-1)
+            d, rest = signs[:, j], x[:, 1:].square().sum(-1)
             u[:, j, j] = torch.where(head * d > 0, -d * rest / (head.abs() + length), head - d * length)
-        norm = torch.linalg.vector_norm(u[:, :, j], dim=-1, keepdim=True)
-        unit = u[:, :, j] / torch.where(norm == 0, 1.0, norm)
-        r -= 2 * unit[:, :, None] * (unit[:, None, :].conj() @ r)
-    d = r.diagonal(dim1=-2, dim2=-1).clone()
-    r.diagonal(dim1=-2, dim2=-1).zero_()
-    batch = q.shape[:-2]
-    left = torch.linalg.matrix_norm(r)
-    return pack_trapezoid(u).reshape(*batch, -1), d.reshape(*batch, p), left.reshape(batch)
+        r = _reflect_columns(r, u[:, :, j])
+    return u, r
+
+
+def _reflect_columns(r: Tensor, u: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    unit = u / torch.where(norm == 0, 1.0, norm)
+    return r - 2 * unit[:, :, None] * (unit[:, None, :].conj() @ r)
