@@ -121,7 +121,7 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
         return torch.complex(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
     size = k * (k + 1) // 2
-    top = v.new_zeros(*v.shape[:-1], k * k).index_copy_(-1, _indices(k, 0, v.device), v[..., :size])
+    top = v.new_zeros(*v.shape[:-1], k * k).index_copy(-1, _indices(k, 0, v.device), v[..., :size])
     top = top.unflatten(-1, (k, k))
     if n == k:
         return top
