@@ -1,5 +1,7 @@
 """Products of reflectors against the plain product and the oRNN paper."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -119,7 +121,7 @@ def plain(v, n, k, p, dtype, d):
     return first - u @ torch.linalg.solve_triangular(u.mH @ u, u.mH @ first, upper=True, unitriangular=True)
 
 
-def drawn(shape, k, dtype, scale=1.0):
+def drawn(shape, k, dtype, scale=1.0) -> tuple[torch.Tensor, dict[str, Any], torch.Tensor]:
     *batch, n, p = shape
     real = torch.float64 if dtype == working_dtype(dtype) else torch.float32
     v = torch.randn(*batch, trapezoid_size(n, k, dtype.is_complex), dtype=real).mul_(scale).requires_grad_()
