@@ -22,9 +22,8 @@ from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._product import opaque
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["PANEL", "form", "form_gradient", "form_panel", "form_panel_gradient", "reflect", "reflect_gradient"]
+__all__ = ["form", "form_gradient", "form_panel", "form_panel_gradient", "reflect", "reflect_gradient"]
 
-PANEL = 64
 _TINY = 1e-300
 
 
@@ -55,18 +54,18 @@ def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tens
     y = _times_inverse(g.mH @ u, t)
     gu = u @ _symmetric(y.mH @ x)
     _add_product_(gu, g, x, -1)
-    gu[..., : d.shape[-1], :] -= y * d.unsqueeze(-1)
+    gu[..., : d.shape[-1], :].addcmul_(y, d.unsqueeze(-1), value=-1)
     return _to_coordinates(gu, length)
 
 
-@opaque(lambda v, d, n, k, p, dtype: v.new_empty(*v.shape[:-1], n, p, dtype=dtype))
-def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype) -> Tensor:
-    """First p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype."""
+@opaque(lambda v, d, n, k, p, dtype, width: v.new_empty(*v.shape[:-1], n, p, dtype=dtype))
+def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, width: int) -> Tensor:
+    """First p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype and panels."""
     u, _ = _unpack(v, n, k, dtype)
     w = _embed(d, n)
-    for start in reversed(range(0, k, PANEL)):
-        panel, block, width = u[..., start:, start : start + PANEL], w[..., start:, start:], min(PANEL, k - start)
-        if start + PANEL >= k:
+    for start in reversed(range(0, k, width)):
+        panel, block = u[..., start:, start : start + width], w[..., start:, start:]
+        if start + width >= k:
             x = _scale_rows(panel[..., : p - start, :], d[..., start:])
         else:
             top = _scale_rows(panel[..., :width, :], d[..., start : start + width])
@@ -75,54 +74,54 @@ def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype) -> Te
     return w
 
 
-@opaque(lambda v, d, w, g, n, k: torch.empty_like(v))
-def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int) -> Tensor:
+@opaque(lambda v, d, w, g, n, k, width: torch.empty_like(v))
+def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, width: int) -> Tensor:
     """dL/dv from W = form(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
     u, length = _unpack(v, n, k, w.dtype)
     minus = torch.zeros_like(u)
-    for start in range(0, k, PANEL):
-        panel, found, width = u[..., start:, start : start + PANEL], minus[..., start:, start : start + PANEL], PANEL
+    for start in range(0, k, width):
+        panel, found = u[..., start:, start : start + width], minus[..., start:, start : start + width]
         t = panel.mH @ panel
         y = _times_inverse(g.mH @ panel, t)
-        last = start + PANEL >= k
+        last = start + width >= k
+        top = w.shape[-1] if last else width
         if last:
-            width = w.shape[-1]
-            x = -_times_inverse_adjoint(_scale_rows(panel[..., :width, :], d[..., start:]), t)
+            x = -_times_inverse_adjoint(_scale_rows(panel[..., :top, :], d[..., start:]), t)
         else:
             x = _times_inverse(w.mH @ panel, t)
         _add_product_(found, panel, _symmetric(y.mH @ x))
         _add_product_(found, g, x, -1)
-        found[..., :width, :] += y[..., :width, :] * d[..., start : start + width, None]
+        found[..., :top, :].addcmul_(y[..., :top, :], d[..., start : start + top, None])
         if not last:
-            # Q' is D above, and nothing on either side of its diagonal blocks.
-            w, g = w[..., width:, width:], g[..., width:, width:]
+            # Q' is D above, and zero beside D and beside what is left.
+            w, g = w[..., top:, top:], g[..., top:, top:]
             w, g = (w.clone(), g.clone()) if start == 0 else (w, g)
-            _add_product_(w, panel[..., width:, :], x[..., width:, :].mH, -1)
-            _add_product_(g, panel[..., width:, :], y[..., width:, :].mH, -1)
-            _add_product_(found[..., width:, :], w, y[..., width:, :])
+            _add_product_(w, panel[..., top:, :], x[..., top:, :].mH, -1)
+            _add_product_(g, panel[..., top:, :], y[..., top:, :].mH, -1)
+            _add_product_(found[..., top:, :], w, y[..., top:, :])
     return _to_coordinates(minus, length, -1).to(v.dtype)
 
 
-@opaque(lambda v, x, k, dtype: x.new_empty(x.shape, dtype=dtype))
-def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+@opaque(lambda v, x, k, dtype, width: x.new_empty(x.shape, dtype=dtype))
+def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -> Tensor:
     """Rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
     u, _ = _unpack(v, x.shape[-1], k, dtype)
     y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
     q = y.mT
-    for start in reversed(range(0, k, PANEL)):
-        panel, block = u[..., start:, start : start + PANEL], q[..., start:, :]
+    for start in reversed(range(0, k, width)):
+        panel, block = u[..., start:, start : start + width], q[..., start:, :]
         _add_product_(block, panel, _times_inverse_adjoint(block.mH @ panel, panel.mH @ panel).mH, -1)
     return y
 
 
-@opaque(lambda v, y, g, k: (torch.empty_like(v), g.new_empty(g.shape)))
-def reflect_gradient(v: Tensor, y: Tensor, g: Tensor, k: int) -> tuple[Tensor, Tensor]:
+@opaque(lambda v, y, g, k, width: (torch.empty_like(v), g.new_empty(g.shape)))
+def reflect_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -> tuple[Tensor, Tensor]:
     """dL/dv and dL/dx from y = reflect(v, x, ...), exact or rounded, and dL/dy; works in the dtype of y."""
     u, length = _unpack(v, y.shape[-1], k, y.dtype)
     rows, gx = (t.clone(memory_format=torch.contiguous_format) for t in (y, g))
     minus = torch.zeros_like(u)
-    for start in range(0, k, PANEL):
-        panel, found = u[..., start:, start : start + PANEL], minus[..., start:, start : start + PANEL]
+    for start in range(0, k, width):
+        panel, found = u[..., start:, start : start + width], minus[..., start:, start : start + width]
         q, h = rows.mT[..., start:, :], gx.mT[..., start:, :]
         t = panel.mH @ panel
         x, y = _times_inverse(q.mH @ panel, t), _times_inverse(h.mH @ panel, t)

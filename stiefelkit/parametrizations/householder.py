@@ -34,8 +34,8 @@ class Householder(OrthogonalParam):
         dtype: real or complex dtype of the frame.
         device: where the signs live.
         precision: "exact": the frame in float64, rounded once, the gradient in the frame's dtype. "fast": a float32 or
-            complex64 frame is worked out in its dtype, within `error_bound`: 16 (1 + min(k, 64)) rounding limits, which
-            nearly equal reflectors come near to; random ones stay within about 25. It saves a quarter of the time.
+            complex64 frame is worked out in its dtype, within `error_bound`, 32 (1 + min(k, 128)) rounding limits. Equal
+            reflectors come near to that; random ones stay within about 30. It saves a quarter of the time.
         reflections: how many reflectors, 1 to p; p when None.
 
     References:
@@ -128,7 +128,7 @@ class Householder(OrthogonalParam):
         rows = x.numel() // p
         double = self.dtype in (torch.float64, torch.complex128)
         # Measured, forward and backward. Float64 has nothing finer to hide the rounding of several panels in.
-        cheaper = n > 64 and rows * (10 * k - 3 * p) <= 6 * k * p and not (double and k > 64)
+        cheaper = n > 64 and rows * (10 * k - 3 * p) <= 6 * k * p and not (double and k > 128)
         if batch or not cheaper or x.dtype != self.dtype:
             return super().linear(x, *coordinates)
         reflectors, *phase = coordinates
@@ -136,11 +136,11 @@ class Householder(OrthogonalParam):
         return householder_linear(x, reflectors, n, k, **self._diagonal(*phase)).to(self.dtype)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, and for "fast" float32 and complex64 frames 16 (1 + min(k, 64)) limits more."""
+        """That of an exact frame, and for "fast" float32 and complex64 frames 32 (1 + min(k, 128)) limits more."""
         bound = super().error_bound(*coordinates)
         if self.precision == "exact" or self.dtype in (torch.float64, torch.complex128):
             return bound
-        return bound + 16 * (1 + min(self.reflections, 64)) * rounding_limit(self.shape[-1], torch.float32)
+        return bound + 32 * (1 + min(self.reflections, 128)) * rounding_limit(self.shape[-1], torch.float32)
 
     def _diagonal(self, phase: Tensor | None = None) -> dict[str, Any]:
         """Keywords of D and of the precision."""
