@@ -34,7 +34,7 @@ class Householder(OrthogonalParam):
         dtype: real or complex dtype of the frame.
         device: where the signs live.
         precision: "exact": the frame in float64, rounded once, the gradient in the frame's dtype. "fast": a float32 or
-            complex64 frame is worked out in its dtype, within `error_bound`, 32 (1 + min(k, 128)) rounding limits. Equal
+            complex64 frame is worked out in its dtype, within `error_bound`, 32 (1 + min(k, 128)) limits. Equal
             reflectors come near to that; random ones stay within about 30. It saves a quarter of the time.
         reflections: how many reflectors, 1 to p; p when None.
 
