@@ -1,13 +1,18 @@
 """Products of reflectors against the plain product and the oRNN paper."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.functional import householder, trapezoid_size, unpack_trapezoid
+from stiefelkit.functional import householder, householder_linear, pack_trapezoid, trapezoid_size, unpack_trapezoid
+from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 
 Householder = sk.parametrizations.Householder
+
+DTYPES = [torch.float64, torch.complex128]
 
 
 def product(u, p):
@@ -26,7 +31,7 @@ def test_compact_wy_is_the_product_of_reflectors(n, k, p, is_complex):
     v = torch.randn(trapezoid_size(n, k, is_complex), dtype=torch.float64)
     u = unpack_trapezoid(v, n, k, is_complex)
     assert torch.equal(u, u.tril())
-    assert torch.allclose(householder(v, n, k, p, is_complex), product(u, p), atol=1e-13)
+    assert torch.allclose(householder(v, n, k, p, dtype=DTYPES[is_complex]), product(u, p), atol=1e-13)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
@@ -49,7 +54,7 @@ def test_a_zero_reflector_is_the_identity_with_gradient_zero():
     u[:, 1] = 0
     i, j = torch.tril_indices(4, 4)
     v = u[i, j].requires_grad_()
-    w = householder(v, 4, 4, 4, False)
+    w = householder(v, 4, 4, 4)
     keep = u.double()[:, [0, 2, 3]]
     assert torch.allclose(w, product(keep, 4), atol=1e-12)
     (g,) = torch.autograd.grad(w.sum(), v)
@@ -105,3 +110,203 @@ def test_a_checkpoint_with_other_reflections_is_refused():
     cayley = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley")
     with pytest.raises(errors.CheckpointError, match="householder"):
         few.load_state_dict(cayley.state_dict())
+
+
+def plain(v, n, k, p, dtype, d):
+    """The product by unblocked compact WY in float64, which torch differentiates."""
+    u = unpack_trapezoid(v.double(), n, k, dtype.is_complex)
+    square = u.abs().square().sum(-2, keepdim=True)
+    u = u / torch.where(square == 0, torch.inf, (square / 2).sqrt())
+    first = torch.eye(n, p, dtype=u.dtype) * d.unsqueeze(-2)
+    return first - u @ torch.linalg.solve_triangular(u.mH @ u, u.mH @ first, upper=True, unitriangular=True)
+
+
+def drawn(shape, k, dtype, scale=1.0) -> tuple[torch.Tensor, dict[str, Any], torch.Tensor]:
+    *batch, n, p = shape
+    real = torch.float64 if dtype == working_dtype(dtype) else torch.float32
+    v = torch.randn(*batch, trapezoid_size(n, k, dtype.is_complex), dtype=real).mul_(scale).requires_grad_()
+    if not dtype.is_complex:
+        signs = torch.randint(0, 2, (*batch, p)) * 2 - 1
+        return v, {"signs": signs.to(torch.int8)}, signs.double()
+    phase = torch.randn(*batch, p, dtype=real)
+    return v, {"phase": phase}, torch.polar(torch.ones_like(phase), phase).to(torch.complex128)
+
+
+PANELS = [
+    ((512, 512), 512),
+    ((513, 40), 40),
+    ((200, 130), 130),
+    ((150, 100), 70),
+    ((130, 66), 65),
+    ((2, 3, 70, 68), 66),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("shape", "k"), PANELS)
+def test_panels_equal_the_product_in_one_piece(shape, k, dtype):
+    if dtype.is_complex and shape == (512, 512):
+        shape, k = (256, 256), 256
+    v, diagonal, d = drawn(shape, k, dtype)
+    n, p = shape[-2:]
+    w, expected = householder(v, n, k, p, dtype=dtype, **diagonal), plain(v, n, k, p, dtype, d)
+    assert torch.allclose(w, expected, rtol=0, atol=1e-13)
+    g = torch.randn_like(w)
+    (ours,), (exact,) = (torch.autograd.grad(x, v, g) for x in (w, expected))
+    assert (ours - exact).norm() <= 1e-13 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(("shape", "k"), PANELS[:3])
+def test_float32_frames_and_gradients_are_those_of_float64(shape, k, exact, dtype):
+    if dtype.is_complex and shape == (512, 512):
+        shape, k = (256, 256), 256
+    v, diagonal, d = drawn(shape, k, dtype)
+    n, p = shape[-2:]
+    w, expected = householder(v, n, k, p, dtype=dtype, exact=exact, **diagonal), plain(v, n, k, p, dtype, d)
+    off = torch.linalg.matrix_norm(w - expected).item()
+    assert off <= (1 if exact else 25) * rounding_limit(p, dtype)
+    if exact:
+        assert orthogonality_error(w).item() <= permitted_error(p, dtype)
+    g = torch.randn_like(w)
+    (ours,), (reference,) = torch.autograd.grad(w, v, g), torch.autograd.grad(expected, v, g.to(expected.dtype))
+    assert (ours - reference).norm() <= 1e-5 * reference.norm()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e4, 1e30])
+@pytest.mark.parametrize("exact", [True, False])
+def test_gradients_of_panels_are_safe_at_any_scale(scale, exact):
+    v, diagonal, d = drawn((160, 160), 160, torch.float32, scale)
+    w, expected = (
+        householder(v, 160, 160, 160, dtype=torch.float32, exact=exact, **diagonal),
+        plain(v, 160, 160, 160, torch.float32, d),
+    )
+    g = torch.randn_like(w)
+    (a,), (b,) = torch.autograd.grad(w, v, g), torch.autograd.grad(expected, v, g.double())
+    assert (a.double() * scale - b.double() * scale).norm() <= 1e-5 * (b.double() * scale).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+def test_zero_reflectors_within_panels_are_the_identity_with_gradient_zero(dtype):
+    n, dead = 140, [0, 5, 95, 96, 100, 139]
+    u = torch.randn(n, n, dtype=dtype).tril()
+    u[:, dead] = 0
+    v = pack_trapezoid(u).requires_grad_()
+    for exact in (True, False):
+        w = householder(v, n, n, n, dtype=dtype, exact=exact)
+        kept = u.to(working_dtype(dtype))[:, [j for j in range(n) if j not in dead]]
+        assert torch.allclose(w.to(kept.dtype), product(kept, n), atol=1e-13 if dtype == torch.float64 else 1e-5)
+        (g,) = torch.autograd.grad(w.abs().sum(), v)
+        assert torch.isfinite(g).all()
+        assert (unpack_trapezoid(g, n, n, dtype.is_complex)[:, dead] == 0).all()
+
+
+def test_second_derivatives_of_several_panels():
+    n, k = 132, 130
+    v, diagonal, d = drawn((n, k), k, torch.float64)
+    a, b = torch.randn(2, *v.shape, dtype=torch.float64)
+    g = torch.randn(n, k, dtype=torch.float64)
+    found = []
+    for w in (householder(v, n, k, k, **diagonal), plain(v, n, k, k, torch.float64, d)):
+        (first,) = torch.autograd.grad((w * g).sum() ** 2, v, create_graph=True)
+        (second,) = torch.autograd.grad((first * a).sum(), v)
+        found.append((second * b).sum())
+    assert torch.allclose(*found, rtol=1e-9)
+
+
+def test_panels_compile_in_one_graph():
+    layer = sk.orthogonal(torch.nn.Linear(130, 130, bias=False), "weight", "householder")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, 130)
+    found = []
+    for call in (layer, compiled):
+        layer.zero_grad()
+        out = call(x)
+        out.square().mean().backward()
+        gradient = sk.coordinates(layer, "weight")["reflectors"].grad
+        assert gradient is not None
+        found.append((out.detach(), gradient.clone()))
+    for eager, traced in zip(*found, strict=True):
+        assert torch.allclose(eager, traced, atol=1e-6)
+
+
+def test_gradients_under_torch_func_and_vmap():
+    v = torch.randn(3, trapezoid_size(132, 130, False), dtype=torch.float64)
+    g = torch.randn(132, 130, dtype=torch.float64)
+    found = torch.vmap(torch.func.grad(lambda v: (householder(v, 132, 130, 130) * g).sum()))(v)
+    leaf = v.clone().requires_grad_()
+    (householder(leaf, 132, 130, 130) * g).sum().backward()
+    assert leaf.grad is not None
+    assert torch.allclose(found, leaf.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize(("n", "p", "k"), [(512, 512, 512), (300, 300, 16), (200, 90, 20)])
+def test_linear_equals_the_product_with_w(n, p, k, dtype):
+    layer = Householder((n, p), dtype=dtype, reflections=k)
+    coordinates = [torch.randn(shape, dtype=torch.float32) for shape in layer.coordinates.values()]
+    if dtype == torch.float64:
+        coordinates = [c.double() for c in coordinates]
+    else:
+        layer.load_chart_({name: -torch.ones_like(c) for name, c in layer.chart.items()})
+    for leading in ((), (5,), (2, 0), (2, 3)):
+        x = torch.randn(*leading, p, dtype=dtype)
+        y, expected = layer.linear(x, *coordinates), x @ layer(*coordinates).mT
+        assert y.dtype == dtype
+        assert y.shape == (*leading, n)
+        assert (y - expected).norm() <= 8 * torch.finfo(dtype).eps * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_linear_has_the_gradients_of_the_product_with_w(dtype):
+    n, k, p = 180, 130, 150
+    v, diagonal, d = drawn((n, p), k, dtype)
+    x = torch.randn(7, p, dtype=dtype, requires_grad=True)
+    y, expected = householder_linear(x, v, n, k, **diagonal), x.to(d.dtype) @ plain(v, n, k, p, dtype, d).mT
+    g = torch.randn_like(y)
+    ours, exact = torch.autograd.grad(y, (x, v), g), torch.autograd.grad(expected, (x, v), g.to(expected.dtype))
+    for a, b in zip(ours, exact, strict=True):
+        assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 1e-13) * b.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_linear_passes_gradcheck_twice(dtype):
+    v, _, _ = drawn((6, 4), 3, dtype)
+    x = torch.randn(2, 4, dtype=dtype, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, v: householder_linear(x, v, 6, 3), (x, v))
+    assert torch.autograd.gradgradcheck(lambda x, v: householder_linear(x, v, 6, 3), (x, v))
+
+
+@pytest.mark.parametrize("fill", ["random", "equal", "nearly equal", "decaying"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 16), (64, 64), (256, 256), (512, 16)])
+def test_fast_frames_keep_their_bound(n, k, fill):
+    layer = Householder((n, k), dtype=torch.float32, precision="fast")
+    assert not layer.traits.exact
+    u = {
+        "random": torch.randn(n, k),
+        "equal": torch.ones(n, k),
+        "nearly equal": torch.randn(n, 1) + 1e-3 * torch.randn(n, k),
+        "decaying": torch.randn(n, k) * torch.logspace(0, -6, n)[:, None],
+    }[fill]
+    v = pack_trapezoid(u.tril())
+    error = orthogonality_error(layer(v)).item()
+    assert error <= layer.error_bound(v)
+    if fill == "random":
+        assert error <= 30 * rounding_limit(k, torch.float32) + torch.finfo(torch.float32).eps
+
+
+def test_fast_is_exact_in_float64():
+    fast, exact = (Householder((9, 9), dtype=torch.float64, precision=each) for each in ("fast", "exact"))
+    v = torch.randn(fast.coordinates["reflectors"], dtype=torch.float64)
+    assert torch.equal(fast(v), exact(v))
+    assert fast.error_bound(v) == permitted_error(9, torch.float64)
+
+
+def test_truncated_products_with_short_reflections_round_trip():
+    for seed in range(40):
+        layer = Householder((8, 8), dtype=torch.float64, reflections=3)
+        coordinates, chart = layer.initial("haar", torch.Generator().manual_seed(seed))
+        layer.load_chart_(chart)
+        w = layer(*coordinates)
+        assert (layer(*layer.right_inverse(w)) - w).norm() <= 1e-14

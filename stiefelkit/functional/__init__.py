@@ -5,7 +5,7 @@ from stiefelkit.functional._cayley import cayley
 from stiefelkit.functional._cayley_inverse import cayley_inverse
 from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._exponential import exponential
-from stiefelkit.functional._householder import householder, householder_inverse
+from stiefelkit.functional._householder import householder, householder_inverse, householder_linear
 from stiefelkit.functional._logarithm import skew_logarithm, tall_logarithm
 from stiefelkit.functional._matrix_exp import matrix_exp
 from stiefelkit.functional._packing import (
@@ -35,6 +35,7 @@ __all__ = [
     "find_activation",
     "householder",
     "householder_inverse",
+    "householder_linear",
     "matrix_exp",
     "modrelu",
     "nearest_frame",

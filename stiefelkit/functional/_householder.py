@@ -1,96 +1,250 @@
-"""Products of Householder reflectors in compact WY form, their exact backward and their inverse.
-
-H_1 H_2 ... H_k = I - U T^-1 U^H with H_j = I - 2 u_j u_j^H / |u_j|^2 and T = striu(U^H U) + diag(U^H U) / 2
-(Joffrain et al. 2006); the first p columns need U and its first p rows only.
-"""
+"""Frames and maps that are products of Householder reflectors, and the reflectors of a frame."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._polish import polish
+from stiefelkit.functional._reflectors import (
+    form,
+    form_gradient,
+    form_panel,
+    form_panel_gradient,
+    reflect,
+    reflect_gradient,
+)
+from stiefelkit.metrics import working_dtype
 
-__all__ = ["householder", "householder_inverse"]
+__all__ = ["householder", "householder_inverse", "householder_linear"]
 
 
-def householder(v: Tensor, n: int, k: int, p: int, is_complex: bool) -> Tensor:
-    """First p columns of a product of k reflectors, in float64.
+def householder(
+    v: Tensor,
+    n: int,
+    k: int,
+    p: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+    signs: Tensor | None = None,
+    phase: Tensor | None = None,
+    exact: bool = True,
+) -> Tensor:
+    """First p columns of H_1 ... H_k D, a product of k reflectors and a diagonal.
 
     Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
-    reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero.
+    reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
+    4/3 n^3 flops for n = k = p; backward 4 n^3, in the dtype of the frame. Where gradients are themselves to be
+    differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, some four times as slow.
 
     Args:
-        v: packed reflectors, the columns of a lower-trapezoidal U (n x k) (see `unpack_trapezoid`), float32 or float64.
+        v: packed reflectors, the columns of a lower-trapezoidal U (n x k) (see `unpack_trapezoid`), float32 or float64,
+            shape (*, trapezoid_size(n, k, dtype.is_complex)).
         n: rows of the frame.
-        k: number of reflectors, k <= n.
+        k: number of reflectors, k <= p.
         p: columns of the frame, p <= n.
-        is_complex: whether the reflectors are complex.
+        dtype: of the frame: float32, float64, complex64 or complex128.
+        signs: fixed diagonal D, shape (*, p), any dtype.
+        phase: angles of D in radians, shape (*, p), complex frames only; D = I when neither is given.
+        exact: whether a float32 or complex64 frame is worked out in float64 and rounded once; else its distance from
+            the product grows to some 20 times the rounding limit.
 
     Returns:
-        Frames of shape (*, n, p), float64 or complex128.
+        Frames of shape (*, n, p).
     """
-    return _Householder.apply(v, n, k, p, is_complex)  # type: ignore[return-value]
+    if k <= _panels(dtype)[0]:
+        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
+    return _Panels.apply(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
 
 
-def _normalised(v: Tensor, n: int, k: int, is_complex: bool) -> tuple[Tensor, Tensor]:
-    """Unit reflectors and their norms; a zero reflector stays zero, by an infinite norm, and so does its gradient."""
-    u = unpack_trapezoid(v.double(), n, k, is_complex)
-    largest = u.detach().abs().amax(-2, keepdim=True)
-    largest = torch.where(largest == 0, 1.0, largest)
-    norm = torch.linalg.vector_norm(u / largest, dim=-2, keepdim=True)
-    norm = torch.where(norm == 0, torch.inf, norm * largest)
-    return u / norm, norm
+def householder_linear(
+    x: Tensor,
+    v: Tensor,
+    n: int,
+    k: int,
+    *,
+    signs: Tensor | None = None,
+    phase: Tensor | None = None,
+    exact: bool = True,
+) -> Tensor:
+    """Returns x @ householder(v, n, k, p, ...).mT without forming the frame, in 4nk flops a row.
+
+    Differentiable any number of times; composes with vmap, compile and export.
+
+    Args:
+        x: rows of shape (*, p), of the dtype that the frame would have.
+        v: packed reflectors of one frame, as `householder` takes them.
+        n: rows of the frame, p <= n.
+        k: number of reflectors, k <= p.
+        signs: fixed diagonal D, shape (p).
+        phase: angles of D, shape (p).
+        exact: whether float32 and complex64 rows are worked out in float64.
+
+    Returns:
+        Rows of shape (*, n), dtype of x.
+    """
+    p = x.shape[-1]
+    if signs is not None or phase is not None:
+        x = x * diagonal(signs=signs, phase=phase).to(x.dtype)
+    rows = torch.nn.functional.pad(x, (0, n - p)).reshape(-1, n)
+    return _Reflect.apply(v, rows, k, exact).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
 
 
-class _Householder(Function):
-    """Saves the packed reflectors alone and builds U and T again: a tenth of the work, and right second derivatives."""
+class _OnePanel(Function):
+    """Keeps U, T and T^-1 U^H D for the hand-written derivative, which is where small frames spend their time.
+
+    They are constants to autograd, so further derivatives are those of the plain formula.
+    """
 
     @staticmethod
-    def forward(v: Tensor, n: int, k: int, p: int, is_complex: bool) -> Tensor:  # type: ignore[override]
-        u, _ = _normalised(v, n, k, is_complex)
-        w = torch.eye(n, p, dtype=u.dtype, device=u.device) - u @ _solve(u, u[..., :p, :].mH)
-        return polish(w) if v.dtype == torch.float64 else w
+    def forward(  # type: ignore[override]
+        v: Tensor,
+        phase: Tensor | None,
+        signs: Tensor | None,
+        n: int,
+        k: int,
+        p: int,
+        dtype: torch.dtype,
+        exact: bool,
+    ) -> tuple[Tensor, ...]:
+        working = working_dtype(dtype) if exact else dtype
+        d = _diagonal(v, phase, signs, p, working)
+        w, *kept = form_panel(v, d, n, k, p, working, dtype)
+        return _rounded(w, dtype), *kept, d.to(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        v, phase, _, ctx.n, ctx.k, _, _, _ = inputs
+        ctx.save_for_backward(v, phase, *output)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        v, phase, w, u, t, x, length, d = ctx.saved_tensors
+        if g is None:
+            return (None,) * 8
+        if torch.is_grad_enabled():
+            gv = _plain_gradient(v, d if phase is None else _diagonal(v, phase, None, 0, d.dtype), g, ctx.n, ctx.k)
+        elif ctx.n == 1:
+            gv = torch.zeros_like(v)  # a reflector of one entry is -1
+        else:
+            gv = form_panel_gradient(u, t, x, length, d, g, v.shape[-1]).to(v.dtype)
+        return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
+
+
+class _Panels(Function):
+    """Keeps the frame alone, from which the hand-written derivative undoes the panels.
+
+    A saved output keeps second derivatives, those of the plain formula, right.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        v: Tensor,
+        phase: Tensor | None,
+        signs: Tensor | None,
+        n: int,
+        k: int,
+        p: int,
+        dtype: torch.dtype,
+        exact: bool,
+    ) -> Tensor:
+        working = working_dtype(dtype) if exact else dtype
+        return _rounded(form(v, _diagonal(v, phase, signs, p, working), n, k, p, working, _panels(dtype)[1]), dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, ctx.n, ctx.k, ctx.p, ctx.is_complex = inputs
-        ctx.save_for_backward(v)
+        v, phase, signs, ctx.n, ctx.k, ctx.p, _, _ = inputs
+        ctx.save_for_backward(v, phase, signs, output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (v,) = ctx.saved_tensors
-        u, norm = _normalised(v, ctx.n, ctx.k, ctx.is_complex)
-        t = _triangle(u)
-        y = torch.linalg.solve_triangular(t, u, upper=True, left=False)
-        z = torch.linalg.solve_triangular(t.mH, u[..., : ctx.p, :], upper=False, left=False)
-        gz = g @ z
-        inner = y.mH @ gz
-        inner = inner.triu(1) + torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1)) / 2
-        gu = u @ (inner + inner.mH) - gz
-        top = g.mH @ y
-        gu = gu - torch.cat([top, top.new_zeros(*top.shape[:-2], ctx.n - ctx.p, ctx.k)], dim=-2)
-        return pack_trapezoid(gu / norm).to(v.dtype), None, None, None, None
+        v, phase, signs, w = ctx.saved_tensors
+        d = _diagonal(v, phase, signs, ctx.p, w.dtype)
+        if torch.is_grad_enabled():
+            gv = _plain_gradient(v, d, g, ctx.n, ctx.k)
+        else:
+            gv = form_gradient(v, d, w, g, ctx.n, ctx.k, _panels(w.dtype)[1])
+        return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
 
 
-def _triangle(u: Tensor) -> Tensor:
-    """T for unit or zero columns: its diagonal is 1/2 in either case, since a zero column adds nothing."""
-    gram = u.mH @ u
-    half = torch.full(gram.shape[-1:], 0.5, dtype=gram.dtype, device=gram.device)
-    return gram.triu(1) + torch.diag_embed(half)
+class _Reflect(Function):
+    """As `_Panels`, for rows."""
+
+    @staticmethod
+    def forward(v: Tensor, x: Tensor, k: int, exact: bool) -> Tensor:  # type: ignore[override]
+        return reflect(v, x, k, working_dtype(x.dtype) if exact else x.dtype, _panels(x.dtype)[1]).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        v, x, ctx.k, _ = inputs
+        ctx.save_for_backward(v, x, output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        v, x, y = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gv, gx = torch.func.vjp(lambda v, x: _plain_product(v, x.mT, ctx.k).mT, v, x)[1](g)
+        else:
+            gv, gx = reflect_gradient(v, y, g, ctx.k, _panels(y.dtype)[1])
+        return gv, gx, None, None
 
 
-def _solve(u: Tensor, b: Tensor) -> Tensor:
-    return torch.linalg.solve_triangular(_triangle(u), b, upper=True)
+def _panels(dtype: torch.dtype) -> tuple[int, int]:
+    """How many reflectors make one panel, and the width of the panels of more, for frames of a dtype.
+
+    The fastest, but float64, with nothing finer to hide rounding errors in, takes narrow ones, which make fewer.
+    """
+    return (32, 32) if dtype == working_dtype(dtype) else (128, 96)
+
+
+def _diagonal(v: Tensor, phase: Tensor | None, signs: Tensor | None, p: int, dtype: torch.dtype) -> Tensor:
+    if phase is None and signs is None:
+        return v.new_ones(*v.shape[:-1], p, dtype=dtype)
+    if phase is not None:
+        return diagonal(phase=phase).to(dtype)
+    assert signs is not None
+    # 0, which averaging a model's buffers can leave, counts as 1.
+    return signs.to(dtype).add_(0.5).sgn_()
+
+
+def _rounded(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """In float64 polished twice: what rounding leaves of equal reflectors is large enough to blur the first W^H W."""
+    return polish(polish(w)) if dtype == working_dtype(dtype) else w.to(dtype)
+
+
+def _phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
+    return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
+
+
+def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
+    eye = torch.eye(n, d.shape[-1], dtype=d.dtype, device=d.device)
+    return torch.func.vjp(lambda v: _plain_product(v, eye * d.unsqueeze(-2), k), v)[1](g)[0]
+
+
+def _plain_product(v: Tensor, b: Tensor, k: int) -> Tensor:
+    """H_1 ... H_k B in operations that torch differentiates, in float64, returned in the dtype of B."""
+    u = unpack_trapezoid(v.double(), b.shape[-2], k, b.is_complex())
+    largest = u.detach().abs().amax(-2, keepdim=True)
+    u = u / torch.where(largest == 0, 1.0, largest)
+    length = torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    # Reflectors of length sqrt 2 make the diagonal of T one, also where a reflector is zero.
+    u = u / torch.where(length == 0, torch.inf, length * 0.5**0.5)
+    inner = torch.linalg.solve_triangular(u.mH @ u, u.mH @ b.to(u.dtype), upper=True, unitriangular=True)
+    return (b - u @ inner).to(b.dtype)
 
 
 def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Reduces a frame by k reflectors, column by column: Q = householder(v) R with R = H_k ... H_1 Q.
 
     Each reflector v_j = x + sgn(x_j) |x| e_j sends column j to a multiple of e_j without cancellation. If k = p, R is
-    diagonal, [D; 0]. With prescribed signs, for real frames, v_j = x - d_j |x| e_j instead.
+    diagonal, [D; 0]. With prescribed signs, for real frames, v_j = x - d_j |x| e_j instead; if k < p that is done in
+    the column space of Q D - I, where k columns tell all of Q: from the first k columns of Q alone a short x would tell
+    where its reflector points to no more than eps / |x|.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -102,8 +256,32 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
         that diagonal, the norm of R - [D; 0] in the shape (*).
     """
     n, p = q.shape[-2:]
-    r = q.reshape(-1, n, p).clone()
-    u = r.new_zeros(len(r), n, k)
+    r = q.reshape(-1, n, p)
+    if signs is None or k == p:
+        u, r = _reduce(r, k, None if signs is None else signs.reshape(-1, p).to(r))
+    else:
+        d = signs.reshape(-1, 1, p).to(r)
+        moved = r * d - torch.eye(n, p, dtype=r.dtype, device=r.device)
+        basis = torch.linalg.svd(moved, full_matrices=False)[0][..., :k]
+        basis = (basis @ torch.linalg.qr(basis[:, :k].mT)[0]).tril()
+        for j in reversed(range(k)):  # orthonormal again, from the last column so that the zeros stay
+            column, later = basis[:, :, j : j + 1], basis[:, :, j + 1 :]
+            column = column - later @ (later.mT @ column)
+            basis[:, :, j : j + 1] = column / torch.linalg.vector_norm(column, dim=-2, keepdim=True)
+        inside = torch.linalg.lstsq(basis[:, :p], (basis.mT @ moved).mT).solution.mT
+        small, _ = _reduce(inside + torch.eye(k, dtype=r.dtype, device=r.device), k, r.new_ones(len(r), k))
+        u = basis @ small
+        for j in range(k):
+            r = _reflect_columns(r, u[:, :, j])
+    d = r.diagonal(dim1=-2, dim2=-1)
+    batch = q.shape[:-2]
+    left = torch.linalg.matrix_norm(torch.diagonal_scatter(r, torch.zeros_like(d), dim1=-2, dim2=-1))
+    return pack_trapezoid(u).reshape(*batch, -1), d.reshape(*batch, p), left.reshape(batch)
+
+
+def _reduce(r: Tensor, k: int, signs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Reflectors (b, n, k) that reduce the first k columns of a batch, to prescribed signs if any, and what is left."""
+    u = r.new_zeros(*r.shape[:2], k)
     for j in range(k):
         x = r[:, j:, j]
         head = x[:, 0]
@@ -113,13 +291,13 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
         u[:, j, j] = head + sign * length
         if signs is not None:
             # x_j - d |x|, without cancellation where x_j and d have the same sign.
-            d, rest = signs.reshape(-1, p)[:, j].to(r), x[:, 1:].square().sum(-1)
+            d, rest = signs[:, j], x[:, 1:].square().sum(-1)
             u[:, j, j] = torch.where(head * d > 0, -d * rest / (head.abs() + length), head - d * length)
-        norm = torch.linalg.vector_norm(u[:, :, j], dim=-1, keepdim=True)
-        unit = u[:, :, j] / torch.where(norm == 0, 1.0, norm)
-        r -= 2 * unit[:, :, None] * (unit[:, None, :].conj() @ r)
-    d = r.diagonal(dim1=-2, dim2=-1).clone()
-    r.diagonal(dim1=-2, dim2=-1).zero_()
-    batch = q.shape[:-2]
-    left = torch.linalg.matrix_norm(r)
-    return pack_trapezoid(u).reshape(*batch, -1), d.reshape(*batch, p), left.reshape(batch)
+        r = _reflect_columns(r, u[:, :, j])
+    return u, r
+
+
+def _reflect_columns(r: Tensor, u: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    unit = u / torch.where(norm == 0, 1.0, norm)
+    return r - 2 * unit[:, :, None] * (unit[:, None, :].conj() @ r)

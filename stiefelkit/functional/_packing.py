@@ -163,7 +163,10 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
         return torch.complex(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
     size = k * (k + 1) // 2
     top = v.new_zeros(*v.shape[:-1], k * k).index_copy(-1, _indices(k, 0, v.device), v[..., :size])
-    return torch.cat([top.unflatten(-1, (k, k)), v[..., size:].unflatten(-1, (k, n - k)).mT], dim=-2)
+    top = top.unflatten(-1, (k, k))
+    if n == k:
+        return top
+    return torch.cat([top.mT, v[..., size:].unflatten(-1, (k, n - k))], dim=-1).mT
 
 
 def pack_trapezoid(u: Tensor) -> Tensor:
@@ -172,7 +175,7 @@ def pack_trapezoid(u: Tensor) -> Tensor:
         return torch.cat([pack_trapezoid(u.real), pack_trapezoid(u.imag)], dim=-1)
     k = u.shape[-1]
     top = u[..., :k, :].flatten(-2).index_select(-1, _indices(k, 0, u.device))
-    return torch.cat([top, u[..., k:, :].mT.flatten(-2)], dim=-1)
+    return top if u.shape[-2] == k else torch.cat([top, u[..., k:, :].mT.flatten(-2)], dim=-1)
 
 
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
