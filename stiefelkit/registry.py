@@ -126,6 +126,7 @@ parametrizations = Registry(
     {
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
         "fourier": "stiefelkit.parametrizations.fourier:Fourier",
+        "givens": "stiefelkit.parametrizations.givens:Givens",
         "householder": "stiefelkit.parametrizations.householder:Householder",
     },
     group="stiefelkit.parametrizations",

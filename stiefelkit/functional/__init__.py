@@ -1,6 +1,7 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
 from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
+from stiefelkit.functional._butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._cayley import cayley, cayley_inverse
 from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._householder import householder, householder_inverse
@@ -15,17 +16,26 @@ from stiefelkit.functional._packing import (
 )
 from stiefelkit.functional._polish import nearest_frame, polish, split_defect
 from stiefelkit.functional._product import product
+from stiefelkit.functional._rotations import brickwall, mesh_size
+from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices
 from stiefelkit.functional._scan import scan
 
 __all__ = [
     "ACTIVATIONS",
     "COMPLEX_ACTIVATIONS",
+    "brickwall",
+    "brickwall_inverse",
+    "butterfly",
+    "butterfly_inverse",
     "cayley",
     "cayley_inverse",
     "diagonal",
     "find_activation",
+    "haar_angles",
+    "haar_indices",
     "householder",
     "householder_inverse",
+    "mesh_size",
     "modrelu",
     "nearest_frame",
     "pack_skew",
@@ -33,6 +43,7 @@ __all__ = [
     "pack_trapezoid",
     "polish",
     "product",
+    "rotate_butterfly",
     "scan",
     "skew_size",
     "split_defect",
