@@ -1,43 +1,51 @@
-"""Meshes of plane rotations in the pattern of the fast Fourier transform, as elementwise products of two factors.
+"""Meshes of plane rotations in the pattern of the fast Fourier transform, as elementwise products of small factors.
 
-With a wire as the pair (a, i) of its high and low bits, the first half of the layers mixes a for each i and the second
-i for each a, so W[(a, i), (b, j)] = low[a][i, j] high[j][a, b].
+From an input to an output, bits i_1 i_2 ... and o_1 o_2 ..., highest first, there is one path, so an entry of the
+matrix is a product of one number a layer. Some layers in a row that turn bits i into o make a factor [b, o, i, r],
+where b are the bits already turned and r those still to turn; two of them in a row make the factor
+[b, oo', ii', r] = X[b, o, i, i'r] Y[bo, o', i', r].
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
 
 __all__ = ["butterfly", "butterfly_inverse", "rotate_butterfly"]
 
 
-def butterfly(angle: Tensor, phase: Tensor | None = None, *, n: int) -> Tensor:
-    r"""Returns F_k ... F_2 F_1 for k = log2(n) layers of rotations at the distances n/2, n/4, ..., 1.
+def butterfly(
+    angle: Tensor, d: Tensor, phase: Tensor | None = None, *, n: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""Returns D F_k ... F_2 F_1 for k = log2(n) layers of rotations at the distances n/2, n/4, ..., 1.
 
     Each rotation of the rows (q, q + n / 2^i) is [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], with f = 0 in a
-    real mesh. Those of layer i come in the order of EURNN: pairs (2 d b + r, 2 d b + r + d), d = n / 2^i, b fastest.
+    real mesh. Those of layer i come in the order of EURNN: pairs (2 c b + r, 2 c b + r + c), c = n / 2^i, b fastest.
 
-    Costs one pass over W forward and four backward. Differentiable any number of times.
+    Costs one pass over W forward and two backward. Differentiable any number of times.
 
     Args:
-        angle: t in radians, layer by layer, shape (*, n / 2 log2(n)), float32 or float64: W is made in its dtype.
-        phase: f, same shape, makes W complex.
+        angle: t in radians, layer by layer, shape (*, n / 2 log2(n)), float32 or float64: W is made in its precision.
+        d: the diagonal of D, shape (*, n), real or complex.
+        phase: f, shape of the angles, makes W complex.
         n: a power of two.
+        dtype: W is rounded to it once; that of the factors when None.
 
     Returns:
         Unitary matrices of shape (*, n, n).
     """
     high, low = _factors(angle, phase, n)
+    low = low * d.to(low.dtype).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
     if n == 1:
-        # Without rotations, yet connected to the empty coordinates.
-        low = low + sum(v.sum(-1)[..., None, None, None] for v in (angle, phase) if v is not None)
-    w = low.unsqueeze(-2) * high.movedim(-3, -1).unsqueeze(-3)
-    return w.reshape(*w.shape[:-4], n, n)
+        return (low * high).flatten(-3).to(dtype)
+    return _Outer.apply(high, low, low.dtype if dtype is None else dtype)  # type: ignore[return-value]
 
 
 def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Rows W x of the rows x: `butterfly` applied in n^1.5 operations a row; one matrix, no batch.
+    """Rows W x of the rows x, W the `butterfly` with D = I, in n^1.5 operations a row; one matrix, no batch.
 
     Args:
         x: rows of shape (m, n), of the dtype of W.
@@ -48,42 +56,77 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
         Tensor of shape (m, n).
     """
     high, low = _factors(angle, phase, x.shape[-1])
-    x = product(high, x.unflatten(-1, (low.shape[-3], -1)).movedim(0, -1).transpose(0, 1))
-    return product(low, x.transpose(0, 1)).flatten(0, 1).T
+    z = product(high[0].movedim(-1, 0), x.unflatten(-1, (-1, high.shape[-1])).movedim(0, -1).transpose(0, 1))
+    return product(low[..., 0], z.transpose(0, 1)).flatten(0, 1).T
 
 
 def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """The high factor (*, n2, n1, n1) and the low one (*, n1, n2, n2), n1 n2 = n."""
-    count = n.bit_length() - 1
-    n1 = 1 << (count // 2)
-    n2 = n // n1
+    """The first half of the layers, (*, 1, n1, n1, n2), and the second, (*, n1, n2, n2, 1), n1 n2 = n."""
+    layers = n.bit_length() - 1
     c, s = angle.cos(), angle.sin()
-    e = None if phase is None else torch.complex(phase.cos(), phase.sin())
-    dtype = c.dtype if e is None else e.dtype
-    found = []
-    for size, copies, first, last in ((n1, n2, 0, count // 2), (n2, n1, count // 2, count)):
-        x = torch.eye(size, dtype=dtype, device=angle.device).expand(*angle.shape[:-1], copies, size, size)
-        for layer in range(first, last):
-            turns = [_of_layer(v, layer, n, n1) for v in (c, s) + (() if e is None else (e,))]
-            x = _turned(x, *turns)
-        found.append(x)
-    return found[0], found[1]
+    if phase is None:
+        gates = torch.stack([c, -s, s, c], dim=-2)
+    else:
+        e = torch.complex(phase.cos(), phase.sin())
+        gates = torch.stack([c + 0j, -e * s, s + 0j, e * c], dim=-2)
+    if not layers:
+        # No rotations, yet connected to the empty coordinates.
+        one = (gates.sum((-2, -1)) + 1)[..., None, None, None, None]
+        return one, one
+
+    def factor(first: int, last: int) -> Tensor:
+        if last - first == 1:
+            own = gates[..., first * n // 2 : last * n // 2].unflatten(-1, (-1, 1 << first))
+            return own.movedim(-1, -3).unflatten(-2, (2, 2))
+        middle = (first + last) // 2
+        x, y = _aligned(factor(first, middle), factor(middle, last))
+        return (x * y).flatten(-3, -2).flatten(-4, -3)
+
+    if layers == 1:
+        return gates.new_ones(1, 1, 1, 2), factor(0, 1)
+    return factor(0, layers // 2), factor(layers // 2, layers)
 
 
-def _of_layer(v: Tensor, layer: int, n: int, n1: int) -> Tensor:
-    """The values of a layer as (*, copies, b, r, 1): for each copy of a factor, b outer and r inner indices."""
-    v = v[..., layer * n // 2 : (layer + 1) * n // 2].unflatten(-1, (-1, 1 << layer))
-    if 1 << layer < n1:
-        return v.unflatten(-2, (-1, n // n1)).movedim(-2, -3).mT.unsqueeze(-1)
-    return v.unflatten(-1, (n1, -1)).movedim(-3, -1).unsqueeze(-1)
+def _aligned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two factors in a row as (*, b, o, o', i, i', r), to be multiplied."""
+    x = x.unflatten(-1, (-1, y.shape[-1])).unsqueeze(-4)
+    return x, y.unflatten(-4, (-1, x.shape[-5])).unsqueeze(-3)
 
 
-def _turned(x: Tensor, c: Tensor, s: Tensor, e: Tensor | None = None) -> Tensor:
-    """Rotates rows of X, (*, copies, size, size), at the distance that the shape of c tells."""
-    b, r = c.shape[-3:-1]
-    p, q = x.unflatten(-2, (b, 2, r)).unbind(-3)
-    q = q if e is None else e * q
-    return torch.stack([c * p - s * q, s * p + c * q], dim=-3).flatten(-4, -2)
+class _Outer(Function):
+    """The last product, (n1 n2)^2 entries in the dtype asked for; what is summed backward is of that dtype too."""
+
+    @staticmethod
+    def forward(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        x, y = _aligned(high, low)
+        w = (x * y).to(dtype)
+        return w.squeeze(-1).squeeze(-5).flatten(-2).flatten(-3, -2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        high, low, _ = inputs
+        ctx.save_for_backward(high, low)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        high, low = ctx.saved_tensors
+        x, y = _aligned(high.to(g.dtype).conj(), low.to(g.dtype).conj())
+        n1, n2 = x.shape[-3], x.shape[-2]
+        g = g.unflatten(-1, (n1, n2)).unflatten(-3, (n1, n2)).unsqueeze(-5).unsqueeze(-1)
+        g_high = _summed(g, y, -4).flatten(-2).to(high.dtype)
+        g_low = _summed(g, x, -3).flatten(-5, -4).to(low.dtype)
+        return g_high.sum_to_size(high.shape), g_low.sum_to_size(low.shape), None
+
+
+def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:
+    """Sum over dim of g times the other, without the whole product where no derivative is to pass."""
+    if torch.is_grad_enabled():
+        return (g * other).sum(dim)
+    parts = list(zip(g.unbind(dim), other.resolve_conj().unbind(dim), strict=True))
+    out = parts[0][0] * parts[0][1]
+    for a, b in parts[1:]:
+        out = out.addcmul_(a, b)
+    return out
 
 
 def butterfly_inverse(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -182,12 +182,13 @@ class Givens(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         exact = self.precision == "exact"
-        if self.layout == "fft":
-            work = torch.float64 if exact else coordinate_dtype(self.dtype)
-            w = self._fourier(angle.to(work), None if phase is None else phase.to(work))
-            return (polish(w) if exact and angle.dtype == torch.float64 else w).to(self.dtype)
         n, p = self.shape[-2:]
         own, d = self._split(phase)
+        if self.layout == "fft":
+            work = torch.float64 if exact else coordinate_dtype(self.dtype)
+            rounded = torch.promote_types(self.dtype, torch.float32)
+            w = butterfly(angle.to(work), d, None if own is None else own.to(work), n=n, dtype=rounded)[..., :p]
+            return (polish(w) if exact and angle.dtype == torch.float64 else w).to(self.dtype)
         x = torch.eye(n, p, dtype=_field(coordinate_dtype(self.dtype), phase), device=angle.device)
         w = brickwall(x, angle, own, layers=self.layers)
         w = w * d.to(w.dtype).unsqueeze(-1)
@@ -272,12 +273,6 @@ class Givens(OrthogonalParam):
             return None, diagonal(signs=self.signs)
         return phase[..., : self.rotations], diagonal(phase=phase[..., self.rotations :])
 
-    def _fourier(self, angle: Tensor, phase: Tensor | None) -> Tensor:
-        n, p = self.shape[-2:]
-        own, d = self._split(phase)
-        w = butterfly(angle, own, n=n)[..., :p]
-        return w * d.to(w.dtype).unsqueeze(-1)
-
     def _packed(
         self, angle: Tensor, turn: Tensor | None, d: Tensor, start: int
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -293,11 +288,11 @@ class Givens(OrthogonalParam):
         own = None if len(coordinates) == 1 else coordinates[1][..., : self.rotations]
         n, p = self.shape[-2:]
         if self.layout == "fft":
-            found = butterfly(coordinates[0], own, n=n)[..., :p]
+            found = butterfly(coordinates[0], d, own, n=n)[..., :p]
         else:
             eye = torch.eye(n, p, dtype=w.dtype, device=w.device)
-            found = brickwall(eye, coordinates[0], own, layers=self.layers)
-        off = torch.linalg.matrix_norm(d.unsqueeze(-1) * found - w).max().item()
+            found = d.unsqueeze(-1) * brickwall(eye, coordinates[0], own, layers=self.layers)
+        off = torch.linalg.matrix_norm(found - w).max().item()
         return off <= 8 * rounding_limit(p, self.dtype)
 
 
