@@ -25,7 +25,7 @@ from stiefelkit.functional._product import opaque, product
 
 __all__ = ["brickwall", "mesh_size"]
 
-_LARGEST_ELEMENTWISE = 4
+_MANY = 100
 _index: dict[tuple["_Plan", torch.device], Tensor] = {}
 
 
@@ -112,7 +112,8 @@ def _gradients(
             z = plan.unroll(_multiply(s.mH, z), t)
     k = torch.cat(found[::-1])
     for m, d in reversed(list(plan.levels(levels[:-1]))):
-        k = _layout(m).quarter(_layout(m).store(k), d)
+        layout = _layout(m, len(k))
+        k = layout.quarter(layout.store(k), d)
     gates = levels[0]
     k = k.movedim(0, -1)
     g_angle = k[1, 0].real if k.is_complex() else k[1, 0]
@@ -166,7 +167,9 @@ def _diamonds(angle: Tensor, phase: Tensor | None, plan: "_Plan", dtype: torch.d
         d = torch.stack([torch.stack([c + 0j, -e * s]), torch.stack([s + 0j, e * c])])
     levels = [d.movedim(-1, 0)]
     for m in plan.sizes[:-1]:
-        levels.append(_layout(2 * m).store(_flush(_layout(m).join(levels[-1]))))
+        layout = _layout(m, len(levels[-1]) // 4)
+        levels[-1] = layout.store(levels[-1])
+        levels.append(_flush(layout.join(levels[-1])))
     return levels
 
 
@@ -184,26 +187,25 @@ class _Layout:
         """A @ B, by elementwise products if the matrices are tiny."""
         if not self.last:
             return _multiply(a, b)
-        a, b = a.movedim(0, -1), b.movedim(0, -1)
-        out = a[:, 0, None] * b[0]
-        for k in range(1, len(b)):
-            out = (
-                torch.addcmul(out, a[:, k, None], b[k])
-                if torch.is_grad_enabled()
-                else out.addcmul_(a[:, k, None], b[k])
-            )
+        columns, rows = a.movedim(0, -1).unsqueeze(2).unbind(1), b.movedim(0, -1).unbind(0)
+        out = columns[0] * rows[0]
+        for column, row in zip(columns[1:], rows[1:], strict=True):
+            out = torch.addcmul(out, column, row) if torch.is_grad_enabled() else out.addcmul_(column, row)
         return out.movedim(-1, 0)
 
-    def zeros(self, like: Tensor, *shape: int) -> Tensor:
-        """Zeros of shape (count, rows, columns)."""
-        count, *matrix = shape
-        return like.new_zeros(*matrix, count).movedim(-1, 0) if self.last else like.new_zeros(shape)
+    def empty(self, like: Tensor, count: int, size: int, columns: int) -> Tensor:
+        """Room for matrices."""
+        if self.last:
+            return like.new_empty(size, columns, count).movedim(-1, 0)
+        return like.new_empty(count, size, columns)
 
     def join(self, d: Tensor) -> Tensor:
         """Makes diamonds of 4m wires from their quarters of 2m wires."""
         m = d.shape[-1] // 2
         b, l, r, a = d.chunk(4)
-        out = self.zeros(d, len(b), 4 * m, 4 * m)
+        out = self.empty(d, len(b), 4 * m, 4 * m)
+        out[:, 2 * m :, :m] = 0
+        out[:, : 2 * m, 3 * m :] = 0
         out[:, : 2 * m, :m] = l[:, :, :m]
         out[:, : 2 * m, m : 3 * m] = self.times(l[:, :, m:], b[:, :m])
         out[:, 2 * m :, m : 3 * m] = self.times(r[:, :, :m], b[:, m:])
@@ -216,14 +218,14 @@ class _Layout:
         m = d.shape[-1] // 2
         _, l, r, a = d.chunk(4)
         count, inner = len(k), slice(m, 3 * m)
-        out = self.zeros(k, 4 * count, 2 * m, 2 * m)
+        out = self.empty(k, 4 * count, 2 * m, 2 * m)
         out[3 * count :] = k[:, inner, inner]
         k[:, :, inner] = self.times(_kept(k[:, :, inner]), a)
         k[:, inner] = self.times(a.mH, _kept(k[:, inner]))
         out[count : 2 * count] = k[:, : 2 * m, : 2 * m]
         out[2 * count : 3 * count] = k[:, 2 * m :, 2 * m :]
         l, r = l[:, :, m:], r[:, :, :m]
-        z = self.zeros(k, count, 4 * m, 2 * m)
+        z = self.empty(k, count, 4 * m, 2 * m)
         z[:, :, :m] = self.times(k[:, :, : 2 * m], l)
         z[:, :, m:] = self.times(k[:, :, 2 * m :], r)
         out[:count, :m] = self.times(l.mH, z[:, : 2 * m])
@@ -236,8 +238,9 @@ def _kept(x: Tensor) -> Tensor:
     return x.clone() if torch.is_grad_enabled() else x
 
 
-def _layout(m: int) -> _Layout:
-    return _Layout(m <= _LARGEST_ELEMENTWISE)
+def _layout(m: int, count: int) -> _Layout:
+    """The layout in which many diamonds of size m are joined from, or taken apart into, four."""
+    return _Layout(count >= _MANY * m)
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ class _Plan:
     def of(cls, n: int, layers: int) -> "_Plan":
         """The plan for a mesh."""
         m = 1
-        while 4 * m <= layers and 8 * m <= n and m < 64:
+        while 4 * m <= layers and 8 * m <= n and 32 * m <= n + 64:
             m *= 2
         return cls(n, layers, m)
 
