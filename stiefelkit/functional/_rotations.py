@@ -86,13 +86,13 @@ class _Brickwall(Function):
 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))
 def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
-    n, p = x.shape[-2:]
+    n = x.shape[-2]
     plan = _Plan.of(n, layers)
     rows = plan.rows_of(_diamonds(angle, phase, plan, x.dtype)[-1])
     z = plan.pad(x)
     for t, s in enumerate(rows):
-        z = _flush(plan.unroll(torch.bmm(s, plan.roll(z, t)), t))
-    return z.reshape(-1, plan.wires, p)[:, :n].reshape(x.shape)
+        z = _flush(plan.turn(s, z, t))
+    return z[:, :n].reshape(x.shape)
 
 
 def _gradients(
@@ -102,14 +102,30 @@ def _gradients(
     n, p = y.shape[-2:]
     plan = _Plan.of(n, layers)
     levels = _diamonds(angle, phase, plan, y.dtype)
-    z = plan.pad(torch.cat([y, g], dim=-1))
     found: list[Tensor] = []
-    for t, s in reversed(list(enumerate(plan.rows_of(levels[-1])))):
-        z = plan.roll(z, t)
-        h = _multiply(z[..., p:], z[..., :p].mH)
-        found.append(h - h.mH)
-        if t or with_x:
-            z = plan.unroll(_multiply(s.mH, z), t)
+    gx = y.new_empty((*y.shape[:-2], 0, 0))
+    rows = reversed(list(enumerate(plan.rows_of(levels[-1]))))
+    if with_x or 2 * p < n:
+        z = plan.pad(torch.cat([y, g], dim=-1))
+        for t, s in rows:
+            own = plan.cut(plan.roll(z, t))
+            h = _multiply(own[..., p:], own[..., :p].mH)
+            found.append(h - h.mH)
+            if t or with_x:
+                z = plan.turn(s.mH, z, t)
+        if with_x:
+            gx = z[:, :n, p:].reshape(y.shape)
+    else:
+        h = plan.pad(plan.pad(_multiply(g.reshape(-1, n, p), y.reshape(-1, n, p).mH)).mH)
+        k, sign = h.mH - h, 1
+        for t, s in rows:
+            k = k.roll((plan.m, plan.m), (-2, -1)) if t % 2 else k
+            found.append(sign * plan.diagonal(k))
+            if t:
+                # F^H (F^H K)^H = -F^H K F
+                k = _multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
+                k, sign = _multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
+                k = k.roll((-plan.m, -plan.m), (-2, -1)) if t % 2 else k
     k = torch.cat(found[::-1])
     for m, d in reversed(list(plan.levels(levels[:-1]))):
         layout = _layout(m, len(k))
@@ -124,7 +140,6 @@ def _gradients(
         c, s = gates[:, 0, 0].real, gates[:, 1, 0].real
         i = k.imag
         g_phase = plan.gather((s * s * i[0, 0] + c * c * i[1, 1]) / 2 - s * c * i[1, 0], angle)
-    gx = z.reshape(-1, plan.wires, 2 * p)[:, :n, p:].reshape(y.shape) if with_x else y[..., :0, :0].clone()
     return gx, g_angle, g_phase
 
 
@@ -297,14 +312,22 @@ class _Plan:
         x = x.reshape(-1, *x.shape[-2:])
         return F.pad(x, (0, 0, 0, self.wires - self.n)) if self.wires > self.n else x
 
-    def roll(self, z: Tensor, t: int) -> Tensor:
-        """Cuts the wires as row t does: (batch * across, 2m, p)."""
-        z = z.reshape(-1, self.wires, z.shape[-1])
-        return (z.roll(self.m, -2) if t % 2 else z).reshape(-1, 2 * self.m, z.shape[-1])
+    def cut(self, z: Tensor) -> Tensor:
+        """The rows of Z for each diamond of a row, (batch * across, 2m, p)."""
+        return z.reshape(-1, 2 * self.m, z.shape[-1])
 
-    def unroll(self, z: Tensor, t: int) -> Tensor:
-        """Undoes `roll`."""
-        z = z.reshape(-1, self.wires, z.shape[-1])
+    def diagonal(self, k: Tensor) -> Tensor:
+        """The diagonal blocks of K, (batch * across, 2m, 2m)."""
+        k = k.unflatten(-1, (-1, 2 * self.m)).unflatten(-3, (-1, 2 * self.m))
+        return self.cut(k.diagonal(dim1=-4, dim2=-2).movedim(-1, 1))
+
+    def roll(self, z: Tensor, t: int) -> Tensor:
+        """Moves the wires so that the diamonds of row t begin at the first."""
+        return z.roll(self.m, -2) if t % 2 else z
+
+    def turn(self, s: Tensor, z: Tensor, t: int) -> Tensor:
+        """Applies the diamonds of row t."""
+        z = _multiply(s, self.cut(self.roll(z, t))).reshape(z.shape)
         return z.roll(-self.m, -2) if t % 2 else z
 
     def scatter(self, v: Tensor) -> Tensor:
