@@ -127,6 +127,7 @@ parametrizations = Registry(
     {
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
         "fourier": "stiefelkit.parametrizations.fourier:Fourier",
+        "givens": "stiefelkit.parametrizations.givens:Givens",
         "householder": "stiefelkit.parametrizations.householder:Householder",
         "margin": "stiefelkit.parametrizations.margin:Margin",
         "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",

@@ -1,6 +1,7 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
 from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
+from stiefelkit.functional._butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._cayley import cayley
 from stiefelkit.functional._cayley_inverse import cayley_inverse
 from stiefelkit.functional._diagonal import diagonal
@@ -22,21 +23,30 @@ from stiefelkit.functional._packing import (
 )
 from stiefelkit.functional._polish import nearest_frame, polish, split_defect
 from stiefelkit.functional._product import product
+from stiefelkit.functional._rotations import brickwall, mesh_size
+from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices
 from stiefelkit.functional._scan import scan
 
 __all__ = [
     "ACTIVATIONS",
     "COMPLEX_ACTIVATIONS",
     "band_size",
+    "brickwall",
+    "brickwall_inverse",
+    "butterfly",
+    "butterfly_inverse",
     "cayley",
     "cayley_inverse",
     "diagonal",
     "exponential",
     "find_activation",
+    "haar_angles",
+    "haar_indices",
     "householder",
     "householder_inverse",
     "householder_linear",
     "matrix_exp",
+    "mesh_size",
     "modrelu",
     "nearest_frame",
     "pack_skew",
@@ -45,6 +55,7 @@ __all__ = [
     "pick_band",
     "polish",
     "product",
+    "rotate_butterfly",
     "scan",
     "skew_logarithm",
     "skew_size",

@@ -1,0 +1,134 @@
+"""The angles of a brick-pattern mesh of rotations: from a given matrix, and from the Haar measure."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._rotations import mesh_places
+
+__all__ = ["brickwall_inverse", "haar_angles", "haar_indices"]
+
+
+def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Finds angles, phases and a diagonal with Q = D F_n ... F_1, for any orthogonal or unitary Q.
+
+    Nulls the lower triangle along its antidiagonals, odd ones from the right, even ones from the left, so that the
+    rotations fall into a brick pattern (Clements et al. 2016), and moves the diagonal that remains to the front. A
+    diagonal Q has all angles and phases zero. Costs 6 n^3 operations, one rotation after another.
+
+    Args:
+        q: matrices of shape (*, n, n), exact to rounding in float64 or complex128.
+
+    Returns:
+        Angles in [-pi/2, pi/2] (in [0, pi/2] if Q is complex), shape (*, n(n - 1)/2), in the order of `brickwall`;
+        phases, same shape, None if Q is real; the diagonal D, shape (*, n), signs if Q is real.
+    """
+    n, batch = q.shape[-1], q.shape[:-2]
+    w = q.detach().cpu().reshape(-1, n, n).numpy().copy()
+    tables = np.stack([np.stack(_nulled(matrix)) for matrix in w], axis=-1)
+    sine, cosine, turn = torch.from_numpy(tables)
+    w = torch.from_numpy(w)
+    d = w.diagonal(dim1=-2, dim2=-1).sgn().T.clone()
+    for layer in range(n):
+        # P R diag(x, y) = x P R diag(1, y / x): the left rotations of a layer let the diagonal pass.
+        first = n - 1 - layer + (n - 1) % 2
+        upper, lower = slice(first, n - 1, 2), slice(first + 1, n, 2)
+        x, y = d[upper].clone(), d[lower].clone()
+        s, e = sine[layer, upper], turn[layer, upper].clone()
+        if q.is_complex():
+            idle = s == 0
+            turn[layer, upper] = torch.where(idle, 1.0, y * x.conj())
+            d[lower] = torch.where(idle, e * y, e * x)
+        else:
+            sine[layer, upper] = s * x * y
+    angle = torch.atan2(sine.real, cosine.real) if q.is_complex() else torch.atan2(sine, cosine)
+    layers, wires = mesh_places(n, n)
+
+    def packed(table: Tensor) -> Tensor:
+        return table[layers, wires].T.reshape(*batch, -1).to(q.device)
+
+    return packed(angle), packed(turn.angle()) if q.is_complex() else None, d.T.reshape(*batch, n).to(q.device)
+
+
+def _nulled(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Makes W diagonal in place; sines, cosines and phase factors of the rotations by layer and upper wire.
+
+    In numpy, whose calls cost a tenth of torch's: the rotations depend on each other one by one.
+    """
+    n = len(w)
+    sine, cosine, turn = np.zeros_like(w), np.ones_like(w), np.ones_like(w)
+    for i in range(1, n):
+        for j in range(i):
+            # b is nulled, a is kept: neighbours in a row for odd i, in a column for even i.
+            if i % 2:
+                layer, row, column = j, n - 1 - j, i - 1 - j
+                wire = column
+                b, a = w[row, column : column + 2].tolist()
+            else:
+                layer, row, column = n - 1 - j, n - 1 - i + j, j
+                wire = row
+                a, b = w[row : row + 2, column].tolist()
+            if b == 0:
+                continue
+            size = math.hypot(abs(a), abs(b))
+            c, s = abs(a) / size, abs(b) / size
+            e = (b / abs(b)) * (a / abs(a)).conjugate() if a else 1.0
+            if i % 2:
+                e = e.conjugate()
+            if not isinstance(e, complex):
+                s, e = s * e, 1.0
+            sine[layer, wire], cosine[layer, wire], turn[layer, wire] = s, c, e
+            back = e.conjugate()
+            if i % 2:
+                block, gate = w[: row + 1, column : column + 2], [[c, s], [-s * back, c * back]]
+                block[:] = block @ np.array(gate)
+            else:
+                block, gate = w[row : row + 2, column:], [[c, s * back], [-s, c * back]]
+                block[:] = np.array(gate) @ block
+    return sine, cosine, turn
+
+
+def haar_indices(n: int, layers: int) -> Tensor:
+    """What shapes the density of each angle of a Haar matrix: inputs that reach it plus outputs it reaches - n - 1.
+
+    Args:
+        n: wires of the mesh.
+        layers: its layers; with fewer than n some counts fall below the 1 of a single rotation, and are put there.
+
+    Returns:
+        Integers of shape (mesh_size(n, layers),), 1 to n - 1.
+    """
+    layer, q = mesh_places(n, layers)
+    before, after = layer, layers - 1 - layer
+    reach = sum((q + 1 + k).clamp(max=n - 1) - (q - k).clamp(min=0) + 1 for k in (before, after))
+    assert isinstance(reach, Tensor)
+    return (reach - n - 1).clamp(min=1)
+
+
+def haar_angles(
+    index: Tensor, batch: tuple[int, ...], is_complex: bool, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws angles with the densities that the Haar measure has in a full mesh (Hurwitz 1897; Russell et al. 2017).
+
+    With index k, complex: cos t sin^(2k - 1) t on (0, pi/2); real: |sin t|^(k - 1) on (-pi, pi).
+
+    Args:
+        index: k for each angle, shape (d,), see `haar_indices`.
+        batch: batch dimensions.
+        is_complex: which density.
+        generator: source of randomness; torch's default when None.
+
+    Returns:
+        Angles of shape (*batch, d) in float64.
+    """
+    device = None if generator is None else generator.device
+    k = index.to(device=device, dtype=torch.float64)
+    u, v = torch.rand(2, *batch, len(k), dtype=torch.float64, device=device, generator=generator)
+    if is_complex:
+        return (-torch.expm1(torch.log1p(-u) / k)).sqrt().acos()
+    # The first two entries of a uniform unit vector of k + 1 have 1 - r^2 = u^(2 / (k - 1)).
+    radius = (-torch.expm1(torch.log1p(-u) * 2 / (k - 1))).sqrt().nan_to_num(1.0)
+    angle = (radius * (2 * math.pi * v).cos()).acos()
+    return torch.where(v < 0.5, angle, -angle)
