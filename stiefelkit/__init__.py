@@ -15,6 +15,7 @@ from stiefelkit.attach import (
     reset_,
 )
 from stiefelkit.carrier import CoordinateList
+from stiefelkit.distributed import fully_shard_coordinates
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.host import check_state_dict
 from stiefelkit.param import OrthogonalParam, Traits
@@ -33,6 +34,7 @@ __all__ = [
     "coordinates",
     "drift",
     "errors",
+    "fully_shard_coordinates",
     "functional",
     "init",
     "metrics",

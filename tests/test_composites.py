@@ -1,5 +1,7 @@
 """Margin and Rebased: maps made of others."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from stiefelkit import errors, init
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 
-def square(name, n=6, dtype=torch.float32, **options):
+def square(name: str, n: int = 6, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     return sk.orthogonal(torch.nn.Linear(n, n, bias=False, dtype=dtype), "weight", name, **options)
 
 

@@ -12,15 +12,26 @@ import stiefelkit as sk
 from stiefelkit import errors
 
 
-def make() -> Any:
+class Real(nn.Module):
+    """Real inputs and outputs for complex layers."""
+
+    def forward(self, x):
+        return torch.cat([x.real, x.imag], dim=-1) if x.is_complex() else torch.complex(x, x)
+
+
+def make(name: str = "cayley", dtype: torch.dtype = torch.float32) -> Any:
+    """A square weight by the named map and a wide one by another; complex if the map does no real ones."""
     torch.manual_seed(0)
-    square = sk.orthogonal(nn.Linear(8, 8), "weight", "cayley")
-    wide = sk.orthogonal(nn.Linear(8, 4), "weight", "householder")
-    return nn.Sequential(square, nn.Tanh(), wide)
+    square = nn.Linear(8, 8, dtype=dtype)
+    wide = sk.orthogonal(nn.Linear(8, 4, dtype=dtype), "weight", "householder")
+    if sk.available()[name].supports((8, 8), dtype) is None:
+        return nn.Sequential(sk.orthogonal(square, "weight", name), nn.Tanh(), wide)
+    middle = sk.orthogonal(nn.Linear(8, 8, bias=False, dtype=torch.complex64), "weight", name)
+    return nn.Sequential(square, Real(), middle, Real(), nn.Linear(16, 8), nn.Tanh(), wide)
 
 
 def train(net, x, steps=3):
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)  # Adam would blow rounding up
     for _ in range(steps):
         optimizer.zero_grad()
         net(x).square().mean().backward()
@@ -32,12 +43,17 @@ def data():
 
 
 def run_ddp(rank):
-    net = nn.parallel.DistributedDataParallel(make())
+    for name in sk.available():
+        check_ddp(rank, name)
+
+
+def check_ddp(rank, name):
+    net = nn.parallel.DistributedDataParallel(make(name))
     train(net, data()[rank::2])
-    alone = make()
+    alone = make(name)
     train(alone, data())
     for ours, theirs in zip(net.module.parameters(), alone.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-5)
+        assert torch.allclose(ours, theirs, atol=1e-5), name
     for parameter in net.parameters():
         both = [torch.empty_like(parameter) for _ in range(2)]
         dist.all_gather(both, parameter.detach())
@@ -49,8 +65,19 @@ def run_fsdp(rank):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    net = make()
     mesh = init_device_mesh("cpu", (2,))
+    for name in sk.available():
+        if sk.available()[name].supports((8, 8), torch.float32) is None:
+            net = make(name)
+            for layer in (net[0], net[2]):
+                fully_shard(layer, mesh=mesh)
+            fully_shard(net, mesh=mesh)
+            train(net, data()[rank::2])
+            alone = make(name)
+            train(alone, data())
+            for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+                assert torch.allclose(ours.full_tensor(), theirs, atol=1e-5), name
+    net = make()
     for layer in (net[0], net[2]):
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -73,6 +100,25 @@ def run_fsdp(rank):
     assert torch.allclose(net[0].parametrizations["weight"].evaluate_whole(), frame, atol=1e-6)
 
 
+def run_fsdp_of_two_dtypes(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    net = sk.fully_shard_coordinates(make("matrix_exp", torch.bfloat16), mesh)
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net, data()[rank::2].bfloat16())
+    assert all(d.error < 0.05 for d in sk.drift(net).values())
+    dtypes = {p.dtype for p in net.parameters()}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    alone = make("matrix_exp", torch.bfloat16)
+    train(alone, data().bfloat16())
+    for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(ours.full_tensor().float(), theirs.float(), atol=0.05)
+
+
 def worker(rank, run, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -82,7 +128,7 @@ def worker(rank, run, store):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("run", [run_ddp, run_fsdp])
+@pytest.mark.parametrize("run", [run_ddp, run_fsdp, run_fsdp_of_two_dtypes])
 def test_two_processes_agree_with_one(run, tmp_path):
     # What fails in a process is raised here.
     torch.multiprocessing.spawn(worker, (run, tmp_path / "store"), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]

@@ -63,9 +63,9 @@ def test_complex_coordinates_are_those_of_hyland_and_ratsch():
         if i > j:
             basis[i, j], basis[j, i] = 1, -1
         elif i < j:
-            basis[i, j] = basis[j, i] = 1j
+            basis[i, j] = basis[j, i] = torch.tensor(1j)
         else:
-            basis[i, i] = 1j
+            basis[i, i] = torch.tensor(1j)
         algebra += value * basis
     w = MatrixExp((n, n), dtype=torch.complex128)(coefficients)
     assert torch.allclose(w, torch.linalg.matrix_exp(algebra), atol=1e-14)

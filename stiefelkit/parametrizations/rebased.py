@@ -63,7 +63,7 @@ class Rebased(OrthogonalParam):
         reason = self.supports(self.shape, self.dtype, inner=inner, inner_options=inner_options)
         if reason is not None:
             raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
-        options = {"precision": "fast" if "fast" in cls.precisions else "exact", **(inner_options or {})}
+        options = {"precision": precision if precision in cls.precisions else "exact", **(inner_options or {})}
         self.inner: OrthogonalParam = cls(self.shape, dtype=computing_dtype(self.dtype), device=device, **options)
         if "identity" not in self.inner.schemes:
             raise OptionError(f"Rebased needs an inner map that can be the identity, got {cls.__name__}.")

@@ -2,6 +2,7 @@
 
 import copy
 import fnmatch
+import importlib.util
 import io
 import json
 from typing import Any
@@ -78,6 +79,16 @@ def law_checkpoint(case: Case) -> None:
         except StiefelkitError:
             continue
         raise LawBroken(f"checkpoint: {case} loads {why} without an error.")
+    if importlib.util.find_spec("safetensors"):
+        from safetensors.torch import load, save
+
+        other = layer_of(case, seed=7)
+        other.load_state_dict(load(save(layer.state_dict())))
+        require("checkpoint", case, torch.equal(other.weight, w), "safetensors change the weight")
+    with torch.device("meta"):
+        elsewhere = layer_of(case)
+    elsewhere.to_empty(device="cpu").load_state_dict(state)
+    require("checkpoint", case, torch.equal(elsewhere.weight, w), "made on the meta device and loaded, it is another")
     empty = layer_of(case).to("meta").to_empty(device="cpu")
     try:
         empty.weight  # noqa: B018

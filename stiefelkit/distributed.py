@@ -1,0 +1,38 @@
+"""What torch.distributed needs to know of coordinates."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.errors import OptionError
+from stiefelkit.host import carriers
+
+__all__ = ["fully_shard_coordinates"]
+
+
+def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
+    """Makes the coordinates of every orthogonal weight an FSDP2 unit of their own, and returns the model.
+
+    FSDP2 wants one dtype in a unit, and coordinates are float32 where a model is bfloat16. Call it before
+    `torch.distributed.fsdp.fully_shard` on the layers and on the model; where all parameters are of one dtype it is not
+    needed.
+
+    Args:
+        model: the model.
+        mesh: the device mesh, as `fully_shard` takes it.
+        **options: further options of `fully_shard`.
+
+    Raises:
+        OptionError: `mp_policy` would cast the coordinates.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    policy = options.get("mp_policy")
+    if getattr(policy, "param_dtype", None) is not None:
+        raise OptionError(
+            f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {policy.param_dtype}."
+        )
+    for _, _, _, carrier in carriers(model):
+        if any(c.numel() for c in carrier.coordinates.values()):
+            fully_shard(carrier, mesh=mesh, **options)
+    return model
