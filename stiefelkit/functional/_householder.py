@@ -38,7 +38,7 @@ def householder(
     Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
     reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
     4/3 n^3 flops for n = k = p; backward 4 n^3, in the dtype of the frame. Where gradients are themselves to be
-    differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, some four times as slow.
+    differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, in one panel.
 
     Args:
         v: packed reflectors, the columns of a lower-trapezoidal U (n x k) (see `unpack_trapezoid`), float32 or float64,
