@@ -215,6 +215,25 @@ def test_second_derivatives_of_several_panels():
     assert torch.allclose(*found, rtol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize(("n", "p", "k"), [(6, 6, 6), (9, 5, 3), (7, 1, 1)])
+def test_operators_are_as_they_are_traced(n, p, k, dtype):
+    operators, wide = torch.ops.stiefelkit, working_dtype(dtype)
+    v = torch.randn(2, trapezoid_size(n, k, dtype.is_complex))
+    d, w, rows = torch.ones(2, p, dtype=wide), torch.randn(2, n, p, dtype=dtype), torch.randn(2, 5, n, dtype=dtype)
+    _, *kept = operators.form_panel(v, d, n, k, p, wide, dtype)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (operators.form_panel, (v, d, n, k, p, wide, dtype)),
+        (operators.form_panel_gradient, (*kept, d.to(dtype), w, v.shape[-1])),
+        (operators.form_columns, (v, d, n, k, p, wide, 2)),
+        (operators.form_columns_gradient, (v, d.to(dtype), w, w, n, k, 2)),
+        (operators.reflect_rows, (v, rows, k, wide, 2)),
+        (operators.reflect_rows_gradient, (v, rows, rows, k, 2)),
+    ]
+    for operator, arguments in calls:
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
 def test_panels_compile_in_one_graph():
     layer = sk.orthogonal(torch.nn.Linear(130, 130, bias=False), "weight", "householder")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -10,12 +10,12 @@ from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._reflectors import (
-    form,
-    form_gradient,
+    form_columns,
+    form_columns_gradient,
     form_panel,
     form_panel_gradient,
-    reflect,
-    reflect_gradient,
+    reflect_rows,
+    reflect_rows_gradient,
 )
 from stiefelkit.metrics import working_dtype
 
@@ -38,7 +38,7 @@ def householder(
     Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
     reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
     4/3 n^3 flops for n = k = p; backward 4 n^3, in the dtype of the frame. Where gradients are themselves to be
-    differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, some four times as slow.
+    differentiated (create_graph=True, torch.func) the backward is a plain formula in float64, in one panel.
 
     Args:
         v: packed reflectors, the columns of a lower-trapezoidal U (n x k) (see `unpack_trapezoid`), float32 or float64,
@@ -154,7 +154,9 @@ class _Panels(Function):
         exact: bool,
     ) -> Tensor:
         working = working_dtype(dtype) if exact else dtype
-        return _rounded(form(v, _diagonal(v, phase, signs, p, working), n, k, p, working, _panels(dtype)[1]), dtype)
+        return _rounded(
+            form_columns(v, _diagonal(v, phase, signs, p, working), n, k, p, working, _panels(dtype)[1]), dtype
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -168,7 +170,7 @@ class _Panels(Function):
         if torch.is_grad_enabled():
             gv = _plain_gradient(v, d, g, ctx.n, ctx.k)
         else:
-            gv = form_gradient(v, d, w, g, ctx.n, ctx.k, _panels(w.dtype)[1])
+            gv = form_columns_gradient(v, d, w, g, ctx.n, ctx.k, _panels(w.dtype)[1])
         return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
 
 
@@ -177,7 +179,7 @@ class _Reflect(Function):
 
     @staticmethod
     def forward(v: Tensor, x: Tensor, k: int, exact: bool) -> Tensor:  # type: ignore[override]
-        return reflect(v, x, k, working_dtype(x.dtype) if exact else x.dtype, _panels(x.dtype)[1]).to(x.dtype)
+        return reflect_rows(v, x, k, working_dtype(x.dtype) if exact else x.dtype, _panels(x.dtype)[1]).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -190,7 +192,7 @@ class _Reflect(Function):
         if torch.is_grad_enabled():
             gv, gx = torch.func.vjp(lambda v, x: _plain_product(v, x.mT, ctx.k).mT, v, x)[1](g)
         else:
-            gv, gx = reflect_gradient(v, y, g, ctx.k, _panels(y.dtype)[1])
+            gv, gx = reflect_rows_gradient(v, y, g, ctx.k, _panels(y.dtype)[1])
         return gv, gx, None, None
 
 

@@ -22,7 +22,14 @@ from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._product import opaque
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["form", "form_gradient", "form_panel", "form_panel_gradient", "reflect", "reflect_gradient"]
+__all__ = [
+    "form_columns",
+    "form_columns_gradient",
+    "form_panel",
+    "form_panel_gradient",
+    "reflect_rows",
+    "reflect_rows_gradient",
+]
 
 _TINY = 1e-300
 
@@ -39,13 +46,15 @@ _TINY = 1e-300
 def form_panel(
     v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, kept: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `form`, for one panel; also U, T and D^H U T^-H in the dtype `kept`, and lengths."""
+    """As `form_columns`, for one panel; also U, T and D^H U T^-H in the dtype `kept`, and lengths."""
     u, length = _unpack(v, n, k, dtype)
     t = u.mH @ u
     x = _times_inverse_adjoint(_scale_rows(u[..., :p, :], d), t)
     w = _embed(d, n)
     _add_product_(w, u, x.mH, -1)
-    return w, u.to(kept), t.to(kept), x.to(kept), length
+    # Compiled code counts on contiguous results.
+    u, t, x = (m.to(kept, memory_format=torch.contiguous_format).contiguous() for m in (u, t, x))
+    return w, u, t, x, length
 
 
 @opaque(lambda u, t, x, length, d, g, size: g.new_empty(*g.shape[:-2], size, dtype=g.dtype.to_real()))
@@ -59,7 +68,7 @@ def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tens
 
 
 @opaque(lambda v, d, n, k, p, dtype, width: v.new_empty(*v.shape[:-1], n, p, dtype=dtype))
-def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, width: int) -> Tensor:
+def form_columns(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, width: int) -> Tensor:
     """First p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype and panels."""
     u, _ = _unpack(v, n, k, dtype)
     w = _embed(d, n)
@@ -75,8 +84,8 @@ def form(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, width
 
 
 @opaque(lambda v, d, w, g, n, k, width: torch.empty_like(v))
-def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, width: int) -> Tensor:
-    """dL/dv from W = form(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
+def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, width: int) -> Tensor:
+    """dL/dv from W = form_columns(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
     u, length = _unpack(v, n, k, w.dtype)
     minus = torch.zeros_like(u)
     for start in range(0, k, width):
@@ -95,7 +104,7 @@ def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, wi
         if not last:
             # Q' is D above, and zero beside D and beside what is left.
             w, g = w[..., top:, top:], g[..., top:, top:]
-            w, g = (w.clone(), g.clone()) if start == 0 else (w, g)
+            w, g = (w.clone(), g.resolve_conj().clone()) if start == 0 else (w, g)
             _add_product_(w, panel[..., top:, :], x[..., top:, :].mH, -1)
             _add_product_(g, panel[..., top:, :], y[..., top:, :].mH, -1)
             _add_product_(found[..., top:, :], w, y[..., top:, :])
@@ -103,7 +112,7 @@ def form_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, wi
 
 
 @opaque(lambda v, x, k, dtype, width: x.new_empty(x.shape, dtype=dtype))
-def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -> Tensor:
+def reflect_rows(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -> Tensor:
     """Rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
     u, _ = _unpack(v, x.shape[-1], k, dtype)
     y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
@@ -115,10 +124,10 @@ def reflect(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -> Ten
 
 
 @opaque(lambda v, y, g, k, width: (torch.empty_like(v), g.new_empty(g.shape)))
-def reflect_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -> tuple[Tensor, Tensor]:
-    """dL/dv and dL/dx from y = reflect(v, x, ...), exact or rounded, and dL/dy; works in the dtype of y."""
+def reflect_rows_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -> tuple[Tensor, Tensor]:
+    """dL/dv and dL/dx from y = reflect_rows(v, x, ...), exact or rounded, and dL/dy; works in the dtype of y."""
     u, length = _unpack(v, y.shape[-1], k, y.dtype)
-    rows, gx = (t.clone(memory_format=torch.contiguous_format) for t in (y, g))
+    rows, gx = (t.resolve_conj().clone(memory_format=torch.contiguous_format) for t in (y, g))
     minus = torch.zeros_like(u)
     for start in range(0, k, width):
         panel, found = u[..., start:, start : start + width], minus[..., start:, start : start + width]
