@@ -38,7 +38,7 @@ class _Polish(Function):
     @staticmethod
     def forward(w: Tensor) -> Tensor:  # type: ignore[override]
         exact = split_defect(w) if w.device.type == "mps" else _defect(w.to(working_dtype(w.dtype)))
-        return w - product(w, exact.to(w.dtype) / 2)
+        return torch.sub(w, product(w, exact.to(w.dtype)), alpha=0.5)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -55,12 +55,13 @@ def _defect(w: Tensor) -> Tensor:
     if p < _SMALLEST_BLOCKED:
         return defect(w)
     step = -(-p // 4)
-    gram = w.new_zeros(*w.shape[:-2], p, p)
+    gram = w.new_empty(*w.shape[:-2], p, p)
     for start in range(0, p, step):
         rows = w[..., start : start + step].mH @ w[..., start:]
         gram[..., start : start + step, start:] = rows
         gram[..., start + step :, start : start + step] = rows[..., step:].mH
-    return gram - torch.eye(p, dtype=w.dtype, device=w.device)
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return gram
 
 
 def split_defect(w: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class MatrixExp(OrthogonalParam):
     the coefficients of Hyland and Ratsch's basis of the Lie algebra, row by row: E_ij - E_ji for i > j, i E_ii, and
     i (E_ij + E_ji) for i < j.
 
-    Image: SO(n) or U(n), all tall frames. Cost: with s = log2(||A||_2 / 1.6) squarings, 4 + s products and 7 + 2s more
+    Image: SO(n) or U(n), all tall frames. Cost: with s = log2(||A||_2 / 2) squarings, 4 + s products and 7 + 2s more
     backward, n x n or 2p x 2p. Not for square real weights with determinant -1.
 
     Args:
