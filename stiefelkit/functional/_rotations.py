@@ -91,7 +91,7 @@ def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Ten
     rows = plan.rows_of(_diamonds(angle, phase, plan, x.dtype)[-1])
     z = plan.pad(x)
     for t, s in enumerate(rows):
-        z = _flush(plan.turn(s, z, t))
+        z = _flush(plan.unroll(torch.bmm(s, plan.cut(plan.roll(z, t))), t))
     return z[:, :n].reshape(x.shape)
 
 
@@ -105,16 +105,17 @@ def _gradients(
     found: list[Tensor] = []
     gx = y.new_empty((*y.shape[:-2], 0, 0))
     rows = reversed(list(enumerate(plan.rows_of(levels[-1]))))
-    if with_x or 2 * p < n:
-        z = plan.pad(torch.cat([y, g], dim=-1))
+    # Rows of n x 2p factors take 6 L n p, K takes n^2 p + 4 L n^2.
+    if with_x or n * p >= layers * (6 * p - 4 * n):
+        z = [plan.pad(g), plan.pad(y)]
         for t, s in rows:
-            own = plan.cut(plan.roll(z, t))
-            h = _multiply(own[..., p:], own[..., :p].mH)
+            z = [plan.cut(plan.roll(v, t)) for v in z]
+            h = _multiply(z[0], z[1].mH)
             found.append(h - h.mH)
             if t or with_x:
-                z = plan.turn(s.mH, z, t)
+                z = [plan.unroll(_multiply(s.mH, v), t) for v in z]
         if with_x:
-            gx = z[:, :n, p:].reshape(y.shape)
+            gx = z[0][:, :n].reshape(y.shape)
     else:
         h = plan.pad(plan.pad(_multiply(g.reshape(-1, n, p), y.reshape(-1, n, p).mH)).mH)
         k, sign = h.mH - h, 1
@@ -325,9 +326,9 @@ class _Plan:
         """Moves the wires so that the diamonds of row t begin at the first."""
         return z.roll(self.m, -2) if t % 2 else z
 
-    def turn(self, s: Tensor, z: Tensor, t: int) -> Tensor:
-        """Applies the diamonds of row t."""
-        z = _multiply(s, self.cut(self.roll(z, t))).reshape(z.shape)
+    def unroll(self, z: Tensor, t: int) -> Tensor:
+        """Undoes `cut` and `roll`."""
+        z = z.reshape(-1, self.wires, z.shape[-1])
         return z.roll(-self.m, -2) if t % 2 else z
 
     def scatter(self, v: Tensor) -> Tensor:

@@ -189,10 +189,12 @@ class Givens(OrthogonalParam):
             rounded = torch.promote_types(self.dtype, torch.float32)
             w = butterfly(angle.to(work), d, None if own is None else own.to(work), n=n, dtype=rounded)[..., :p]
             return (polish(w) if exact and angle.dtype == torch.float64 else w).to(self.dtype)
-        x = torch.eye(n, p, dtype=_field(coordinate_dtype(self.dtype), phase), device=angle.device)
+        # With few layers float64 costs less than a polish.
+        work = torch.float64 if exact and 32 * self.layers <= n else coordinate_dtype(self.dtype)
+        x = torch.eye(n, p, dtype=_field(work, phase), device=angle.device)
         w = brickwall(x, angle, own, layers=self.layers)
         w = w * d.to(w.dtype).unsqueeze(-1)
-        return (polish(w) if exact else w).to(self.dtype)
+        return (polish(w) if exact and work == angle.dtype else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT, by rotating x where W would cost more; one matrix, no batch."""
