@@ -17,7 +17,7 @@ from stiefelkit.functional._packing import (
 from stiefelkit.functional._polish import nearest_frame, polish, split_defect
 from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall, mesh_size
-from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices
+from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._scan import scan
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "haar_indices",
     "householder",
     "householder_inverse",
+    "layer_inverse",
     "mesh_size",
     "modrelu",
     "nearest_frame",

@@ -46,7 +46,7 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
 
     Costs about 2 layers / n products of the size of X forward and 6 backward; saves the result and the angles, nothing
     between the layers. Works in the dtype of X; entries below eps^2, which products of many sines fall to, count as
-    zero, since those below 1e-38 would cost ten times the time.
+    zero, since some processors take many times as long for those below 1e-38.
 
     Args:
         x: matrices of shape (*, n, p), float32, float64, complex64 or complex128.
@@ -102,32 +102,14 @@ def _gradients(
     n, p = y.shape[-2:]
     plan = _Plan.of(n, layers)
     levels = _diamonds(angle, phase, plan, y.dtype)
-    found: list[Tensor] = []
+    rows = plan.rows_of(levels[-1])
     gx = y.new_empty((*y.shape[:-2], 0, 0))
-    rows = reversed(list(enumerate(plan.rows_of(levels[-1]))))
-    # Rows of n x 2p factors take 6 L n p, K takes n^2 p + 4 L n^2.
+    # In multiples of n: the factors take 6 L p, K takes n p + 4 L n.
     if with_x or n * p >= layers * (6 * p - 4 * n):
-        z = [plan.pad(g), plan.pad(y)]
-        for t, s in rows:
-            z = [plan.cut(plan.roll(v, t)) for v in z]
-            h = _multiply(z[0], z[1].mH)
-            found.append(h - h.mH)
-            if t or with_x:
-                z = [plan.unroll(_multiply(s.mH, v), t) for v in z]
-        if with_x:
-            gx = z[0][:, :n].reshape(y.shape)
+        k, z = _by_factors(plan, rows, g, y, with_x)
+        gx = z.reshape(y.shape) if with_x else gx
     else:
-        h = plan.pad(plan.pad(_multiply(g.reshape(-1, n, p), y.reshape(-1, n, p).mH)).mH)
-        k, sign = h.mH - h, 1
-        for t, s in rows:
-            k = k.roll((plan.m, plan.m), (-2, -1)) if t % 2 else k
-            found.append(sign * plan.diagonal(k))
-            if t:
-                # F^H (F^H K)^H = -F^H K F
-                k = _multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
-                k, sign = _multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
-                k = k.roll((-plan.m, -plan.m), (-2, -1)) if t % 2 else k
-    k = torch.cat(found[::-1])
+        k = _by_conjugation(plan, rows, g, y)
     for m, d in reversed(list(plan.levels(levels[:-1]))):
         layout = _layout(m, len(k))
         k = layout.quarter(layout.store(k), d)
@@ -157,9 +139,37 @@ def _brickwall_gradients(
     return _gradients(g, y, angle, phase, layers, with_x)
 
 
+def _by_factors(plan: "_Plan", rows: Sequence[Tensor], g: Tensor, y: Tensor, with_x: bool) -> tuple[Tensor, Tensor]:
+    """K behind every diamond of the rows, from G and Y taken back through them; and G in front, if asked for."""
+    z, found = [plan.pad(g), plan.pad(y)], []
+    for t, s in reversed(list(enumerate(rows))):
+        z = [plan.cut(plan.roll(v, t)) for v in z]
+        h = _multiply(z[0], z[1].mH)
+        found.append(h - h.mH)
+        if t or with_x:
+            z = [plan.unroll(_multiply(s.mH, v), t) for v in z]
+    return torch.cat(found[::-1]), z[0][:, : plan.n]
+
+
+def _by_conjugation(plan: "_Plan", rows: Sequence[Tensor], g: Tensor, y: Tensor) -> Tensor:
+    """K behind every diamond of the rows, as blocks of the whole K taken back through them."""
+    h = _multiply(g.reshape(-1, *g.shape[-2:]), y.reshape(-1, *y.shape[-2:]).mH)
+    h = plan.pad(plan.pad(h).mH)
+    k, sign, found = h.mH - h, 1, []
+    for t, s in reversed(list(enumerate(rows))):
+        k = k.roll((plan.m, plan.m), (-2, -1)) if t % 2 else k
+        found.append(sign * plan.diagonal(k))
+        if t:
+            # F^H (F^H K)^H = -F^H K F
+            k = _multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
+            k, sign = _multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
+            k = k.roll((-plan.m, -plan.m), (-2, -1)) if t % 2 else k
+    return torch.cat(found[::-1])
+
+
 def _flush(x: Tensor) -> Tensor:
-    """Puts zeros for entries below eps^2 in place, unless a derivative is to pass."""
-    if torch.is_grad_enabled() and x.requires_grad:
+    """Puts zeros for entries below eps^2 in place, unless a derivative may have to pass."""
+    if torch.is_grad_enabled():
         return x
     parts = torch.view_as_real(x) if x.is_complex() else x
     torch.hardshrink(parts, torch.finfo(x.dtype).eps ** 2, out=parts)
@@ -172,13 +182,12 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 def _diamonds(angle: Tensor, phase: Tensor | None, plan: "_Plan", dtype: torch.dtype) -> list[Tensor]:
     """Diamonds of every size 1, 2, 4, ..., each a tensor (count, 2m, 2m), its four quarters one after another."""
-    real = torch.finfo(dtype).dtype
-    t = plan.scatter(angle.to(getattr(torch, real)))
+    t = plan.scatter(angle.to(dtype.to_real()))
     c, s = t.cos(), t.sin()
     if phase is None:
         d = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
     else:
-        f = plan.scatter(phase.to(getattr(torch, real)))
+        f = plan.scatter(phase.to(dtype.to_real()))
         e = torch.complex(f.cos(), f.sin())
         d = torch.stack([torch.stack([c + 0j, -e * s]), torch.stack([s + 0j, e * c])])
     levels = [d.movedim(-1, 0)]
@@ -346,7 +355,7 @@ class _Plan:
 
     def index(self, device: torch.device) -> Tensor:
         """Where each rotation stands among the smallest diamonds."""
-        if (self, device) in _index and not torch.compiler.is_compiling():
+        if (self, device) in _index:
             return _index[self, device]
         with torch.inference_mode(False):
             layer, q = mesh_places(self.n, self.layers, device)
@@ -359,7 +368,8 @@ class _Plan:
             for size in reversed(self.sizes[:-1]):
                 place = place + (2 * (u // size % 2) + v // size % 2) * total
                 total *= 4
-        if type(place) is Tensor and not torch.compiler.is_compiling():
+        # A fake tensor made while tracing would poison later calls.
+        if type(place) is Tensor:
             _index[self, device] = place
         return place
 
