@@ -93,8 +93,9 @@ class Givens(OrthogonalParam):
         if layout == "fft":
             if layers is not None:
                 raise OptionError(f'Givens needs layout "brickwall" for layers=, got {layout!r}.')
-            if n & (n - 1):
-                raise ShapeError(f'Givens needs a power of two of rows for layout "fft", got {n}.')
+            reason = self.supports(shape, self.dtype, layout=layout)
+            if reason is not None:
+                raise ShapeError(f"Givens needs {reason}, got {n}.")
             layers = n.bit_length() - 1
         elif layers is None:
             layers = n
@@ -103,6 +104,13 @@ class Givens(OrthogonalParam):
         self.layers = layers
         if not self.is_complex:
             self.register_buffer("signs", torch.ones(self.shape[:-1], dtype=torch.int8, device=device))
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """The Fourier pattern is for powers of two."""
+        if options.get("layout") == "fft" and shape[-2] & (shape[-2] - 1):
+            return 'a power of two of rows for layout "fft"'
+        return None
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
