@@ -53,7 +53,7 @@ class Givens(OrthogonalParam):
         dtype: real or complex dtype of the frame.
         device: where the signs live.
         precision: "exact": polished in float64 ("fft": made in float64). "fast": neither; ||W^H W - I||_F is below
-            (L + 16) eps sqrt(p), and a thirtieth of that for random angles.
+            (L + 16) eps sqrt(p), and a twentieth of that for random angles.
         layout: "brickwall" or "fft"; the latter needs n to be a power of two.
         layers: number of layers L of a brick wall, n when None.
 
