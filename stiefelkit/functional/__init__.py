@@ -23,8 +23,9 @@ from stiefelkit.functional._packing import (
 )
 from stiefelkit.functional._polish import nearest_frame, polish, split_defect
 from stiefelkit.functional._product import product
-from stiefelkit.functional._rotations import brickwall, mesh_size
-from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices
+from stiefelkit.functional._rotations import brickwall
+from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
+from stiefelkit.functional._rotations_plan import mesh_size
 from stiefelkit.functional._scan import scan
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "householder",
     "householder_inverse",
     "householder_linear",
+    "layer_inverse",
     "matrix_exp",
     "mesh_size",
     "modrelu",

@@ -6,26 +6,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._rotations import mesh_places
+from stiefelkit.functional._rotations_plan import mesh_places
 
-__all__ = ["brickwall_inverse", "haar_angles", "haar_indices"]
+__all__ = ["brickwall_inverse", "haar_angles", "haar_indices", "layer_inverse"]
 
 
 def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Finds angles, phases and a diagonal with Q = D F_n ... F_1, for any orthogonal or unitary Q.
+    """Finds angles, phases and a diagonal with Q = D F_n ... F_1, for any frame Q (its first columns, if it is tall).
 
     Nulls the lower triangle along its antidiagonals, odd ones from the right, even ones from the left, so that the
     rotations fall into a brick pattern (Clements et al. 2016), and moves the diagonal that remains to the front. A
     diagonal Q has all angles and phases zero. Costs 6 n^3 operations, one rotation after another.
 
     Args:
-        q: matrices of shape (*, n, n), exact to rounding in float64 or complex128.
+        q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
 
     Returns:
         Angles in [-pi/2, pi/2] (in [0, pi/2] if Q is complex), shape (*, n(n - 1)/2), in the order of `brickwall`;
         phases, same shape, None if Q is real; the diagonal D, shape (*, n), signs if Q is real.
     """
-    n, batch = q.shape[-1], q.shape[:-2]
+    *batch, n, p = q.shape
+    q = torch.cat([q, torch.linalg.qr(q, mode="complete")[0][..., p:]], dim=-1) if p < n else q
     w = q.detach().cpu().reshape(-1, n, n).numpy().copy()
     tables = np.stack([np.stack(_nulled(matrix)) for matrix in w], axis=-1)
     sine, cosine, turn = torch.from_numpy(tables)
@@ -88,6 +89,27 @@ def _nulled(w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 block, gate = w[row : row + 2, column:], [[c, s * back], [-s, c * back]]
                 block[:] = np.array(gate) @ block
     return sine, cosine, turn
+
+
+def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Finds angles, phases and a diagonal with Q = D F for one layer of rotations of (0, 1), (2, 3), ...
+
+    Args:
+        q: frames of shape (*, n, p), float64 or complex128; what couples other rows is not looked at.
+
+    Returns:
+        Angles of shape (*, n // 2), phases, same shape, None if Q is real, and the diagonal D, shape (*, n).
+    """
+    n, p = q.shape[-2:]
+    rest = torch.eye(n, dtype=q.dtype, device=q.device)[:, p:].expand(*q.shape[:-1], n - p)
+    w = torch.cat([q, rest], dim=-1)
+    if p % 2 and p < n:
+        w[..., p - 1, p], w[..., p, p] = -w[..., p, p - 1].conj(), w[..., p - 1, p - 1].conj()
+    even, odd = torch.arange(0, n - 1, 2), torch.arange(1, n, 2)
+    blocks = [torch.stack([w[..., i, even], w[..., i, odd]], dim=-1) for i in (even, odd)]
+    angle, phase, d = brickwall_inverse(torch.stack(blocks, dim=-2))
+    d = torch.cat([d.flatten(-2), w[..., n // 2 * 2 :, -1].sgn()], dim=-1)
+    return angle.flatten(-2), None if phase is None else phase.flatten(-2), d
 
 
 def haar_indices(n: int, layers: int) -> Tensor:

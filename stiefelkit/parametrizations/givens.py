@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.errors import ImageError, OptionError, ShapeError
@@ -16,6 +17,7 @@ from stiefelkit.functional import (
     diagonal,
     haar_angles,
     haar_indices,
+    layer_inverse,
     mesh_size,
     polish,
     rotate_butterfly,
@@ -51,7 +53,7 @@ class Givens(OrthogonalParam):
         dtype: real or complex dtype of the frame.
         device: where the signs live.
         precision: "exact": polished in float64 ("fft": made in float64). "fast": neither; ||W^H W - I||_F is below
-            (L + 16) eps sqrt(p), and a thirtieth of that for random angles.
+            (L + 16) eps sqrt(p), and a twentieth of that for random angles.
         layout: "brickwall" or "fft"; the latter needs n to be a power of two.
         layers: number of layers L of a brick wall, n when None.
 
@@ -91,8 +93,9 @@ class Givens(OrthogonalParam):
         if layout == "fft":
             if layers is not None:
                 raise OptionError(f'Givens needs layout "brickwall" for layers=, got {layout!r}.')
-            if n & (n - 1):
-                raise ShapeError(f'Givens needs a power of two of rows for layout "fft", got {n}.')
+            reason = self.supports(shape, self.dtype, layout=layout)
+            if reason is not None:
+                raise ShapeError(f"Givens needs {reason}, got {n}.")
             layers = n.bit_length() - 1
         elif layers is None:
             layers = n
@@ -103,9 +106,16 @@ class Givens(OrthogonalParam):
             self.register_buffer("signs", torch.ones(self.shape[:-1], dtype=torch.int8, device=device))
 
     @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """The Fourier pattern is for powers of two."""
+        if options.get("layout") == "fft" and shape[-2] & (shape[-2] - 1):
+            return 'a power of two of rows for layout "fft"'
+        return None
+
+    @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """Square, tall, one column, one entry, odd, batched; few layers, many, the Fourier pattern, fast."""
-        shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
+        shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (2, 8, 2)]
         few = [((6, 6), 1), ((9, 5), 3), ((2, 8, 8), 4), ((4, 4), 7)]
         fourier: dict[str, Any] = {"layout": "fft"}
         fast: dict[str, Any] = {"precision": "fast"}
@@ -114,7 +124,7 @@ class Givens(OrthogonalParam):
             *((shape, {"layers": layers}) for shape, layers in few),
             *((shape, fourier) for shape in ((1, 1), (2, 2), (16, 16), (8, 3), (2, 4, 4))),
             ((16, 16), fast),
-            ((2, 9, 4), fast),
+            ((2, 12, 5), fast),
             ((8, 8), fast | fourier),
         ]
 
@@ -182,17 +192,13 @@ class Givens(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         exact = self.precision == "exact"
-        n, p = self.shape[-2:]
+        # With few layers float64 costs less than a polish.
+        few = self.layout == "fft" or 32 * self.layers <= self.shape[-2]
+        work = torch.float64 if exact and few else coordinate_dtype(self.dtype)
         own, d = self._split(phase)
-        if self.layout == "fft":
-            work = torch.float64 if exact else coordinate_dtype(self.dtype)
-            rounded = torch.promote_types(self.dtype, torch.float32)
-            w = butterfly(angle.to(work), d, None if own is None else own.to(work), n=n, dtype=rounded)[..., :p]
-            return (polish(w) if exact and angle.dtype == torch.float64 else w).to(self.dtype)
-        x = torch.eye(n, p, dtype=_field(coordinate_dtype(self.dtype), phase), device=angle.device)
-        w = brickwall(x, angle, own, layers=self.layers)
-        w = w * d.to(w.dtype).unsqueeze(-1)
-        return (polish(w) if exact else w).to(self.dtype)
+        own = None if own is None else own.to(work)
+        w = self._frame(angle.to(work), own, d, torch.promote_types(self.dtype, torch.float32))
+        return (polish(w) if exact and work == angle.dtype else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT, by rotating x where W would cost more; one matrix, no batch."""
@@ -206,7 +212,7 @@ class Givens(OrthogonalParam):
         work = torch.float64 if exact else coordinate_dtype(self.dtype)
         angle, phase = angle.to(work), None if phase is None else phase.to(work)
         own, d = self._split(phase)
-        z = torch.nn.functional.pad(x.reshape(-1, p).to(_field(work, phase)), (0, n - p))
+        z = F.pad(x.reshape(-1, p).to(_field(work, phase)), (0, n - p))
         if self.layout == "fft":
             z = rotate_butterfly(z, angle, own)
         else:
@@ -221,17 +227,16 @@ class Givens(OrthogonalParam):
         """
         n, p = self.shape[-2:]
         if self.is_full:
-            if p < n:
-                w = torch.cat([w, torch.linalg.qr(w, mode="complete")[0][..., p:]], dim=-1)
-            angle, turn, d = brickwall_inverse(w)
-            return self._packed(angle, turn, d, 0)
-        tried = [_one_layer(w)]
+            return self._packed(*brickwall_inverse(w), start=0)
+        tried = [layer_inverse(w)]
         if self.layout == "fft" and n == p:
             tried.append(butterfly_inverse(w))
         for angle, turn, d in tried:
             start = self.rotations - angle.shape[-1] if self.layout == "fft" else 0
-            coordinates, chart = self._packed(angle, turn, d, start)
-            if self._reaches(w, coordinates, d):
+            coordinates, chart = self._packed(angle, turn, d, start=start)
+            own = None if turn is None else coordinates[1][..., : self.rotations]
+            off = torch.linalg.matrix_norm(self._frame(coordinates[0], own, d) - w).max().item()
+            if off <= max(8 * rounding_limit(p, self.dtype), 1e-10):
                 return coordinates, chart
         remedy = 'layout="brickwall"' if self.layout == "fft" else f"layers={n}"
         raise ImageError(
@@ -261,7 +266,7 @@ class Givens(OrthogonalParam):
         else:
             index = torch.ones(self.rotations) if self.layout == "fft" else haar_indices(n, min(n, self.layers))
             angle = haar_angles(index, tuple(batch), self.is_complex, generator)
-            angle = torch.nn.functional.pad(angle, (0, self.rotations - len(index)))
+            angle = F.pad(angle, (0, self.rotations - len(index)))
         if not self.is_complex:
             signs = uniform(*batch, n).sign() if scheme == "haar" else torch.ones(*batch, n)
             return (angle,), {"signs": signs.to(torch.int8)}
@@ -273,27 +278,24 @@ class Givens(OrthogonalParam):
             return None, diagonal(signs=self.signs)
         return phase[..., : self.rotations], diagonal(phase=phase[..., self.rotations :])
 
+    def _frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, rounded: torch.dtype | None = None) -> Tensor:
+        """W in the precision of the angles; that of the Fourier pattern rounded on the way, if asked for."""
+        n, p = self.shape[-2:]
+        if self.layout == "fft":
+            return butterfly(angle, d, phase, n=n, dtype=rounded)[..., :p]
+        x = torch.eye(n, p, dtype=_field(angle.dtype, phase), device=angle.device)
+        w = brickwall(x, angle, phase, layers=self.layers)
+        return w * d.to(w.dtype).unsqueeze(-1)
+
     def _packed(
-        self, angle: Tensor, turn: Tensor | None, d: Tensor, start: int
+        self, angle: Tensor, turn: Tensor | None, d: Tensor, *, start: int
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Coordinates from those of a part of the mesh that begins at the given rotation, and the chart."""
         ends = (start, self.rotations - start - angle.shape[-1])
-        angle = torch.nn.functional.pad(angle, ends)
+        angle = F.pad(angle, ends)
         if turn is None:
             return (angle,), {"signs": torch.where(d < 0, -1, 1).to(torch.int8)}
-        return (angle, torch.cat([torch.nn.functional.pad(turn, ends), d.angle()], dim=-1)), {}
-
-    def _reaches(self, w: Tensor, coordinates: tuple[Tensor, ...], d: Tensor) -> bool:
-        """Whether the coordinates give W back."""
-        own = None if len(coordinates) == 1 else coordinates[1][..., : self.rotations]
-        n, p = self.shape[-2:]
-        if self.layout == "fft":
-            found = butterfly(coordinates[0], d, own, n=n)[..., :p]
-        else:
-            eye = torch.eye(n, p, dtype=w.dtype, device=w.device)
-            found = d.unsqueeze(-1) * brickwall(eye, coordinates[0], own, layers=self.layers)
-        off = torch.linalg.matrix_norm(found - w).max().item()
-        return off <= 8 * rounding_limit(p, self.dtype)
+        return (angle, torch.cat([F.pad(turn, ends), d.angle()], dim=-1)), {}
 
 
 def _field(dtype: torch.dtype, phase: Tensor | None) -> torch.dtype:
@@ -301,16 +303,3 @@ def _field(dtype: torch.dtype, phase: Tensor | None) -> torch.dtype:
     if phase is None:
         return dtype
     return torch.complex128 if dtype == torch.float64 else torch.complex64
-
-
-def _one_layer(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Angles, phases and diagonal of one layer of rotations of neighbours that is next to W."""
-    n, p = w.shape[-2:]
-    w = torch.cat([w, torch.eye(n, dtype=w.dtype, device=w.device)[:, p:].expand(*w.shape[:-1], n - p)], dim=-1)
-    if p % 2 and p < n:
-        w[..., p - 1, p], w[..., p, p] = -w[..., p, p - 1].conj(), w[..., p - 1, p - 1].conj()
-    pair = torch.arange(n // 2, device=w.device)
-    blocks = w[..., : n // 2 * 2, : n // 2 * 2].unflatten(-2, (-1, 2)).unflatten(-1, (-1, 2))[..., pair, :, pair, :]
-    angle, turn, d = brickwall_inverse(blocks.movedim(0, -3))
-    d = torch.cat([d.flatten(-2), w[..., n // 2 * 2 :, -1].sgn()], dim=-1)
-    return angle.flatten(-2), None if turn is None else turn.flatten(-2), d

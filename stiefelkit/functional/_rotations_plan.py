@@ -1,0 +1,136 @@
+"""How a brick-pattern mesh of rotations is cut into diamonds, and where its rotations and wires go.
+
+The rotation of wires (q, q + 1) in layer l sits at (u, v) = ((l + q) / 2, (l - q) / 2 - 1) of a lattice in which each
+feeds (u + 1, v) and (u, v + 1), so that an m x m square of the lattice, a diamond of the mesh, turns 2m wires.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Plan", "mesh_places", "mesh_size"]
+
+_index: dict[tuple["Plan", torch.device], Tensor] = {}
+
+
+def mesh_size(n: int, layers: int) -> int:
+    """Number of rotations of the first `layers` layers of a brick pattern on n wires.
+
+    >>> mesh_size(6, 6), mesh_size(7, 7), mesh_size(7, 3)
+    (15, 21, 9)
+    """
+    return (layers + 1) // 2 * (n // 2) + layers // 2 * ((n - 1) // 2)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a mesh is cut into diamonds.
+
+    Rows t = 0, 1, ... of diamonds of size m are centred on the layers tm; even rows cut the wires at multiples of 2m,
+    odd ones m further on, where the last diamond wraps around (the rotation at the seam is the identity).
+    """
+
+    n: int
+    layers: int
+    m: int
+
+    @classmethod
+    @functools.cache
+    def of(cls, n: int, layers: int) -> "Plan":
+        """The plan for a mesh."""
+        m = 1
+        while 4 * m <= layers and 8 * m <= n and 32 * m <= n + 64:
+            m *= 2
+        return cls(n, layers, m)
+
+    @property
+    def wires(self) -> int:
+        """Wires, idle ones included, a multiple of 2m."""
+        return -(-self.n // (2 * self.m)) * 2 * self.m
+
+    @property
+    def across(self) -> int:
+        """Diamonds in a row."""
+        return self.wires // (2 * self.m)
+
+    @property
+    def rows(self) -> int:
+        """Rows of diamonds."""
+        return (self.layers - 2) // self.m + 2
+
+    @property
+    def sizes(self) -> list[int]:
+        """1, 2, 4, ..., m."""
+        return [1 << i for i in range(self.m.bit_length())]
+
+    def rows_of(self, d: Tensor) -> Sequence[Tensor]:
+        """The diamonds of each row, for matrices of a batch in turn, (batch * across, 2m, 2m)."""
+        return d.contiguous().unflatten(0, (self.rows, -1)).unbind()
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Flattens the batch and adds the idle wires."""
+        x = x.reshape(-1, *x.shape[-2:])
+        return F.pad(x, (0, 0, 0, self.wires - self.n)) if self.wires > self.n else x
+
+    def cut(self, z: Tensor) -> Tensor:
+        """The rows of Z for each diamond of a row, (batch * across, 2m, p)."""
+        return z.reshape(-1, 2 * self.m, z.shape[-1])
+
+    def diagonal(self, k: Tensor) -> Tensor:
+        """The diagonal blocks of K, (batch * across, 2m, 2m)."""
+        k = k.unflatten(-1, (-1, 2 * self.m)).unflatten(-3, (-1, 2 * self.m))
+        return self.cut(k.diagonal(dim1=-4, dim2=-2).movedim(-1, 1))
+
+    def roll(self, z: Tensor, t: int) -> Tensor:
+        """Moves the wires so that the diamonds of row t begin at the first."""
+        return z.roll(self.m, -2) if t % 2 else z
+
+    def unroll(self, z: Tensor, t: int) -> Tensor:
+        """Undoes `cut` and `roll`."""
+        z = z.reshape(-1, self.wires, z.shape[-1])
+        return z.roll(-self.m, -2) if t % 2 else z
+
+    def scatter(self, v: Tensor) -> Tensor:
+        """Puts coordinates (*, d) into the order of the smallest diamonds, zeros where there is no rotation."""
+        count = self.m * self.m * self.rows * self.across
+        v = v.reshape(v.shape[:-1].numel(), v.shape[-1])
+        full = v.new_zeros(len(v), count).index_copy(1, self.index(v.device), v)
+        return full.unflatten(1, (-1, self.across)).transpose(0, 1).reshape(-1)
+
+    def gather(self, full: Tensor, like: Tensor) -> Tensor:
+        """The adjoint of `scatter`, in the shape and dtype of the coordinates."""
+        batch = like.shape[:-1].numel()
+        full = full.reshape(-1, batch, self.across).transpose(0, 1).reshape(batch, -1)
+        return full.index_select(1, self.index(full.device)).reshape(like.shape).to(like.dtype)
+
+    def index(self, device: torch.device) -> Tensor:
+        """Where each rotation stands among the smallest diamonds."""
+        if (self, device) in _index:
+            return _index[self, device]
+        with torch.inference_mode(False):
+            layer, q = mesh_places(self.n, self.layers, device)
+            u, v = (layer + q) // 2, (layer - q) // 2 - 1
+            du, dv = u // self.m, v // self.m
+            row, centre = du + dv + 1, (du - dv) % (2 * self.across)
+            place = row * self.across + centre // 2
+            u, v = u % self.m, v % self.m
+            total = self.rows * self.across
+            for size in reversed(self.sizes[:-1]):
+                place = place + (2 * (u // size % 2) + v // size % 2) * total
+                total *= 4
+        # A fake tensor made while tracing would poison later calls.
+        if type(place) is Tensor:
+            _index[self, device] = place
+        return place
+
+
+def mesh_places(n: int, layers: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+    """Layer and upper wire of each rotation, in the order of the coordinates."""
+    layer = torch.arange(layers, device=device)[:, None]
+    q = torch.arange(max(n - 1, 0), device=device)
+    there = (layer + q) % 2 == 0
+    return layer.expand_as(there)[there], q.expand_as(there)[there]
