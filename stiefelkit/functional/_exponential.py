@@ -43,8 +43,8 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
         a: square matrices, shape (*, n, n), float32, float64, complex64 or complex128; one scaling serves a batch.
         skew: whether A^H = -A. The gradient is then right up to a Hermitian matrix only, whose inner product with
             every skew matrix is 0, so antisymmetrise it.
-        truncation: error that the polynomial may have, relative to ||W||_F (16 times as much in single directions); eps
-            of the dtype when None.
+        truncation: error that the polynomial may have, relative to ||W||_F (16 times as much in single directions);
+            1.5 eps of the dtype when None.
 
     Returns:
         Tensor of the shape and dtype of A; float32 of norm above 8 is worked with in float64. NaN propagates.
@@ -146,7 +146,7 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     if norm > _LARGEST_IN_SINGLE and a.dtype != working_dtype(a.dtype):
         return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
     # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
-    unit = torch.finfo(a.dtype).eps if truncation is None else truncation
+    unit = 1.5 * torch.finfo(a.dtype).eps if truncation is None else truncation
     worst = max(rms / unit, norm**13 / math.factorial(13) / (16 * unit), 1.0)
     s = math.ceil(math.log2(worst) / _DEGREE)
     b = _combine(powers, s, False)
@@ -233,7 +233,7 @@ def _skew_truncation(a2: Tensor, a3: Tensor) -> tuple[float, float]:
     top = (lengths / torch.linalg.vector_norm(before, dim=(-2, -1)).clamp_min(1e-30)).amax()
     found = torch.stack([bound, 1.1 * bound * top ** (1 / 3), (lengths / size).amax()]).tolist()
     norm = min(found[:2])
-    return found[2] * found[0] ** 12 * norm / math.factorial(13), norm
+    return found[2] * found[0] ** 12 * norm / 1.1 / math.factorial(13), norm
 
 
 @functools.lru_cache(maxsize=64)
