@@ -128,13 +128,13 @@ def _whole_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -
 
 
 def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The exponential, and what its adjoint takes: the powers and the B of the polynomial, A6, and what was squared.
+    """The exponential, and what its adjoint takes: powers of A, those of its polynomial's parts, and what was squared.
 
-    The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
+    The parts are W, B1 + A6, A6 and B3. The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
     """
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
-    times, add_product = _products(a)
+    times, _ = _products(a)
     powers = a.new_empty(3, *a.shape)
     powers[0] = a
     a2, a3 = powers[1], powers[2]
@@ -152,44 +152,51 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     b = _combine(powers, s, False)
     for k in (1, 2):
         b[k].diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[k])
-    a6 = add_product(b[2], b[3], b[3])
+    a6 = _add_product_(b[2], b[3], b[3])
     left = b[1].add_(a6)
-    w = add_product(b[0], left, a6)
+    w = _add_product_(b[0], left, a6)
     squared = []
     for _ in range(s):
         squared.append(w)
         w = times(w, w)
-    return w, (powers, b, a6, *squared)
+    return w, (powers, b, *squared)
 
 
 def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
-    (a, a2, _), b, a6, *squared = factors
+    (a, a2, _), b, *squared = factors
+    _, left, a6, b3 = b
     shape, g = g.shape, g.reshape(a.shape)
     times, add_product = _products(a)
     for w in reversed(squared):
         wh = w.mH
-        g = add_product(g @ wh, wh, g)
+        g = _add_product_(times(g, wh), wh, g)
     gb = torch.empty_like(b)
     gb[0] = g
     times(g, a6.mH, out=gb[1])
-    add_product(gb[1], b[1].mH, g, out=gb[2])
-    add_product(gb[2] @ b[3].mH, b[3].mH, gb[2], out=gb[3])
+    add_product(gb[1], left.mH, g, out=gb[2])
+    times(gb[2], b3.mH, out=gb[3])
+    _add_product_(gb[3], b3.mH, gb[2])
     ga, ga2, ga3 = _combine(gb, len(squared), True)
     if skew:
         # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
         ga3 = minus_adjoint(ga3)
-        ga2 = add_product(ga2, ga3, a, beta=1, alpha=-0.5)
-        ga = add_product(ga, a2, ga3, alpha=0.5)
-        return add_product(ga, ga2 + ga2.mH, a, alpha=-1).view(shape)
-    ga2 = add_product(ga2, ga3, a.mH)
-    ga = add_product(ga, a2.mH, ga3)
-    ga = add_product(ga, ga2, a.mH)
-    return add_product(ga, a.mH, ga2).view(shape)
+        _add_product_(ga2, ga3, a, alpha=-0.5)
+        _add_product_(ga, a2, ga3, alpha=0.5)
+        return _add_product_(ga, ga2 + ga2.mH, a, alpha=-1).view(shape)
+    _add_product_(ga2, ga3, a.mH)
+    _add_product_(ga, a2.mH, ga3)
+    _add_product_(ga, ga2, a.mH)
+    return _add_product_(ga, a.mH, ga2).view(shape)
 
 
 def _products(a: Tensor) -> tuple[Any, Any]:
     """A B and C + A B for one matrix or for a batch."""
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
+
+
+def _add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """C += alpha A B."""
+    return c.addmm_(a, b, alpha=alpha) if c.dim() == 2 else c.baddbmm_(a, b, alpha=alpha)
 
 
 @functools.lru_cache(maxsize=256)
@@ -220,25 +227,25 @@ def _skew_truncation(a2: Tensor, a3: Tensor) -> tuple[float, float]:
     """The same for a skew A, estimated: root mean square of sigma^13 / 13!, and ||A||_2.
 
     Four power steps of A^3 from a fixed vector sample sigma^12 over the spectrum; their last ratio and a tenth is taken
-    for the norm, unless ||A||_2 <= ||A^2||_F^(1/2) is less.
+    for the norm, unless ||A||_2 <= ||A^2||_F^(1/2) is less. In a batch the worst of each counts.
     """
-    n = a2.shape[-1]
-    bound = torch.linalg.vector_norm(a2, dim=(-2, -1)).amax().sqrt()
-    scale = bound.clamp_min(1e-10) ** -3
-    y = _probe(n, a2.dtype, a2.device)
-    before = size = torch.linalg.vector_norm(y)
+    _, add_product = _products(a3)
+    norms = torch.linalg.vector_norm(a2, dim=(-2, -1))
+    bound = math.sqrt(norms if a2.dim() == 2 else norms.amax())
+    y = before = _probe(*a2.shape[:-1], a2.dtype, a2.device)
+    scale = max(bound, 1e-10) ** -3
     for _ in range(4):
-        before, y = y, (a3 @ y) * scale
-    lengths = torch.linalg.vector_norm(y, dim=(-2, -1))
-    top = (lengths / torch.linalg.vector_norm(before, dim=(-2, -1)).clamp_min(1e-30)).amax()
-    found = torch.stack([bound, 1.1 * bound * top ** (1 / 3), (lengths / size).amax()]).tolist()
-    norm = min(found[:2])
-    return found[2] * found[0] ** 12 * norm / 1.1 / math.factorial(13), norm
+        before, y = y, add_product(y, a3, y, beta=0, alpha=scale)
+    lengths = torch.linalg.vector_norm(torch.cat([before, y], dim=-1), dim=-2).view(-1, 2)
+    last, length = lengths.amax(0).tolist() if a2.dim() > 2 else lengths[0].tolist()
+    top = bound * (length / max(last, 1e-30)) ** (1 / 3)
+    return length * bound**12 * min(top, bound) / math.factorial(13), min(1.1 * top, bound)
 
 
 @functools.lru_cache(maxsize=64)
-def _probe(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A fixed vector without a preferred direction."""
+def _probe(*sizes_dtype_device: Any) -> Tensor:
+    """Fixed unit vectors without a preferred direction, shape (*, n, 1)."""
+    *batch, n, dtype, device = sizes_dtype_device
     with torch.inference_mode(False):
-        angles = torch.arange(1, n + 1, device=device, dtype=torch.float64) ** 2
-        return angles.cos().to(dtype).unsqueeze(-1)
+        y = (torch.arange(1, n + 1, device=device, dtype=torch.float64) ** 2).cos()
+        return (y / y.norm()).to(dtype).unsqueeze(-1).expand(*batch, n, 1).contiguous()
