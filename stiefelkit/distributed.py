@@ -27,11 +27,9 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     """
     from torch.distributed.fsdp import fully_shard
 
-    policy = options.get("mp_policy")
-    if getattr(policy, "param_dtype", None) is not None:
-        raise OptionError(
-            f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {policy.param_dtype}."
-        )
+    cast = getattr(options.get("mp_policy"), "param_dtype", None)
+    if cast is not None:
+        raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")
     for _, _, _, carrier in carriers(model):
         if any(c.numel() for c in carrier.coordinates.values()):
             fully_shard(carrier, mesh=mesh, **options)

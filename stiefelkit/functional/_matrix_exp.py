@@ -46,18 +46,18 @@ def matrix_exp(
     single = v.dtype == torch.float32
     truncation = _FINER_THAN_SINGLE if single else None
     if n > 2 * p:
-        double = True
-        w = _tall(v.double(), n, p, is_complex, truncation)
+        w, double = _tall(v.double(), n, p, is_complex, truncation), True
     else:
         # Small ones cost no more in float64 than a polish would.
         double = not single or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
         a = _Skew.apply(v.double() if double else v, n, p, is_complex)
-        w = exponential(a, skew=True, truncation=truncation if double else None)[..., :p]  # type: ignore[arg-type]
-    if rotation is not None:
-        w = product(w, polish(rotation).to(w.dtype))
-    if not double:
-        return w if precision == "fast" else polish(w)  # type: ignore[arg-type]
-    return w.to(torch.complex64 if is_complex else torch.float32) if single else polish(w)
+        last = n == p and (precision == "exact" if not double else not single)
+        w = exponential(a, skew=True, truncation=truncation if double else None, polish=last)  # type: ignore[arg-type]
+    if n > p:
+        w = w[..., :p] if rotation is None else product(w[..., :p], polish(rotation).to(w.dtype))
+        if not single or not (double or precision == "fast"):
+            w = polish(w)
+    return w.to(torch.complex64 if is_complex else torch.float32) if single else w
 
 
 class _Skew(Function):

@@ -9,7 +9,7 @@ from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
 from stiefelkit.metrics import defect, orthogonality_error, working_dtype
 
-__all__ = ["nearest_frame", "polish", "split_defect"]
+__all__ = ["nearest_frame", "polish", "polished", "split_defect"]
 
 _SMALLEST_BLOCKED = 256
 
@@ -37,8 +37,7 @@ def polish(w: Tensor) -> Tensor:
 class _Polish(Function):
     @staticmethod
     def forward(w: Tensor) -> Tensor:  # type: ignore[override]
-        exact = split_defect(w) if w.device.type == "mps" else _defect(w.to(working_dtype(w.dtype)))
-        return torch.sub(w, product(w, exact.to(w.dtype)), alpha=0.5)
+        return polished(w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -47,6 +46,12 @@ class _Polish(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
         return g
+
+
+def polished(w: Tensor) -> Tensor:
+    """What `polish` returns, for use inside a `Function`, whose gradient it does not change."""
+    exact = split_defect(w) if w.device.type == "mps" else _defect(w.to(working_dtype(w.dtype)))
+    return torch.sub(w, product(w, exact.to(w.dtype)), alpha=0.5)
 
 
 def _defect(w: Tensor) -> Tensor:
