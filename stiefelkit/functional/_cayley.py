@@ -21,6 +21,8 @@ __all__ = ["cayley"]
 
 _LARGEST_IN_DOUBLE = 48
 """Up to here the backward of a float32 frame in float64 costs about as much as in float32."""
+_LARGE = 256
+"""From here on memory counts, below the number of operators."""
 _SMALLEST_FAST = 128
 """Below, LAPACK inverts no faster in float32 than in float64."""
 
@@ -80,10 +82,10 @@ class _Square(Function):
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         d = _entries(phase, d).to(m.dtype)
         dtype = _saved_dtype(v, n, m.is_complex(), fast)
-        if dtype == m.dtype:
+        if n < _LARGE or dtype == m.dtype:
             w = m.mul_(2 * d.unsqueeze(-2))
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
-            return polish(w) if v.dtype == torch.float64 else w
+            return polish(w) if v.dtype == torch.float64 else w.to(dtype)
         on_diagonal = (2 * m.diagonal(dim1=-2, dim2=-1) - 1) * d
         # Signs may come after the rounding, phases may not.
         w = m.mul_(2 * d.unsqueeze(-2)).to(dtype) if m.is_complex() else m.to(dtype).mul_(2 * d.unsqueeze(-2))
