@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stiefelkit as sk
-from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size, unpack_skew
+from stiefelkit import errors
+from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size, spread_band, unpack_skew
+from stiefelkit.functional._block_inverse import inverse_of_accretive
 from stiefelkit.metrics import orthogonality_error, permitted_error
 
 Cayley = sk.parametrizations.Cayley
@@ -147,3 +149,65 @@ def test_the_index_cache_survives_inference_mode():
     Cayley((23, 23), dtype=torch.float32)(v).sum().backward()
     assert v.grad is not None
     assert torch.isfinite(v.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("n", [63, 64, 131, 256])
+def test_single_precision_gradients_are_those_of_double(n, precision, dtype):
+    double = torch.promote_types(dtype, torch.float64)
+    map, twin = Cayley((n, n), dtype=dtype, precision=precision), Cayley((n, n), dtype=double)
+    phase = () if dtype == torch.float32 else (torch.rand(n),)
+    g = torch.randn(n, n, dtype=dtype)
+    for scale, tolerance in ((n**-0.5, 1e-5), (1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
+        v = (torch.randn(map.coordinates["skew"]) * scale).requires_grad_()
+        exact = v.detach().double().requires_grad_()
+        (ours,) = torch.autograd.grad(map(v, *phase), v, g)
+        (theirs,) = torch.autograd.grad(twin(exact, *phase), exact, g.to(double))
+        assert torch.dist(ours.double(), theirs) <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("size", [0.1, 1.0, 1e2, 1e4])
+def test_the_block_inverse_is_the_inverse(dtype, size):
+    a = torch.randn(2, 150, 150, dtype=dtype) * size
+    m = torch.eye(150, dtype=dtype) + a - a.mH
+    exact = torch.linalg.inv(m.to(torch.promote_types(dtype, torch.float64)))
+    bound = 1e-5 if dtype in (torch.float32, torch.complex64) else 1e-9
+    assert torch.dist(inverse_of_accretive(m).to(exact.dtype), exact) <= bound * exact.norm()
+
+
+def test_fast_frames_keep_their_bound():
+    for n in (128, 201, 400):
+        map = Cayley((n, n), dtype=torch.float32, precision="fast")
+        for scale in (1e-3, 0.05, 0.3, 10.0, 1e4):
+            v = torch.randn(map.coordinates["skew"]) * scale
+            assert orthogonality_error(map(v)).item() <= map.error_bound(v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("n", "p", "bandwidth"), [(7, 7, 2), (6, 6, 5), (6, 3, 1)])
+def test_a_bandwidth_keeps_a_band_of_a(n, p, bandwidth, dtype):
+    map = Cayley((n, p), dtype=dtype, bandwidth=bandwidth)
+    v = torch.randn(map.coordinates["skew"], dtype=torch.float64)
+    a11, a21 = unpack_skew(spread_band(v, n, p, dtype.is_complex, bandwidth), n, p, dtype.is_complex)
+    a = torch.cat([a11, a21])
+    far = (torch.arange(n)[:, None] - torch.arange(p)).abs() > bandwidth
+    assert (a[far] == 0).all()
+    assert (a.real.tril(-1)[~far & (torch.arange(n)[:, None] > torch.arange(p))] != 0).all()
+    phase = (torch.rand(p, dtype=torch.float64),) if dtype.is_complex else ()
+    whole = Cayley((n, p), dtype=dtype)
+    assert torch.equal(map(v, *phase), whole(spread_band(v, n, p, dtype.is_complex, bandwidth), *phase))
+
+
+def test_a_band_has_its_own_count_and_refuses_other_frames():
+    layer = sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=3)
+    assert sk.coordinates(layer, "weight")["skew"].numel() == 3 * 20 - 3 * 4 // 2
+    with pytest.raises(errors.ImageError, match="bandwidth=3"):
+        layer.weight = sk.init.haar((20, 20)).float()
+    for wrong in (0, 20, True, 1.5):
+        with pytest.raises(errors.OptionError, match="between 1 and n - 1"):
+            sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=wrong)
+    other = sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=4)
+    with pytest.raises(errors.CheckpointError, match="bandwidth"):
+        other.load_state_dict(layer.state_dict())

@@ -1,5 +1,6 @@
 """Each law catches a parametrization that breaks it, and names itself."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from stiefelkit import init
 from stiefelkit.functional import cayley, pack_skew
+from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.testing import LAWS, LawBroken, check_parametrization
 
@@ -55,6 +57,36 @@ class WrongHessian(Cayley):
         if self.is_complex or any(self.shape[:-2]) or self.shape[-2] != self.shape[-1]:
             return super().forward(skew, phase)
         return (_DetachedFactor.apply(skew.double(), self.shape[-1]) * self.signs).to(self.dtype)
+
+
+class Boasting(Cayley):
+    """Says that it is within one limit in fast precision, and is not."""
+
+    @classmethod
+    def examples(cls):
+        return [((6, 6), {"precision": "fast"})]
+
+    @property
+    def traits(self):
+        return dataclasses.replace(super().traits, exact=False)
+
+    def error_bound(self, *coordinates):
+        return rounding_limit(self.shape[-1], self.dtype)
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * (1 + 1e-5)
+
+
+class Lowered(Cayley):
+    """Multiplies in whatever precision products are allowed to have."""
+
+    @classmethod
+    def examples(cls):
+        return [((256, 256), {})]
+
+    def forward(self, skew, phase=None):
+        w = super().forward(skew, phase)
+        return w @ torch.eye(256, dtype=w.dtype).roll(1, 0)
 
 
 class Counting(Cayley):
@@ -234,6 +266,8 @@ class NoExamples(Cayley):
     ("saboteur", "law"),
     [
         (Single, "frames"),
+        (Boasting, "frames"),
+        (Lowered, "precision"),
         (WrongGradient, "gradients"),
         (WrongHessian, "second_derivatives"),
         (Counting, "pure"),
