@@ -105,7 +105,8 @@ def run_fsdp_of_two_dtypes(rank):
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (2,))
-    net = sk.fully_shard_coordinates(make("matrix_exp", torch.bfloat16), mesh)
+    net: Any = make("matrix_exp", torch.bfloat16)
+    sk.fully_shard_coordinates(net, mesh)
     for layer in (net[0], net[2]):
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -115,7 +116,8 @@ def run_fsdp_of_two_dtypes(rank):
     assert dtypes == {torch.float32, torch.bfloat16}
     alone = make("matrix_exp", torch.bfloat16)
     train(alone, data().bfloat16())
-    for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+    pairs: Any = zip(net.parameters(), alone.parameters(), strict=True)
+    for ours, theirs in pairs:
         assert torch.allclose(ours.full_tensor().float(), theirs.float(), atol=0.05)
 
 

@@ -1,6 +1,7 @@
 """TF32, bfloat16 products and autocast never touch the geometry, compiled or not, at sizes where float32 is used."""
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def members() -> list[tuple[str, torch.dtype, str]]:
 
 @pytest.mark.parametrize(("name", "dtype", "precision"), members())
 def test_lowered_products_change_nothing(name, dtype, precision):
-    layer = sk.orthogonal(Weight(160, dtype), "weight", name, precision=precision)
+    layer: Any = sk.orthogonal(Weight(160, dtype), "weight", name, precision=precision)
     coordinates = list(layer.parameters())
     g = torch.randn(160, 160, dtype=dtype)
     w = layer()
