@@ -1,6 +1,5 @@
 """Putting a parametrization on a weight, and everything one does with such a weight afterwards."""
 
-import inspect
 import math
 import warnings
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from stiefelkit.errors import (
 )
 from stiefelkit.host import attach_carrier, carriers
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, coordinate_dtype
+from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, check_options, coordinate_dtype
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
@@ -150,7 +149,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         optimizer: forgets its state of these coordinates, as if they were new; without it the stale moments stay.
 
     Raises:
-        OptionError: the weight's map is not `Rebased`.
+        OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
         NonFiniteError: the weight holds NaN or infinity; nothing changes.
 
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
@@ -160,10 +159,17 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     param = carrier.param.inner if isinstance(carrier.param, Viewed) else carrier.param
     if not isinstance(param, Rebased):
         raise OptionError(f'rebase_ needs a weight with the map "rebased", got {param.title}.')
+    held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
+    if optimizer is not None and not all(id(c) in held for c in carrier.coordinates.values()):
+        raise OptionError(
+            f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
+        )
     values, chart = param.rebased(*carrier.gathered())
     param.load_chart_(chart)
     carrier.fill_(values)
-    if optimizer is not None:
+    if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
+        optimizer.state.clear()
+    elif optimizer is not None:
         for c in carrier.coordinates.values():
             optimizer.state.pop(c, None)
 
@@ -297,12 +303,7 @@ def _build(
         raise DtypeError(f"{where} needs a floating or complex weight, got {weight.dtype}.")
     transposed = convolution and bool(getattr(module, "transposed", False))
     seen = View(view or "matrix", tuple(weight.shape), out_dim=int(transposed))
-    known = [
-        key for key in inspect.signature(cls.__init__).parameters if key not in ("self", "shape", "dtype", "device")
-    ]
-    for key in options:
-        if key not in known:
-            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
+    check_options(cls, options)
     reason = cls.supports(seen.frame_shape, weight.dtype, **options)
     if reason is not None:
         raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}.")

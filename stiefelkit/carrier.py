@@ -71,13 +71,25 @@ class CoordinateList(parametrize.ParametrizationList):
                 return param.chart[name]
             raise
 
-    def forward(self) -> Tensor:
-        """Evaluates the weight, in row-major order.
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        """Evaluates the weight, in row-major order, or applies it to x.
+
+        Args:
+            x: if given, the result is x @ W.mT, as `torch.nn.functional.linear` has it, without forming W where the map
+                can do without; for a weight with this one parametrization only.
 
         Raises:
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
         """
-        values = self._ready()
+        values = self._values()
+        self._check_filled()
+        if any([hasattr(c, "full_tensor") for c in values]):
+            raise UnfilledError(
+                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                "unshard() first and reshard() after, or use sk.drift."
+            )
+        if x is not None:
+            return self.param.linear(x, *values)
         first, *others = self._modules.values()
         w = first(*values)  # type: ignore[misc]
         for member in others:
@@ -92,25 +104,6 @@ class CoordinateList(parametrize.ParametrizationList):
         """The coordinates, whole on every rank."""
         self._check_filled()
         return [getattr(c, "full_tensor", lambda c=c: c)() for c in self._values()]
-
-    def linear(self, x: Tensor) -> Tensor:
-        """Returns x @ W.mT, as `torch.nn.functional.linear` does, without forming W where the map can do without.
-
-        Raises:
-            UnfilledError: as `forward`.
-        """
-        return self.param.linear(x, *self._ready())
-
-    def _ready(self) -> list[nn.Parameter]:
-        """The coordinates, if they hold values and are whole."""
-        values = self._values()
-        self._check_filled()
-        if any([hasattr(c, "full_tensor") for c in values]):
-            raise UnfilledError(
-                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
-                "unshard() first and reshard() after, or use sk.drift."
-            )
-        return values
 
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:

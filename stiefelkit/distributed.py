@@ -17,6 +17,9 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     `torch.distributed.fsdp.fully_shard` on the layers and on the model; where all parameters are of one dtype it is not
     needed.
 
+    Call it once. A mixed-precision policy with `param_dtype` belongs to none of the units, since frames are computed
+    from coordinates as they are: make the model bfloat16 instead. FSDP2 takes no weight without coordinates (1 x 1).
+
     Args:
         model: the model.
         mesh: the device mesh, as `fully_shard` takes it.

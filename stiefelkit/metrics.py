@@ -30,12 +30,12 @@ def orthogonality_error(w: Tensor) -> Tensor:
 
 
 def defect(w: Tensor) -> Tensor:
-    """W^H W - I of matrices (*, n, p), summed over blocks of max(64, p) rows.
+    """W^H W - I of matrices (*, n, p), summed over blocks of max(16, p) rows.
 
     In one long sum the rounding errors of equal rows align and grow as n eps.
     """
     n, p = w.shape[-2:]
-    rows = max(64, p)
+    rows = max(16, p)
     if n <= rows:
         gram = w.mH @ w
         gram.diagonal(dim1=-2, dim2=-1).sub_(1)

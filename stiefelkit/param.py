@@ -1,5 +1,6 @@
 """The contract that every parametrization keeps: `OrthogonalParam` and its `Traits`."""
 
+import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -12,7 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError
+from stiefelkit.errors import (
+    DtypeError,
+    ImageError,
+    NonFiniteError,
+    NotAFrameError,
+    OptionError,
+    ShapeError,
+    did_you_mean,
+)
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 
@@ -20,9 +29,12 @@ __all__ = [
     "FRAME_TOLERANCE",
     "OrthogonalParam",
     "Traits",
+    "check_options",
     "computing_dtype",
     "coordinate_dtype",
     "keep_precision",
+    "require_frames",
+    "rows_of",
 ]
 
 FRAME_TOLERANCE = 100
@@ -76,6 +88,18 @@ def _followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype
     if not dtype.is_complex:
         return found
     return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
+
+
+def check_options(cls: type["OrthogonalParam"], options: Any) -> None:
+    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    if not isinstance(options, Mapping):
+        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
+    known = [
+        key for key in inspect.signature(cls.__init__).parameters if key not in ("self", "shape", "dtype", "device")
+    ]
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
 
 
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -312,3 +336,14 @@ class OrthogonalParam(nn.Module, ABC):
         """Shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
+
+
+def rows_of(x: Tensor) -> int:
+    """How many vectors `linear` is given, for its choice of a road; 32 while tracing, which must not depend on it."""
+    return 32 if torch.compiler.is_compiling() else x.numel() // max(1, x.shape[-1])
+
+
+def require_frames(outer: OrthogonalParam, inner: OrthogonalParam) -> None:
+    """Raises OptionError unless the weights of a map inside another are frames."""
+    if inner.precision == "exact" and not inner.traits.exact:
+        raise OptionError(f"{outer.title} needs inner maps whose weights are frames, got {inner.title}.")

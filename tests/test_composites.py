@@ -121,3 +121,77 @@ def test_any_frame_fits_a_rebased_map_and_wide_weights_too():
 def test_rebase_needs_a_rebased_map():
     with pytest.raises(errors.OptionError, match="rebased"):
         sk.rebase_(square("cayley"), "weight")
+
+
+@pytest.mark.parametrize(("name", "options"), [("rebased", {"inner": "margin"}), ("margin", {"u": "margin"})])
+def test_maps_inside_others_need_to_give_frames(name, options):
+    with pytest.raises(errors.OptionError, match="whose weights are frames"):
+        square(name, **options)
+
+
+@pytest.mark.parametrize("wrong", [{"x": 1}, 3, {"shape": (2, 2)}])
+def test_options_of_inner_maps_are_checked(wrong):
+    for name, key in (("margin", "u_options"), ("margin", "v_options"), ("rebased", "inner_options")):
+        with pytest.raises(errors.OptionError, match=r"no option|as a mapping"):
+            square(name, **{key: wrong})
+
+
+def test_the_bound_of_a_margin_counts_its_parts():
+    layer = square("margin", n=64, margin=0.0, u="householder", u_options={"precision": "fast"})
+    param = layer.parametrizations["weight"].param
+    coordinates = [torch.randn_like(c) for c in layer.parametrizations["weight"].coordinates.values()]
+    assert orthogonality_error(param(*coordinates)).item() <= param.error_bound(*coordinates)
+
+
+def test_rebasing_a_half_precision_weight_keeps_its_float32_frame():
+    layer = square("rebased", n=32).to(torch.bfloat16)
+    carrier = layer.parametrizations["weight"]
+    with torch.no_grad():
+        carrier.skew.add_(0.3 * torch.randn_like(carrier.skew))
+
+    def frame():
+        return carrier.param.base.double() @ carrier.param.inner(*carrier.coordinates.values()).double()
+
+    before = frame()
+    sk.rebase_(layer, "weight")
+    assert torch.dist(frame(), before) <= 8 * rounding_limit(32, torch.float32)
+
+
+def test_whatever_forward_returns_can_be_rebased():
+    layer = square("rebased", n=256, inner="householder", precision="fast")
+    with torch.no_grad():
+        sk.coordinates(layer, "weight")["reflectors"].fill_(1.0)
+    sk.rebase_(layer, "weight")
+
+
+def test_rebasing_clears_what_lbfgs_remembers_and_needs_the_right_optimizer():
+    layer = sk.orthogonal(torch.nn.Linear(6, 6), "weight", "rebased", inner="cayley")
+    optimizer = torch.optim.LBFGS(layer.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (layer.weight - torch.eye(6)).square().sum() + layer.bias.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    sk.rebase_(layer, "weight", optimizer)
+    assert not optimizer.state
+    for wrong in ("adam", torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])):
+        with pytest.raises(errors.OptionError, match="holds the coordinates"):
+            sk.rebase_(layer, "weight", wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["u.*", "*", "zzz.skew", "u"])
+def test_groups_refuse_names_that_no_coordinate_has(name):
+    with pytest.raises(errors.UnknownNameError, match="No coordinate"):
+        sk.optim.parameter_groups(square("margin"), lr=1e-3, **{name: 1e-4})
+
+
+def test_weights_at_the_edge_of_the_margin_come_back():
+    layer = square("margin", n=16, dtype=torch.float64, margin=0.3)
+    with torch.no_grad():
+        sk.coordinates(layer, "weight")["spectrum"].fill_(1e4)
+    kept = layer.weight.detach().clone()
+    layer.weight = kept
+    assert torch.dist(layer.weight, kept) < 1e-13

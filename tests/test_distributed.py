@@ -121,6 +121,22 @@ def run_fsdp_of_two_dtypes(rank):
         assert torch.allclose(ours.full_tensor().float(), theirs.float(), atol=0.05)
 
 
+def run_fsdp_of_layers_that_apply_their_weight(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        net: Any = sk.nn.OrthogonalLinear(80, 80, parametrization="householder", reflections=2, dtype=dtype)
+        x = torch.randn(4, 80, dtype=dtype)
+        expected = net(x)
+        fully_shard(sk.fully_shard_coordinates(net, mesh), mesh=mesh)
+        y = net(x)
+        assert torch.allclose(y, expected, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+        y.float().square().sum().backward()
+
+
 def worker(rank, run, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -130,7 +146,7 @@ def worker(rank, run, store):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("run", [run_ddp, run_fsdp, run_fsdp_of_two_dtypes])
+@pytest.mark.parametrize("run", [run_ddp, run_fsdp, run_fsdp_of_two_dtypes, run_fsdp_of_layers_that_apply_their_weight])
 def test_two_processes_agree_with_one(run, tmp_path):
     # What fails in a process is raised here.
     torch.multiprocessing.spawn(worker, (run, tmp_path / "store"), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]

@@ -72,3 +72,21 @@ def test_it_starts_as_asked_and_resets():
     assert not torch.allclose(layer.weight, before)
     assert torch.allclose(layer.weight @ layer.weight.mT, torch.eye(4), atol=1e-6)
     assert sk.nn.OrthogonalLinear(6, 4, bias=False).bias is None
+
+
+@pytest.mark.parametrize(("name", "dtype", "shape", "options"), MAPS)
+def test_vectors_empty_batches_and_wrong_dtypes_are_as_torch_has_them(name, dtype, shape, options):
+    layer = sk.nn.OrthogonalLinear(shape[1], shape[0], parametrization=name, dtype=dtype, **options)
+    for leading in ((), (0,), (2, 0)):
+        assert layer(torch.zeros(*leading, shape[1], dtype=dtype)).shape == (*leading, shape[0])
+    with pytest.raises(RuntimeError):
+        layer(torch.zeros(2, shape[1], dtype=torch.complex128 if dtype != torch.complex128 else torch.float32))
+
+
+@pytest.mark.parametrize(("name", "options"), [("givens", {"layers": 2}), ("householder", {"reflections": 60})])
+def test_it_exports_with_any_number_of_rows(name, options):
+    layer = sk.nn.OrthogonalLinear(128, 128, parametrization=name, **options)
+    rows = torch.export.Dim("rows", min=1, max=4096)
+    exported = torch.export.export(layer, (torch.randn(4, 128),), dynamic_shapes={"x": {0: rows}}).module()
+    x = torch.randn(70, 128)
+    assert torch.allclose(exported(x), layer(x), atol=1e-5)

@@ -156,3 +156,46 @@ def test_a_checkpoint_with_a_rotation_that_is_none_is_refused():
     state["parametrizations.weight.0.rotation"] = 2 * torch.eye(2)
     with pytest.raises(errors.CheckpointError, match="orthogonal rotation"):
         layer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 6, 6), (2, 40, 40), (2, 9, 4), (2, 7, 5)])
+def test_one_broken_matrix_leaves_the_rest_of_its_batch_alone(shape, dtype):
+    map, single = MatrixExp(shape, dtype=dtype), MatrixExp(shape[1:], dtype=dtype)
+    v = 3 * torch.randn(map.coordinates["skew"], dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    v[0, 0] = math.nan
+    w = map(v)
+    assert w[0].isnan().any()
+    assert torch.allclose(w[1], single(v[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "p"), [(4, 4), (7, 2)])
+def test_third_derivatives_are_right_and_transforms_nest(n, p):
+    map = MatrixExp((n, p), dtype=torch.float64)
+    size = skew_size(n, p, False)
+    v, a, b = (torch.randn(size, dtype=torch.float64) for _ in range(3))
+    target = torch.randn(n, p, dtype=torch.float64)
+
+    def exact(v):
+        return torch.linalg.matrix_exp(skew_of(v, n, p, False))[:, :p]
+
+    def third(f):
+        x = v.clone().requires_grad_()
+        loss = ((f(x) - target) ** 4).sum()
+        for along in (a, b, torch.zeros(0)):
+            (g,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = (g * along).sum() if len(along) else loss
+        return g
+
+    assert torch.allclose(third(map), third(exact), rtol=1e-9)
+
+    def second(f):
+        return torch.func.grad(lambda x: torch.func.grad(lambda y: (f(y) ** 3).sum())(x).square().sum())(v)
+
+    assert torch.allclose(second(map), second(exact), rtol=1e-9)
+
+
+def test_coordinates_of_any_size_give_finite_entries():
+    for dtype, size in ((torch.float32, 1e10), (torch.float64, 1e30)):
+        w = MatrixExp((8, 8), dtype=dtype)(torch.randn(28, dtype=dtype) * size)
+        assert torch.isfinite(w).all()

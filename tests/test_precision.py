@@ -91,3 +91,14 @@ def test_products_have_right_derivatives_everywhere():
         assert torch.allclose(x, y, atol=1e-4)
     together = torch.vmap(torch.func.grad(lambda a: product(a, b.detach()).square().sum()))(a.detach())
     assert torch.allclose(together, expected[0], atol=1e-4)
+
+
+def test_an_inherited_flag_stays_inherited():
+    layer = sk.orthogonal(Weight(64, torch.float32), "weight", "matrix_exp")
+    try:
+        torch.backends.fp32_precision = "tf32"
+        layer()
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # type: ignore[attr-defined]
+    finally:
+        torch.backends.fp32_precision = "none"

@@ -25,6 +25,7 @@ _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
 
 _DEGREE = 12
+_LOG_FACTORIAL = math.log2(math.factorial(_DEGREE + 1))
 _CONSTANTS = (0.0, 5.3159789575987123025, 0.18188869982170451712, 0.0)
 _POWERS = (
     (0.46932117595418217043, -0.20099424927047284253, -0.046239461340630719291),
@@ -108,16 +109,14 @@ class _Adjoint(Function):
 
     @staticmethod
     def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        a, g = ctx.saved_tensors
-        # The upper right block of exp [[A^H, G], [0, A^H]] is the adjoint; torch's own exponential differentiates it.
-        with torch.enable_grad():
-            leaves = [t.detach().to(working_dtype(t.dtype)).requires_grad_() for t in (a, g)]
-            n = a.shape[-1]
-            top = torch.cat([leaves[0].mH, leaves[1]], dim=-1)
-            bottom = torch.cat([torch.zeros_like(leaves[0]), leaves[0].mH], dim=-1)
-            adjoint = torch.linalg.matrix_exp(torch.cat([top, bottom], dim=-2))[..., :n, n:]
-            found = torch.autograd.grad(adjoint, leaves, gg.to(adjoint.dtype))
-        return found[0].to(a.dtype), found[1].to(g.dtype), None, None
+        a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
+        # The adjoint is the upper right block of exp [[A^H, G], [0, A^H]], whose own adjoint this takes.
+        n = a.shape[-1]
+        block = torch.cat([torch.cat([a.mH, g], dim=-1), torch.cat([torch.zeros_like(a), a.mH], dim=-1)], dim=-2)
+        top = torch.cat([torch.zeros_like(g), gg.to(g.dtype)], dim=-1)
+        found = _Adjoint.apply(block, torch.cat([top, torch.zeros_like(top)], dim=-2), False, None)
+        ga = (found[..., :n, :n] + found[..., n:, n:]).mH  # type: ignore[index]
+        return ga.to(gg.dtype), found[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
 
 
 @opaque(lambda a, skew, truncation, polish: torch.empty_like(a, memory_format=torch.contiguous_format))
@@ -145,15 +144,14 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     a2, a3 = powers[1], powers[2]
     times(a, a, out=a2)
     times(a2, a, out=a3)
-    rms, norm = _skew_truncation(a2, a3) if skew else _truncation(a)
-    if not (math.isfinite(norm) and math.isfinite(rms)):
-        rms = norm = 0.0
-    if norm > _LARGEST_IN_SINGLE and a.dtype != working_dtype(a.dtype):
+    log_error, norm = _skew_truncation(a2, a3) if skew else _truncation(a)
+    single = a.dtype != working_dtype(a.dtype)
+    if single and not norm <= _LARGEST_IN_SINGLE:
         return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
     # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
     unit = 1.5 * torch.finfo(a.dtype).eps if truncation is None else truncation
-    worst = max(rms / unit, norm**13 / math.factorial(13) / (24 * unit), 1.0)
-    s = math.ceil(math.log2(worst) / _DEGREE)
+    log_worst = max(log_error, 13 * _log2(norm) - _LOG_FACTORIAL - math.log2(24), math.log2(unit))
+    s = math.ceil((log_worst - math.log2(unit)) / _DEGREE) if log_worst < math.inf else 0
     b = _combine(powers, s, False)
     for k in (1, 2):
         b[k].diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[k])
@@ -223,28 +221,41 @@ def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:
-    """What the polynomial leaves out, relative to ||W||_F, and a bound of ||A||_2, for any A."""
-    norm = float(torch.linalg.matrix_norm(a, 1).amax())
-    return norm**13 / math.factorial(13), norm
+    """Binary logarithm of what the polynomial leaves out, relative to ||W||_F, and a bound of ||A||_2, for any A."""
+    norm = float(_finite(torch.linalg.matrix_norm(a, 1)).amax())
+    return 13 * _log2(norm) - _LOG_FACTORIAL, norm
 
 
 def _skew_truncation(a2: Tensor, a3: Tensor) -> tuple[float, float]:
     """The same for a skew A, estimated: root mean square of sigma^13 / 13!, and ||A||_2.
 
     Four power steps of A^3 from a fixed vector sample sigma^12 over the spectrum; their last ratio and 5 % are taken
-    for the norm, unless ||A||_2 <= ||A^2||_F^(1/2) is less. In a batch the worst of each counts.
+    for the norm, unless ||A||_2 <= ||A^2||_F^(1/2) is less. In a batch the worst of each counts; what is not finite in
+    float64 does not. Overflow in float32 gives an infinite norm.
     """
     _, add_product = _products(a3)
     norms = torch.linalg.vector_norm(a2, dim=(-2, -1))
-    bound = math.sqrt(norms if a2.dim() == 2 else norms.amax())
+    if a2.dtype == working_dtype(a2.dtype):
+        norms = _finite(norms)
+    bound = math.sqrt(norms.amax())
+    if not 0 < bound < math.inf:
+        return -math.inf, bound if bound == 0 else math.inf
     y = before = _probe(*a2.shape[:-1], a2.dtype, a2.device)
     scale = max(bound, 1e-10) ** -3
     for _ in range(4):
         before, y = y, add_product(y, a3, y, beta=0, alpha=scale)
     lengths = torch.linalg.vector_norm(torch.cat([before, y], dim=-1), dim=-2).view(-1, 2)
-    last, length = lengths.amax(0).tolist() if a2.dim() > 2 else lengths[0].tolist()
+    last, length = _finite(lengths).amax(0).tolist()
     top = bound * (length / max(last, 1e-30)) ** (1 / 3)
-    return length * bound**12 * min(top, bound) / math.factorial(13), min(1.05 * top, bound)
+    return _log2(length) + 12 * _log2(bound) + _log2(min(top, bound)) - _LOG_FACTORIAL, min(1.05 * top, bound)
+
+
+def _finite(norms: Tensor) -> Tensor:
+    return norms.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _log2(x: float) -> float:
+    return math.log2(x) if x > 0 else -math.inf
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,21 +20,25 @@ class FullPrecision:
 
     def __init__(self, device: torch.device):
         self._flags = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        self._autocast = None
+        self._autocast, self._lowered = None, False
         if torch.is_autocast_enabled(device.type):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:
         self._before = self._flags.fp32_precision
         if self._before not in ("ieee", "none"):
+            self._flags.fp32_precision = "none"
+            if self._flags.fp32_precision == self._before:
+                self._before = "none"  # inherited from a wider flag: stays so
             self._flags.fp32_precision = "ieee"
+            self._lowered = True
         if self._autocast is not None:
             self._autocast.__enter__()
 
     def __exit__(self, *exception: Any) -> None:
         if self._autocast is not None:
             self._autocast.__exit__(*exception)
-        if self._before not in ("ieee", "none"):
+        if self._lowered:
             self._flags.fp32_precision = self._before
 
 

@@ -69,7 +69,7 @@ class OrthogonalLinear(nn.Linear):
         carrier = self._carrier()
         if carrier is None or len(carrier) > 1 or parametrize._cache_enabled:
             return F.linear(x, self.weight, self.bias)
-        y = carrier.linear(x)
+        y = carrier(x)
         if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:
             y = y.to(torch.get_autocast_dtype(x.device.type))
         return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -82,7 +82,10 @@ def _check_names(asked: set[str], present: set[str]) -> None:
     missing = {key for key in asked if key not in present and not any(p.endswith("." + key) for p in present)}
     if not missing:
         return
-    known = present | {name for cls in available().values() for name in cls.coordinate_names}
+    patterns = {name for cls in available().values() for name in cls.coordinate_names}
+    known = present | {name for name in patterns if "*" not in name}
+    prefixes = {name.removesuffix("*") for name in patterns if name.endswith(".*")}
     for key in sorted(missing):
-        if key not in known and key.rpartition(".")[2] not in known:
+        prefix, _, bare = key.rpartition(".")
+        if bare not in known or (prefix and f"{prefix}." not in prefixes):
             raise UnknownNameError(f"No coordinate is named {key!r}{did_you_mean(key, known)}")

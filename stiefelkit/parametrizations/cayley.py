@@ -41,7 +41,7 @@ class Cayley(OrthogonalParam):
         shape: shape of the frame, (*, n, p).
         dtype: real or complex dtype of the frame.
         device: where the signs live.
-        precision: "exact", or "fast": square float32 frames from n = 128 on may be up to 40 rounding limits off, and
+        precision: "exact", or "fast": square float32 frames from n = 128 on may be up to 80 rounding limits off, and
             take 0.65 to 0.9 of the time; nothing else would gain.
         negative: real frames only: how many of the last signs are -1, or the signs themselves, (p,). Given, the signs
             stay for good; otherwise assigning and initialising choose them.
@@ -135,8 +135,8 @@ class Cayley(OrthogonalParam):
         return {} if self.bandwidth is None else {"bandwidth": self.bandwidth}
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, or 40 limits."""
-        fast = 40 * rounding_limit(self.shape[-1], torch.float32) if self._is_fast else 0.0
+        """That of an exact frame, or 80 limits."""
+        fast = 80 * rounding_limit(self.shape[-1], torch.float32) if self._is_fast else 0.0
         return max(super().error_bound(), fast)
 
     @property

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError
-from stiefelkit.functional import diagonal
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.functional import diagonal, polish
+from stiefelkit.param import OrthogonalParam, Traits, rows_of
 
 __all__ = ["Fourier"]
 
@@ -103,11 +103,12 @@ class Fourier(OrthogonalParam):
             Frames of shape (*, n, n).
         """
         eye = torch.eye(self.shape[-1], dtype=torch.complex128, device=phase.device)
-        return self._apply_rows(eye, phase, reflectors).mT.to(self.dtype)
+        w = self._apply_rows(eye, phase, reflectors).mT
+        return polish(w) if self.dtype == torch.complex128 else w.to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, n) by Fourier transforms, W not formed; one matrix, no batch."""
-        if len(self.shape) > 2 or x.dtype != self.dtype:
+        if len(self.shape) > 2 or x.dtype != self.dtype or x.dim() < 2 or not rows_of(x):
             return super().linear(x, *coordinates)
         return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)
 

@@ -23,7 +23,7 @@ from stiefelkit.functional import (
     rotate_butterfly,
 )
 from stiefelkit.metrics import permitted_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
 
 __all__ = ["Givens"]
 
@@ -203,10 +203,10 @@ class Givens(OrthogonalParam):
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT, by rotating x where W would cost more; one matrix, no batch."""
         n, p = self.shape[-2:]
-        rows, exact = x.numel() // p, self.precision == "exact"
+        rows, exact = rows_of(x), self.precision == "exact"
         # Measured: in float64, as an exact result takes, rotating costs twice as much.
         cheaper = max(rows, self.layers) <= n // 2 if exact else rows <= n
-        if len(self.shape) > 2 or not cheaper:
+        if len(self.shape) > 2 or not cheaper or x.dtype != self.dtype or not rows:
             return super().linear(x, *coordinates)
         angle, phase = coordinates if self.is_complex else (*coordinates, None)
         work = torch.float64 if exact else coordinate_dtype(self.dtype)

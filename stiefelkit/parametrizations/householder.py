@@ -9,7 +9,7 @@ from torch import Tensor
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.functional import householder, householder_inverse, householder_linear, trapezoid_size
 from stiefelkit.metrics import rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
 
 __all__ = ["Householder"]
 
@@ -125,11 +125,11 @@ class Householder(OrthogonalParam):
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, p), reflector by reflector where that is cheaper than with W."""
         (*batch, n, p), k = self.shape, self.reflections
-        rows = x.numel() // p
+        rows = rows_of(x)
         double = self.dtype in (torch.float64, torch.complex128)
         # Measured, forward and backward. Float64 has nothing finer to hide the rounding of several panels in.
         cheaper = n > 64 and rows * (10 * k - 3 * p) <= 6 * k * p and not (double and k > 128)
-        if batch or not cheaper or x.dtype != self.dtype:
+        if batch or not cheaper or not rows or x.dtype != self.dtype:
             return super().linear(x, *coordinates)
         reflectors, *phase = coordinates
         x = x if self.is_complex else x.to(coordinate_dtype(self.dtype))

@@ -10,7 +10,15 @@ from stiefelkit import registry
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import rounding_limit, working_dtype
-from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, Traits, computing_dtype
+from stiefelkit.param import (
+    FRAME_TOLERANCE,
+    OrthogonalParam,
+    Traits,
+    check_options,
+    computing_dtype,
+    coordinate_dtype,
+    require_frames,
+)
 
 __all__ = ["Margin"]
 
@@ -72,6 +80,8 @@ class Margin(OrthogonalParam):
         where: dict[str, Any] = {"dtype": computing_dtype(self.dtype), "device": device}
         self.u: OrthogonalParam = registry.find_parametrization(u)(self.shape, **where, **(u_options or {}))
         self.v: OrthogonalParam = registry.find_parametrization(v)((*batch, p, p), **where, **(v_options or {}))
+        for inner in (self.u, self.v):
+            require_frames(self, inner)
         self.schemes = self.u.schemes  # type: ignore[misc]
 
     @classmethod
@@ -80,6 +90,7 @@ class Margin(OrthogonalParam):
         *batch, _, p = shape
         for name, own in (("u", tuple(shape)), ("v", (*batch, p, p))):
             inner = registry.find_parametrization(options.get(name, "cayley"))
+            check_options(inner, options.get(f"{name}_options") or {})
             reason = inner.supports(own, computing_dtype(dtype), **(options.get(f"{name}_options") or {}))
             if reason is not None:
                 return f"{reason} for {name}={registry.parametrizations.name_of(inner) or inner.__name__!r}"
@@ -132,11 +143,13 @@ class Margin(OrthogonalParam):
     def error_bound(self, *coordinates: Tensor) -> float:
         """The spectrum's distance from 1, and 10 limits."""
         limit = rounding_limit(self.shape[-1], computing_dtype(self.dtype))
+        largest = (1 + self.margin) ** 2
+        of_u, of_v, q = self._split(coordinates) if coordinates else ((), (), None)
         rounding = 10 * limit + 2 * super().error_bound()
-        largest = (1 + self.margin) ** 2 - 1
-        if not coordinates:
-            return largest * self.shape[-1] ** 0.5 + rounding
-        s = self._singular_values(coordinates[-1].double())
+        rounding += 2 * largest * (self.u.error_bound(*of_u) + self.v.error_bound(*of_v))
+        if q is None:
+            return (largest - 1) * self.shape[-1] ** 0.5 + rounding
+        s = self._singular_values(q.double())
         return torch.linalg.vector_norm(s * s - 1, dim=-1).max().item() + rounding
 
     def forward(self, *coordinates: Tensor) -> Tensor:
@@ -183,7 +196,7 @@ class Margin(OrthogonalParam):
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Takes the singular value decomposition; a frame is U itself, with V = I."""
         u, s, vh = torch.linalg.svd(w, full_matrices=False)
-        if (s - 1).abs().max().item() <= FRAME_TOLERANCE * rounding_limit(self.shape[-1], torch.float32):
+        if (s - 1).abs().max().item() <= 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype)):
             u, s, vh = nearest_frame(w), torch.ones_like(s), torch.eye(s.shape[-1], dtype=w.dtype).expand_as(vh)
         elif not w.is_complex():
             # A column of U and one of V may change sign together: make det V = 1, which suits every map.
@@ -191,7 +204,8 @@ class Margin(OrthogonalParam):
             u, vh = u.clone(), vh.clone()
             u[..., -1] *= sign
             vh[..., -1, :] *= sign
-        relative = ((s - 1) / self.margin if self.margin else s * 0).clamp(-1 + 1e-7, 1 - 1e-7)
+        nearly = 1 - torch.finfo(coordinate_dtype(self.dtype)).eps
+        relative = ((s - 1) / self.margin if self.margin else s * 0).clamp(-nearly, nearly)
         of_u, chart_u = self.u.invert(u)
         of_v, chart_v = self.v.invert(vh.mH)
         return (*of_u, *of_v, 2 * relative.atanh()), _prefixed(chart_u, chart_v)

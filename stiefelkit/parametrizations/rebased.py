@@ -8,9 +8,16 @@ from torch import Tensor
 
 from stiefelkit import init, registry
 from stiefelkit.errors import DtypeError, OptionError
-from stiefelkit.functional import polish, product
+from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam, Traits, computing_dtype, coordinate_dtype
+from stiefelkit.param import (
+    OrthogonalParam,
+    Traits,
+    check_options,
+    computing_dtype,
+    coordinate_dtype,
+    require_frames,
+)
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
 
 __all__ = ["Rebased"]
@@ -65,6 +72,7 @@ class Rebased(OrthogonalParam):
             raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
         options = {"precision": precision if precision in cls.precisions else "exact", **(inner_options or {})}
         self.inner: OrthogonalParam = cls(self.shape, dtype=computing_dtype(self.dtype), device=device, **options)
+        require_frames(self, self.inner)
         if "identity" not in self.inner.schemes:
             raise OptionError(f"Rebased needs an inner map that can be the identity, got {cls.__name__}.")
         *batch, n, _ = self.shape
@@ -74,6 +82,7 @@ class Rebased(OrthogonalParam):
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """What the inner map does."""
         inner = registry.find_parametrization(options.get("inner", "matrix_exp"))
+        check_options(inner, options.get("inner_options") or {})
         return inner.supports(shape, computing_dtype(dtype), **(options.get("inner_options") or {}))
 
     @classmethod
@@ -133,9 +142,16 @@ class Rebased(OrthogonalParam):
         Returns:
             Frames of shape (*, n, p).
         """
+        w = self._frame(*coordinates)
+        if self.traits.exact:
+            # A base of float32 is no frame of float64 after one polish.
+            w = polish(polish(w) if w.dtype == working_dtype(w.dtype) else w)
+        return w.to(self.dtype)
+
+    def _frame(self, *coordinates: Tensor) -> Tensor:
+        """B Q before it is polished and rounded."""
         q = self.inner(*coordinates)
-        w = product(from_buffer(self.base, self.is_complex).to(q.dtype), q)
-        return (polish(w) if self.traits.exact else w).to(self.dtype)
+        return product(from_buffer(self.base, self.is_complex).to(q.dtype), q)
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
@@ -151,9 +167,15 @@ class Rebased(OrthogonalParam):
         return self.initial_frame(scheme, generator)
 
     def rebased(self, *coordinates: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """The coordinates and the chart that put the present frame into the base; writes nothing."""
+        """The coordinates and the chart that put the present frame into the base; writes nothing.
+
+        Raises:
+            NonFiniteError: the frame holds NaN or infinity.
+        """
         with torch.no_grad():
-            return self.invert(self.check_frame(self(*coordinates)))
+            w = self._frame(*coordinates)
+            self.check_tensor(w)
+            return self.invert(nearest_frame(w.to(working_dtype(w.dtype))))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rebased":
         super()._apply(fn, recurse)

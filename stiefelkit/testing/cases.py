@@ -61,9 +61,13 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam]) -> list[Case]:
-    """Every example of a member in every dtype that it does."""
+    """Every example of a member in every dtype that it does, the first ones in each precision."""
     found = []
-    for shape, options in cls.examples():
+    examples = list(cls.examples())
+    for precision in cls.precisions:
+        if precision != "exact" and not any(options.get("precision") == precision for _, options in examples):
+            examples += [(shape, {**options, "precision": precision}) for shape, options in examples[:3]]
+    for shape, options in examples:
         for dtype in _DTYPES:
             if cls.supports(shape, dtype, **options) is None:
                 found.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
