@@ -195,7 +195,7 @@ def test_third_derivatives_are_right_and_transforms_nest(n, p):
     assert torch.allclose(second(map), second(exact), rtol=1e-9)
 
 
-def test_coordinates_of_any_size_give_finite_entries():
+def test_coordinates_of_any_size_give_a_frame():
     for dtype, size in ((torch.float32, 1e10), (torch.float64, 1e30)):
         w = MatrixExp((8, 8), dtype=dtype)(torch.randn(28, dtype=dtype) * size)
-        assert torch.isfinite(w).all()
+        assert orthogonality_error(w).item() < 1e-6

@@ -95,10 +95,11 @@ def test_products_have_right_derivatives_everywhere():
 
 def test_an_inherited_flag_stays_inherited():
     layer = sk.orthogonal(Weight(64, torch.float32), "weight", "matrix_exp")
+    backends: Any = torch.backends
     try:
-        torch.backends.fp32_precision = "tf32"
+        backends.fp32_precision = "tf32"
         layer()
-        torch.backends.fp32_precision = "ieee"
-        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # type: ignore[attr-defined]
+        backends.fp32_precision = "ieee"
+        assert backends.mkldnn.matmul.fp32_precision == "ieee"
     finally:
-        torch.backends.fp32_precision = "none"
+        backends.fp32_precision = "none"

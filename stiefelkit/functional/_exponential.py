@@ -159,7 +159,9 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     left = b[1].add_(a6)
     w = _add_product_(b[0], left, a6)
     squared = []
-    for _ in range(s):
+    for k in range(s):
+        # Squaring doubles the distance from a unitary matrix: at huge norms it would end in infinity.
+        w = polished(w) if skew and k % 16 == 15 else w
         squared.append(w)
         w = times(w, w)
     return w, (powers, b, *squared)
