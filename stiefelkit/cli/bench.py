@@ -101,7 +101,7 @@ def parametrizations(
             file=sys.stderr,
         )
     console = Console(highlight=False)
-    rows, told = [], set()
+    rows, told, reasons = [], set(), {}
     with _Bar(console) as bar:
         for heat in heats(plan, bar.show):
             bar.hide()
@@ -111,11 +111,13 @@ def parametrizations(
                 if words not in told:
                     told.add(words)
                     console.print(words, soft_wrap=True)
+            reasons |= dict.fromkeys(heat.left_out.values())
             rows += heat.rows
             if json is not None and rows:
                 write_rows(json, rows)
     if not rows:
-        raise OptionError(f"The race needs a contender that does what is asked in {dtype}, got none.")
+        why = f"; {next(iter(reasons))}" if reasons else "."
+        raise OptionError(f"The race needs a contender that does what is asked in {dtype}, got none{why}")
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
