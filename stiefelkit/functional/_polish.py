@@ -50,23 +50,27 @@ class _Polish(Function):
 
 def polished(w: Tensor) -> Tensor:
     """What `polish` returns, for use inside a `Function`, whose gradient it does not change."""
-    exact = split_defect(w) if w.device.type == "mps" else _defect(w.to(working_dtype(w.dtype)))
-    return torch.sub(w, product(w, exact.to(w.dtype)), alpha=0.5)
+    exact = split_defect(w) if w.device.type == "mps" else _defect(w)
+    return torch.sub(w, product(w, exact), alpha=0.5)
 
 
 def _defect(w: Tensor) -> Tensor:
-    """W^H W - I from the blocks on and above its diagonal, where there are enough columns for that to pay."""
-    p = w.shape[-1]
+    """W^H W - I, computed in float64, in the dtype of W.
+
+    Where there are enough columns for that to pay, from the blocks on and above the diagonal.
+    """
+    p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
     if p < _SMALLEST_BLOCKED:
-        return defect(w)
+        return defect(exact).to(w.dtype)
     step = -(-p // 4)
-    gram = w.new_empty(*w.shape[:-2], p, p)
+    found = w.new_empty(*w.shape[:-2], p, p)
     for start in range(0, p, step):
-        rows = w[..., start : start + step].mH @ w[..., start:]
-        gram[..., start : start + step, start:] = rows
-        gram[..., start + step :, start : start + step] = rows[..., step:].mH
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return gram
+        here, after = slice(start, start + step), slice(start + step, p)
+        rows = exact[..., here].mH @ exact[..., start:]
+        rows.diagonal(dim1=-2, dim2=-1).sub_(1)
+        found[..., here, start:] = rows
+        found[..., after, here] = found[..., here, after].mH
+    return found
 
 
 def split_defect(w: Tensor) -> Tensor:
