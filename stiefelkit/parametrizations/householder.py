@@ -22,7 +22,8 @@ class Householder(OrthogonalParam):
     `stiefelkit.functional.unpack_trapezoid` tells; the scale of a reflector means nothing, and a zero one is the
     identity.
 
-    Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors. With D fixed, a square
+    Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors, which are then harder to
+    read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D fixed, a square
     real W has det W = (-1)^k det D as long as no reflector is zero. Not for weights that must cross from one component
     of O(n) to the other.
 
