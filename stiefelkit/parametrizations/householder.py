@@ -22,10 +22,10 @@ class Householder(OrthogonalParam):
     `stiefelkit.functional.unpack_trapezoid` tells; the scale of a reflector means nothing, and a zero one is the
     identity.
 
-    Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors, which are then harder to
-    read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D fixed, a square
-    real W has det W = (-1)^k det D as long as no reflector is zero. Not for weights that must cross from one component
-    of O(n) to the other.
+    Image: every frame if k = p, the default, by the choice of D; a subset for fewer reflectors, which are then harder
+    to read off: about one real frame of the image in four, rounded to float32, is refused when assigned. With D fixed,
+    a square real W has det W = (-1)^k det D as long as no reflector is zero. Not for weights that must cross from one
+    component of O(n) to the other.
 
     Cost: O(npk), in panels of compact WY; for n = p = k some 5 to 8 products of n x n matrices with the backward.
     `linear` does not form W where that pays: O(nk) a vector.
