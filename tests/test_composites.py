@@ -161,7 +161,11 @@ def test_whatever_forward_returns_can_be_rebased():
     layer = square("rebased", n=256, inner="householder", precision="fast")
     with torch.no_grad():
         sk.coordinates(layer, "weight")["reflectors"].fill_(1.0)
+    before, carrier = layer.weight.detach().clone(), layer.parametrizations["weight"]
+    bound = carrier.param.error_bound(*carrier.coordinates.values())
     sk.rebase_(layer, "weight")
+    assert torch.dist(layer.weight, before) <= bound
+    assert orthogonality_error(carrier.param.base) <= 2 * rounding_limit(256, torch.float32)
 
 
 def test_rebasing_clears_what_lbfgs_remembers_and_needs_the_right_optimizer():

@@ -29,8 +29,8 @@ def matrix_exp(
     """First p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
 
     Differentiable any number of times in reverse mode; composes with vmap, compile and export. Square frames and those
-    with n <= 2p take about 5 products of n x n and 9 more backward at norm 2 (see `exponential`), in float32 up to norm
-    8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more backward.
+    with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in float32 up to norm 8;
+    taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more backward.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.
@@ -44,19 +44,19 @@ def matrix_exp(
         Frames of shape (*, n, p) in the precision of v.
     """
     single = v.dtype == torch.float32
-    truncation = _FINER_THAN_SINGLE if single else None
+    # Small ones cost no more in float64 than a polish would.
+    double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
+    last = not single or not (double or precision == "fast")
+    v = v.double() if double else v
+    truncation = _FINER_THAN_SINGLE if single and double else None
     if n > 2 * p:
-        w, double = _tall(v.double(), n, p, is_complex, truncation), True
+        w = _tall(v, n, p, is_complex, truncation)
     else:
-        # Small ones cost no more in float64 than a polish would.
-        double = not single or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)
-        a = _Skew.apply(v.double() if double else v, n, p, is_complex)
-        last = n == p and (precision == "exact" if not double else not single)
-        w = exponential(a, skew=True, truncation=truncation if double else None, polish=last)  # type: ignore[arg-type]
+        a = _Skew.apply(v, n, p, is_complex)
+        w = exponential(a, skew=True, truncation=truncation, polish=last and n == p)  # type: ignore[arg-type]
     if n > p:
         w = w[..., :p] if rotation is None else product(w[..., :p], polish(rotation).to(w.dtype))
-        if not single or not (double or precision == "fast"):
-            w = polish(w)
+        w = polish(w) if last else w
     return w.to(torch.complex64 if is_complex else torch.float32) if single else w
 
 
