@@ -9,7 +9,7 @@ from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
 from stiefelkit.metrics import defect, orthogonality_error, working_dtype
 
-__all__ = ["nearest_frame", "polish", "polished", "split_defect"]
+__all__ = ["nearest_frame", "polish", "polished", "rounded_defect", "split_defect"]
 
 _SMALLEST_BLOCKED = 256
 
@@ -50,16 +50,19 @@ class _Polish(Function):
 
 def polished(w: Tensor) -> Tensor:
     """What `polish` returns, for use inside a `Function`, whose gradient it does not change."""
-    exact = split_defect(w) if w.device.type == "mps" else _defect(w)
-    return torch.sub(w, product(w, exact), alpha=0.5)
+    return torch.sub(w, product(w, rounded_defect(w)), alpha=0.5)
 
 
-def _defect(w: Tensor) -> Tensor:
-    """W^H W - I, computed in float64, in the dtype of W.
+def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
+    """M^H M - I of M = W + remainder, computed in float64 (see `split_defect` for devices without it), in W's dtype.
 
     Where there are enough columns for that to pay, from the blocks on and above the diagonal.
     """
+    if w.device.type == "mps":
+        return split_defect(w, remainder)
     p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
+    if remainder is not None:
+        exact = exact + remainder
     if p < _SMALLEST_BLOCKED:
         return defect(exact).to(w.dtype)
     step = -(-p // 4)
@@ -73,14 +76,15 @@ def _defect(w: Tensor) -> Tensor:
     return found
 
 
-def split_defect(w: Tensor) -> Tensor:
-    """W^H W - I of a nearly orthonormal W to twice the digits of float32, in float32 products only.
+def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
+    """M^H M - I of a nearly orthonormal M = W + remainder to twice the digits of float32, in float32 products only.
 
     With H = round(2048 W) / 2048 and L = W - H the products in H^H H are multiples of 2^-22 whose sums of modulus 1
     float32 holds exactly; the rest, C + C^H with C = (H + L / 2)^H L, is small.
 
     Args:
         w: nearly orthonormal columns, shape (*, n, p), float32 or complex64.
+        remainder: what M has beyond W, of the order of W's rounding.
 
     Returns:
         Tensor of shape (*, p, p), dtype of W.
@@ -89,7 +93,7 @@ def split_defect(w: Tensor) -> Tensor:
         high = torch.complex((w.real * 2048).round(), (w.imag * 2048).round()) / 2048
     else:
         high = (w * 2048).round() / 2048
-    low = w - high
+    low = w - high if remainder is None else w - high + remainder
     eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     cross = product((high + low / 2).mH, low)
     return (product(high.mH, high) - eye) + cross + cross.mH
