@@ -23,7 +23,7 @@ from stiefelkit.errors import (
 )
 from stiefelkit.host import attach_carrier, carriers
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, check_options, coordinate_dtype
+from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, check_options
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
@@ -89,8 +89,8 @@ def orthogonal(
     """
     weight = _find_weight(module, name)
     param = _build(parametrization, module, name, weight, view, {"precision": precision, **options})
-    device, wanted = weight.device, coordinate_dtype(weight.dtype)
-    blank = [torch.empty(shape, device=device, dtype=wanted) for shape in param.coordinates.values()]
+    device, dtypes = weight.device, param.coordinate_dtypes
+    blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
     carrier = CoordinateList(param, blank, weight.requires_grad)
     if init is not None and not isinstance(init, Tensor) and init != "project":
         _check_scheme(param, init)

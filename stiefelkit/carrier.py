@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit import registry
+from stiefelkit import guard, registry
 from stiefelkit.errors import CheckpointError, ImageError, NonFiniteError, UnfilledError
-from stiefelkit.param import OrthogonalParam, coordinate_dtype, keep_precision
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import orthogonality_error
+from stiefelkit.param import OrthogonalParam, coarser, frame_tolerance, keep_precision
 
 __all__ = ["CoordinateList"]
 
@@ -33,6 +35,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     Attributes:
         scheme: the init that `sk.reset_` repeats, None for the map's default.
+        weight: the weight's name in messages, "Linear.weight".
     """
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
@@ -44,7 +47,16 @@ class CoordinateList(parametrize.ParametrizationList):
             self.register_parameter(f"original{i}", nn.Parameter(c.contiguous(), requires_grad))
         self._originals = tuple(f"original{i}" for i in range(self.ntensors))
         self.scheme: str | None = None
+        self.weight = "the weight"
         self._emptied: tuple[int, ...] | None = None
+        if param.manifolds:
+            guard.watch(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
+        super().__setstate__(state)
+        if self.param.manifolds:
+            guard.watch(self)
 
     @property
     def param(self) -> OrthogonalParam:
@@ -176,7 +188,9 @@ class CoordinateList(parametrize.ParametrizationList):
         if not any(key in state_dict for key in wanted):
             return  # a shared module saved under another of its names
         for key, (name, tensor) in wanted.items():
-            _check_entry(state_dict, key, f"{weight} ({name})", tensor)
+            value = _check_entry(state_dict, key, f"{weight} ({name})", tensor)
+            if name in self.param.manifolds:
+                _check_frame(value, f"{weight} ({name})")
         names = {id(choice): name for name, choice in self.param.chart.items()}
         chart = {names[id(c)]: state_dict[f"{prefix}0.{name}"] for name, c in self.param.named_buffers()}
         reason = None if any(value.is_meta for value in chart.values()) else self.param.check_chart(chart)
@@ -188,14 +202,17 @@ class CoordinateList(parametrize.ParametrizationList):
         super()._load_from_state_dict(state_dict, prefix, *args)
         if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
             self._emptied = None
-        wanted = coordinate_dtype(self.param.dtype)
-        for c in self.coordinates.values():
-            if c.dtype != wanted:  # load_state_dict(assign=True) takes the tensors as they are
-                c.data = c.data.to(wanted)
+        wanted = self.param.coordinate_dtypes
+        for i, (name, c) in enumerate(self.coordinates.items()):
+            if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
+                c.data = c.data.to(wanted[name])
+            if f"{prefix}original{i}" in state_dict:
+                self._refine_(name, state_dict[f"{prefix}original{i}"].dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
         was_meta = any(c.is_meta for c in self.coordinates.values())
+        before = {name: c.dtype for name, c in self.coordinates.items()}
         if recurse:
             for child in self.children():
                 child._apply(fn)
@@ -206,13 +223,27 @@ class CoordinateList(parametrize.ParametrizationList):
         kept = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), known)
         if was_meta or not kept:
             self._emptied = tuple(c._version for c in self.coordinates.values())
+        for name, dtype in before.items():
+            self._refine_(name, dtype)
         return self
 
-    def _check_filled(self) -> None:
+    @torch.no_grad()
+    def _refine_(self, name: str, before: torch.dtype) -> None:
+        """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
+        c = self.coordinates[name]
+        if name not in self.param.manifolds or coarser(c.dtype, before) == c.dtype:
+            return
+        if not self._is_unfilled() and not hasattr(c, "device_mesh"):
+            c.copy_(nearest_frame(c.detach()))
+
+    def _is_unfilled(self) -> bool:
         # Values may also arrive by functional_call or by copying into each parameter.
         values = self._values()
         stale = self._emptied and any(c._version == v for c, v in zip(values, self._emptied, strict=True))
-        if stale or any([c.is_meta for c in values]):
+        return bool(stale) or any([c.is_meta for c in values])
+
+    def _check_filled(self) -> None:
+        if self._is_unfilled():
             raise UnfilledError(
                 f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."
@@ -259,14 +290,28 @@ def _read_description(state: Any, weight: str) -> dict[str, Any]:
         raise CheckpointError(f"{weight} needs a checkpoint that names its map, got an unreadable entry.") from error
 
 
-def _check_entry(state_dict: dict[str, Any], key: str, what: str, ours: Tensor) -> None:
+def _check_entry(state_dict: dict[str, Any], key: str, what: str, ours: Tensor) -> Tensor:
     value = state_dict.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{what} needs a tensor under the key {key}, got {type(value).__name__}.")
     if tuple(value.shape) != tuple(ours.shape):
         raise CheckpointError(f"{what} needs shape {tuple(ours.shape)}, got {tuple(value.shape)}.")
-    if ours.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
-        raise CheckpointError(f"{what} needs float32 or float64, got a checkpoint cast to {value.dtype}.")
+    single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
+    if (ours.is_floating_point() or ours.is_complex()) and value.dtype not in (single, double):
+        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}.")
     local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
     if not local.is_meta and not torch.isfinite(local).all():
         raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
+    return value
+
+
+def _check_frame(value: Tensor, what: str) -> None:
+    whole = getattr(value, "full_tensor", lambda: value)()
+    if whole.is_meta:
+        return
+    error, permitted = orthogonality_error(whole).max().item(), frame_tolerance(whole.shape[-1], whole.dtype)
+    if not error <= permitted:
+        raise CheckpointError(
+            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got a checkpoint with {error:.2g}; "
+            "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_."
+        )

@@ -13,6 +13,7 @@ __all__ = [
     "ImageError",
     "NonFiniteError",
     "NotAFrameError",
+    "OptimizerError",
     "OptionError",
     "PluginError",
     "RunError",
@@ -54,6 +55,10 @@ class NonFiniteError(StiefelkitError, ValueError):
 
 class CheckpointError(StiefelkitError, RuntimeError):
     """A state dict does not belong to the weight that it is loaded into."""
+
+
+class OptimizerError(StiefelkitError, RuntimeError):
+    """An optimizer holds parameters that it must not move."""
 
 
 class PluginError(StiefelkitError, ImportError):

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError
 
-__all__ = ["attach_carrier", "carriers", "check_state_dict"]
+__all__ = ["attach_carrier", "carriers", "check_state_dict", "manifolds"]
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
@@ -32,7 +32,20 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
     if held is None:
         held = module.parametrizations = nn.ModuleDict()
     held[name] = carrier.train(module.training)
+    carrier.weight = f"{plain.__name__}.{name}"
     _inject(module, plain, list(held))
+
+
+def manifolds(module: nn.Module) -> dict[str, str]:
+    """Returns qualified name to manifold of every coordinate that must stay on one, "0.weight.stiefel".
+
+    An optimizer that does not move along the manifold must not step such a module.
+    """
+    return {
+        f"{qualified}.{name}": manifold
+        for qualified, _, _, carrier in carriers(module)
+        for name, manifold in carrier.param.manifolds.items()
+    }
 
 
 def check_state_dict(module: nn.Module, state_dict: dict[str, Any]) -> None:

@@ -30,8 +30,10 @@ __all__ = [
     "OrthogonalParam",
     "Traits",
     "check_options",
+    "coarser",
     "computing_dtype",
     "coordinate_dtype",
+    "frame_tolerance",
     "keep_precision",
     "require_frames",
     "rows_of",
@@ -68,12 +70,16 @@ class Traits:
 
 
 def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Wraps the function of `Module._apply` so that real tensors end in `coordinate_dtype(dtype)`, never below."""
+    """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
+
+    Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to.
+    """
 
     def apply(t: Tensor) -> Tensor:
-        moved = fn(t)
+        moved = _silently(fn, t) if t.is_complex() else fn(t)
         wanted = coordinate_dtype(dtype)
-        if not t.is_floating_point() or moved.dtype == wanted:
+        wanted = wanted.to_complex() if t.is_complex() else wanted
+        if not (t.is_floating_point() or t.is_complex()) or moved.dtype == wanted:
             return moved
         return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
 
@@ -82,12 +88,17 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
 
 def _followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
     """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = fn(torch.empty(0, dtype=dtype, device="cpu")).dtype
+    found = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
     if not dtype.is_complex:
         return found
     return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
+
+
+def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Calls without torch's warning that a complex tensor loses its imaginary part."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fn(t)
 
 
 def check_options(cls: type["OrthogonalParam"], options: Any) -> None:
@@ -107,13 +118,24 @@ def computing_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_complex else coordinate_dtype(dtype)
 
 
+def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The dtype with fewer digits."""
+    return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
+
+
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the coordinates of a weight: real, float64 for float64 and complex128, else float32."""
+    """The dtype of the free coordinates of a weight: real, float64 for float64 and complex128, else float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
+def frame_tolerance(p: int, dtype: torch.dtype) -> float:
+    """The largest ||W^H W - I||_F of what is taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
+    limit = rounding_limit(p, dtype)
+    return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
+
+
 class OrthogonalParam(nn.Module, ABC):
-    """A map from real coordinates to frames W, W^H W = I, of shape (*, n, p) with n >= p.
+    """A map from coordinates to frames W, W^H W = I, of shape (*, n, p) with n >= p.
 
     A member implements `traits`, `coordinates`, `forward`, `initial`, `examples` and, where it can, `invert`; it may
     add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports` and apply W without
@@ -125,7 +147,7 @@ class OrthogonalParam(nn.Module, ABC):
 
     Args:
         shape: shape of the frame, (*, n, p).
-        dtype: dtype of the frame; coordinates are kept in float32 or better (`coordinate_dtype`).
+        dtype: dtype of the frame; coordinates are kept in float32 or better (`coordinate_dtypes`).
         device: where the chart lives.
         precision: "exact", the default: within 1.2 rounding limits of a frame. "fast", where the member has it: without
             what that takes, within `error_bound`.
@@ -200,6 +222,21 @@ class OrthogonalParam(nn.Module, ABC):
         """Name to shape of each coordinate, in the order that `forward` takes them."""
 
     @property
+    def manifolds(self) -> dict[str, str]:
+        """Name to manifold ("stiefel:canonical") of the coordinates that must stay on one; the others are free.
+
+        Such a coordinate is a frame, in the field of the weight, and only an optimizer that moves along the manifold
+        may train it.
+        """
+        return {}
+
+    @property
+    def coordinate_dtypes(self) -> dict[str, torch.dtype]:
+        """Name to dtype of each coordinate: real and in float32 or better; on a manifold, of the weight's field."""
+        free, bound = coordinate_dtype(self.dtype), computing_dtype(self.dtype)
+        return {name: bound if name in self.manifolds else free for name in self.coordinates}
+
+    @property
     def chart(self) -> dict[str, Tensor]:
         """Name to tensor of the choices that stay fixed while training."""
         return dict(self.named_buffers())
@@ -257,7 +294,7 @@ class OrthogonalParam(nn.Module, ABC):
             w: a frame of shape `self.shape` of the map's field, ||W^H W - I||_F <= 100 times the rounding limit.
 
         Returns:
-            Coordinates in `coordinate_dtype(self.dtype)`, with ||forward(.) - W||_F <= 8 limits + ||W^H W - I||_F; in
+            Coordinates in their `coordinate_dtypes`, with ||forward(.) - W||_F <= 8 limits + ||W^H W - I||_F; in
             float64 and complex128, which have nothing finer to compute in, 100 limits for every 64 rows.
 
         Raises:
@@ -269,9 +306,12 @@ class OrthogonalParam(nn.Module, ABC):
         """
         exact = self.check_frame(w)
         coordinates, chart = self.invert(exact)
-        coordinates = tuple(c.to(coordinate_dtype(self.dtype)) for c in coordinates)
         self.load_chart_(chart)
-        return coordinates
+        return self.rounded(coordinates)
+
+    def rounded(self, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The same coordinates in their `coordinate_dtypes`."""
+        return tuple(c.to(dtype) for c, dtype in zip(coordinates, self.coordinate_dtypes.values(), strict=True))
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Returns None if the chart is one that this map can have, else what it needs; for checkpoints."""
@@ -304,9 +344,7 @@ class OrthogonalParam(nn.Module, ABC):
         """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
         self.check_tensor(w)
         error = orthogonality_error(w).max().item()
-        coarser = max(self.dtype, w.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-        limit = rounding_limit(self.shape[-1], coarser)
-        permitted = min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
+        permitted = frame_tolerance(self.shape[-1], coarser(self.dtype, w.dtype))
         if not error <= permitted:
             raise NotAFrameError(
                 f"{self.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "

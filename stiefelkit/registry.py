@@ -132,6 +132,7 @@ parametrizations = Registry(
         "margin": "stiefelkit.parametrizations.margin:Margin",
         "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",
         "rebased": "stiefelkit.parametrizations.rebased:Rebased",
+        "stiefel": "stiefelkit.parametrizations.stiefel_point:StiefelPoint",
     },
     group="stiefelkit.parametrizations",
 )

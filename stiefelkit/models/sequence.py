@@ -1,7 +1,12 @@
 """A recurrent layer and a linear read-out."""
 
+import math
+
 import torch
 from torch import Tensor, nn
+
+from stiefelkit.functional import skew_size
+from stiefelkit.host import carriers
 
 __all__ = ["SequenceModel", "count_parameters"]
 
@@ -33,5 +38,16 @@ class SequenceModel(nn.Module):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trained real numbers in a model, as the papers count them."""
-    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)
+    """Number of trained real numbers in a model, as the papers count them.
+
+    A frame that is a coordinate itself counts with the dimension of its manifold: np - p(p + 1)/2 for a real one,
+    2np - p^2 for a complex one.
+    """
+    bound = {id(carrier.coordinates[name]) for _, _, _, carrier in carriers(model) for name in carrier.param.manifolds}
+    return sum(_size(p, id(p) in bound) for p in model.parameters() if p.requires_grad)
+
+
+def _size(p: Tensor, is_frame: bool) -> int:
+    if is_frame:
+        return math.prod(p.shape[:-2]) * skew_size(*p.shape[-2:], p.is_complex())
+    return p.numel() * (2 if p.is_complex() else 1)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import available
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.guard import MANIFOLDS
 from stiefelkit.host import carriers
 
 __all__ = ["parameter_groups"]
@@ -15,9 +16,11 @@ __all__ = ["parameter_groups"]
 def parameter_groups(
     model: nn.Module, lr: float, *, weight_decay: float | None = None, **per_coordinate: Mapping[str, Any] | float
 ) -> list[dict[str, Any]]:
-    """Splits a model's parameters into groups for any torch optimizer: the plain ones, then one group per coordinate.
+    """Splits a model's parameters into groups for an optimizer: the plain ones, then one group per coordinate.
 
     Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it.
+    Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless
+    asked otherwise. Any torch optimizer takes the other groups; these need one that moves along the manifold.
 
     Args:
         model: the model.
@@ -26,36 +29,44 @@ def parameter_groups(
         **per_coordinate: settings by coordinate name, `skew=dict(lr=1e-4)`, or just the learning rate, `skew=1e-4`.
             The coordinates of a composite have a prefix (`"u.skew"`); the bare name stands for all of them that have
             no entry of their own. A name that no known parametrization has is an error; one that this model does not
-            have is ignored.
+            have is ignored. `stiefel=dict(manifold="stiefel:euclidean")` chooses another metric.
 
     Returns:
-        Groups with "params", "lr" and, for coordinates, "name" and "weight_decay"; each parameter stands in one.
+        Groups with "params", "lr" and, for coordinates, "name", "weight_decay" and, on a manifold, "manifold"; each
+        parameter stands in one.
 
     Raises:
         UnknownNameError: no parametrization has a coordinate of that name.
-        OptionError: a learning rate is negative, or settings are neither a mapping nor a number.
+        OptionError: a learning rate is negative, settings are neither a mapping nor a number, or a manifold is unknown
+            or given to coordinates that are free.
 
     >>> import torch, stiefelkit as sk
     >>> layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
     >>> [sorted(group) for group in parameter_groups(layer, lr=1e-3, skew=dict(lr=1e-4))]
     [['lr', 'params'], ['lr', 'name', 'params', 'weight_decay']]
     """
-    by_name: dict[str, list[nn.Parameter]] = {}
+    by_name: dict[tuple[str, str | None], list[nn.Parameter]] = {}
     taken: set[int] = set()
     for _, _, _, carrier in carriers(model):
+        manifolds = carrier.param.manifolds
         for name, c in carrier.coordinates.items():
             if id(c) not in taken:
                 taken.add(id(c))
-                by_name.setdefault(name, []).append(c)
+                by_name.setdefault((name, manifolds.get(name)), []).append(c)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
-    _check_names(set(settings), set(by_name))
+    _check_names(set(settings), {name for name, _ in by_name})
     plain: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": _checked(lr)}
     if weight_decay is not None:
         plain["weight_decay"] = weight_decay
     groups = [plain] if plain["params"] else []
-    for name, members in by_name.items():
+    for (name, manifold), members in by_name.items():
         own = settings.get(name, settings.get(name.rpartition(".")[2], {}))
-        groups.append({"params": members, "name": name, "lr": lr, "weight_decay": 0.0, **own})
+        bound = {} if manifold is None else {"manifold": manifold}
+        if "manifold" in own and not bound:
+            raise OptionError(
+                f"parameter_groups needs {name}= without a manifold, since its tensors are free, got {own}."
+            )
+        groups.append({"params": members, "name": name, "lr": lr, "weight_decay": 0.0, **bound, **own})
     return groups
 
 
@@ -63,6 +74,8 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
         if "lr" in value:
             _checked(value["lr"])
+        if value.get("manifold", MANIFOLDS[0]) not in MANIFOLDS:
+            raise OptionError(f"No manifold is named {value['manifold']!r}{did_you_mean(value['manifold'], MANIFOLDS)}")
         for reserved in ("params", "name"):
             if reserved in value:
                 raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")

@@ -15,6 +15,7 @@ from stiefelkit.param import (
     OrthogonalParam,
     Traits,
     check_options,
+    coarser,
     computing_dtype,
     coordinate_dtype,
     require_frames,
@@ -105,6 +106,7 @@ class Margin(OrthogonalParam):
             ((1, 1), {"margin": 0.0}),
             ((7, 3), mixed),
             ((2, 5, 4), {"margin": 0.05, "v": "householder"}),
+            ((5, 3), {"margin": 0.05, "u": "stiefel"}),
         ]
 
     @property
@@ -130,6 +132,12 @@ class Margin(OrthogonalParam):
         inner = {f"u.{key}": shape for key, shape in self.u.coordinates.items()}
         inner |= {f"v.{key}": shape for key, shape in self.v.coordinates.items()}
         return inner | {"spectrum": (*self.shape[:-2], self.shape[-1])}
+
+    @property
+    def manifolds(self) -> dict[str, str]:
+        """Those of U and of V."""
+        inner = {f"u.{key}": manifold for key, manifold in self.u.manifolds.items()}
+        return inner | {f"v.{key}": manifold for key, manifold in self.v.manifolds.items()}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Asks both maps."""
@@ -183,8 +191,7 @@ class Margin(OrthogonalParam):
         """Returns W in float64 or complex128 if its singular values are in range."""
         self.check_tensor(w)
         exact = w.to(working_dtype(self.dtype))
-        coarser = max(self.dtype, w.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-        slack = FRAME_TOLERANCE * rounding_limit(self.shape[-1], coarser)
+        slack = FRAME_TOLERANCE * rounding_limit(self.shape[-1], coarser(self.dtype, w.dtype))
         off = (torch.linalg.svdvals(exact) - 1).abs().max().item()
         if not off <= self.margin + slack:
             raise NotAFrameError(

@@ -94,6 +94,7 @@ class Rebased(OrthogonalParam):
             ((7, 3), {"inner": "cayley"}),
             ((2, 5, 4), {"inner": "householder"}),
             ((6, 6), {"inner": "cayley", "precision": "fast"}),
+            ((5, 3), {"inner": "stiefel"}),
         ]
 
     @property
@@ -117,6 +118,11 @@ class Rebased(OrthogonalParam):
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """Those of the inner map."""
         return self.inner.coordinates
+
+    @property
+    def manifolds(self) -> dict[str, str]:
+        """Those of the inner map."""
+        return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """The base is orthogonal or unitary, and the inner map agrees."""

@@ -145,6 +145,11 @@ class Viewed(OrthogonalParam):
         return self.inner.coordinates
 
     @property
+    def manifolds(self) -> dict[str, str]:
+        """Those of the inner map."""
+        return self.inner.manifolds
+
+    @property
     def chart(self) -> dict[str, Tensor]:
         """That of the inner map."""
         return self.inner.chart

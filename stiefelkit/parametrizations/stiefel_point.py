@@ -1,0 +1,109 @@
+"""The frame itself as coordinate."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.metrics import working_dtype
+from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.parametrizations.fourier import Fourier
+
+__all__ = ["StiefelPoint"]
+
+_RESTRICTED = "restricted"
+
+
+class StiefelPoint(OrthogonalParam):
+    r"""W = S, the coordinate `stiefel`, a point of the Stiefel manifold that the optimizer moves along the manifold.
+
+    The coordinate is the frame, real or complex: the only one that is not packed and, for complex weights, not real
+    (complex64, or complex128 for complex128 weights). A half-precision weight is a float32 frame, rounded. The map does
+    nothing to keep the frame orthonormal, which is the optimizer's part.
+
+    Image: every frame. Cost: none; a step of the optimizer takes a few products. Not for optimizers that do not move
+    along the manifold (torch's own, which are refused at their first step), nor for averages of weights, which are no
+    frames; any other parametrization takes those.
+
+    Besides the schemes of `stiefelkit.init`, square complex frames have "restricted": a draw of the
+    restricted-capacity map `fourier`, from which the full-capacity nets of Wisdom et al. start.
+
+    Args:
+        shape: shape of the frame, (*, n, p).
+        dtype: real or complex dtype of the frame.
+        device: unused; the map has no chart.
+        precision: "exact": the frame, rounded once to the weight's dtype.
+
+    References:
+        Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. Appl. 20,
+        1998; Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NeurIPS 2016.
+
+    >>> map = StiefelPoint((2, 1), dtype=torch.float32)
+    >>> map(torch.tensor([[0.6], [0.8]]))
+    tensor([[0.6000],
+            [0.8000]])
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("stiefel",)
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        if Fourier.supports(self.shape, self.dtype) is None:
+            self.schemes = (*type(self).schemes, _RESTRICTED)  # type: ignore[misc]
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """One entry, square, tall, one column, batched."""
+        return [(shape, {}) for shape in ((1, 1), (6, 6), (7, 3), (4, 1), (2, 3, 5, 4), (3, 4, 4))]
+
+    @property
+    def traits(self) -> Traits:
+        """Onto; a square real frame keeps its determinant."""
+        n, p = self.shape[-2:]
+        component = "chart" if n == p and not self.is_complex else "connected"
+        return Traits(onto=True, invertible=True, exact=True, component=component, cost_exponent=2.0)
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """`stiefel`."""
+        return {"stiefel": self.shape}
+
+    @property
+    def manifolds(self) -> dict[str, str]:
+        """`stiefel`, by default with the canonical metric; a parameter group may name the Euclidean one."""
+        return {"stiefel": "stiefel:canonical"}
+
+    def forward(self, stiefel: Tensor) -> Tensor:
+        """Rounds the frame to the weight's dtype.
+
+        Args:
+            stiefel: frames of shape (*, n, p), of the field of the map.
+
+        Returns:
+            Frames of shape (*, n, p); a view of the coordinate if it has the dtype already.
+        """
+        # A view: the parameter itself would be a leaf, which in-place operations and optimizers take for free.
+        return stiefel.view_as(stiefel) if stiefel.dtype == self.dtype else stiefel.to(self.dtype)
+
+    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Returns the frame itself."""
+        return (w,), {}
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws a frame."""
+        if scheme != _RESTRICTED:
+            return self.initial_frame(scheme, generator)
+        map = Fourier(self.shape, dtype=working_dtype(self.dtype))
+        coordinates, chart = map.initial(map.schemes[0], generator)
+        map.load_chart_(chart)
+        return (map(*coordinates),), {}
