@@ -27,16 +27,19 @@ from stiefelkit.functional._rotations import brickwall
 from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations_plan import mesh_size
 from stiefelkit.functional._scan import scan
+from stiefelkit.functional._stiefel_step import Tangent, cayley_increment, norms_of, riemannian_gradient
 
 __all__ = [
     "ACTIVATIONS",
     "COMPLEX_ACTIVATIONS",
+    "Tangent",
     "band_size",
     "brickwall",
     "brickwall_inverse",
     "butterfly",
     "butterfly_inverse",
     "cayley",
+    "cayley_increment",
     "cayley_inverse",
     "diagonal",
     "exponential",
@@ -51,12 +54,14 @@ __all__ = [
     "mesh_size",
     "modrelu",
     "nearest_frame",
+    "norms_of",
     "pack_skew",
     "pack_skew_gradient",
     "pack_trapezoid",
     "pick_band",
     "polish",
     "product",
+    "riemannian_gradient",
     "rotate_butterfly",
     "scan",
     "skew_logarithm",

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._block_inverse import inverse_of_accretive
+from stiefelkit.functional._packing import minus_adjoint
 
 __all__ = ["METRICS", "Tangent", "cayley_increment", "norms_of", "riemannian_gradient"]
 
 METRICS = ("canonical", "euclidean")
 
-_TOLERANCE = 8.0
-"""Relative error of Y in eps, that of the products which make Omega."""
-_SMALLEST_PROBED = 129
-"""Below, ||Q^2||_F says enough of ||Q||_2, and a product costs no more than asking."""
+_TOLERANCE = 16.0
+"""Relative error of Y in eps, about that of the products which make Omega."""
+_SMALLEST_PROBED = 256
+"""From here on asking for ||Q||_2 costs next to nothing."""
 _CANCELLED = 0.1
 """Share of the gradient below which what is left of it after one projection is projected again."""
 
@@ -37,7 +38,7 @@ class Tangent:
 
     Attributes:
         rotation: Omega, skew, shape (*, p, p).
-        rest: P, W^H P = 0, shape (*, n, p); None for square frames.
+        rest: P, W^H P = 0, shape (*, n, p); None where it is 0.
         rotation_norms: ||Omega||_F of each matrix of the batch, as numbers.
         rest_norms: ||P||_F of each.
     """
@@ -52,12 +53,23 @@ class Tangent:
         share = 0.5 if metric == "canonical" else 1.0
         return [math.sqrt(share * o * o + r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
 
+    def vector(self, w: Tensor) -> Tensor:
+        """R itself."""
+        along = w @ self.rotation
+        return along if self.rest is None else along.add_(self.rest)
+
+    def covector(self, w: Tensor, metric: str) -> Tensor:
+        """The tangent vector whose Riemannian gradient R is: W Omega / 2 + P (canonical) or R itself (euclidean)."""
+        if metric == "canonical":
+            return Tangent(self.rotation * 0.5, self.rest, self.rotation_norms, self.rest_norms).vector(w)
+        return self.vector(w)
+
     def generator_norms(self) -> list[float]:
         """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
         return [math.sqrt(o * o + 2 * r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
 
 
-def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical") -> Tangent:
+def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
     """Splits the Riemannian gradient of a Euclidean one.
 
     Canonical: R = G - W G^H W, Omega = W^H G - G^H W. Euclidean: R = G - W sym(W^H G), half that Omega. P = G - W W^H G
@@ -67,15 +79,16 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical") -> Tang
         w: frames, shape (*, n, p).
         g: dL/dW as torch's `.grad` has it, same shape and dtype.
         metric: one of `METRICS`.
+        side: "left"; or "right" for the part within the span of W's columns only, P = 0.
 
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
     """
     s = w.mH @ g
-    rotation = s - s.mH
+    rotation = minus_adjoint(s)
     if metric == "euclidean":
         rotation *= 0.5
-    if w.shape[-1] == w.shape[-2]:
+    if w.shape[-1] == w.shape[-2] or side == "right":
         (norms,) = norms_of(rotation)
         return Tangent(rotation, None, norms, [0.0] * len(norms))
     rest = _minus_product(g, w, s)
@@ -103,48 +116,66 @@ def cayley_increment(
     Returns:
         Tensor of the shape and dtype of W.
     """
-    half = 0.5 * step
-    q, shifted, rest = direction.rotation * half, w, None
-    if direction.rest is not None:
-        rest = direction.rest * half
-        q = _plus_product(q, rest.mH, rest)
-        shifted = w - rest
-    y = _resolvent_increment(q, rest is None, _TOLERANCE * torch.finfo(w.dtype).eps if tolerance is None else tolerance)
-    y *= 2
+    if tolerance is None:
+        tolerance = _TOLERANCE * torch.finfo(w.dtype).eps
+    scale, q, size = 0.5, direction.rotation, direction.rotation_norms
+    if isinstance(step, Tensor):
+        q, size = q * step, []
+    else:
+        scale *= step
+    if direction.rest is None:
+        y = _of_skew(q, scale, size, tolerance)
+        return w @ (y if defect is None else y.add_(defect, alpha=-0.5))
+    rest = direction.rest * (0.5 * step)
+    y = _of_accretive(_plus_product(q * scale, rest.mH, rest), tolerance)
     if defect is not None:
-        y.add_(defect, alpha=0.5)
-    if rest is None:
-        return torch.neg(w @ y)
-    return _minus_product(rest.mul_(-2), shifted, y)
+        y.add_(defect, alpha=-0.5)
+    return _plus_product(rest.mul(-2), w - rest, y)
 
 
-def _resolvent_increment(q: Tensor, skew: bool, tolerance: float) -> Tensor:
-    """Q (I + Q)^-1 for Q with a Hermitian part that is not negative, to a relative error.
+def _of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float) -> Tensor:
+    """-2 Q (I + Q)^-1 for Q = scale A, A skew with the given norms, to a relative error.
 
-    While Q is small, by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor; else by an inverse.
+    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse.
     """
+    square = a @ a
+    size = scale * scale * _largest_square(a, square, norms)
+    first = torch.sub(a, square, alpha=scale)
+    if size <= tolerance:
+        return first.mul_(-2 * scale)
+    constant, linear, error = _best_line(size)
+    if error <= tolerance:
+        return _combination(first, -2 * scale * constant, square, -2 * scale**3 * linear)
+    if size**3 <= tolerance:
+        powers = _combination(square, scale**2, square, scale**4)
+        return _combination(first, -2 * scale, powers, -2 * scale)
+    return _by_inverse(a * scale)
+
+
+def _of_accretive(q: Tensor, tolerance: float) -> Tensor:
+    """-2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error."""
     square = q @ q
-    size = _square_norm(square)
+    size = max(norms_of(square)[0])
     first = q - square
     if size <= tolerance:
-        return first
-    if skew:
-        constant, linear, error = _best_line(size)
-        if error <= tolerance:
-            return _combination(first, constant, square, linear)
-    if size * size <= tolerance:
-        return _combination(first, 1.0, square, 1.0)
+        return first.mul_(-2)
+    if size**2 <= tolerance:
+        return _combination(first, -2.0, square, -2.0)
     if size**3 <= tolerance:
-        return _combination(first, 1.0, _plus_product(square, square, square), 1.0)
+        return _combination(first, -2.0, _plus_product(square, square, square), -2.0)
+    return _by_inverse(q)
+
+
+def _by_inverse(q: Tensor) -> Tensor:
     shifted = q.clone()
     shifted.diagonal(dim1=-2, dim2=-1).add_(1)
-    return q @ inverse_of_accretive(shifted)
+    return q @ inverse_of_accretive(shifted).mul_(-2)
 
 
 def _best_line(size: float) -> tuple[float, float, float]:
     """a, b and e with |(a + b x)(1 - x) - 1| <= e for -size <= x <= 0, e as small as can be.
 
-    The error is a Chebyshev polynomial of second degree that vanishes at x = 1.
+    The error is a Chebyshev polynomial of second degree that is -1 at x = 1.
     """
     if size == 0:
         return 1.0, 1.0, 0.0
@@ -152,18 +183,23 @@ def _best_line(size: float) -> tuple[float, float, float]:
     return 1 - error, 8 * error / size**2, error
 
 
-def _square_norm(square: Tensor) -> float:
-    """About ||Q||_2^2, the largest of a batch, from Q^2: a bound or, for large matrices, a power estimate."""
-    bound = max(norms_of(square)[0])
-    if square.shape[-1] < _SMALLEST_PROBED or not 0 < bound < math.inf:
+def _largest_square(a: Tensor, square: Tensor, norms: list[float]) -> float:
+    """||A||_2^2 of a skew A, the largest of a batch, estimated from A^2.
+
+    Singular values come in pairs, so ||A||_2^4 <= ||A^2||_F^2 / 2. Large matrices are probed besides; small ones are
+    taken to have no singular value s beyond twice the mean of s^2, weighted with s^2. One that is costs accuracy in its
+    own direction, and hardly orthogonality, since what is computed stays a function of A.
+    """
+    (fourths,) = norms_of(square)
+    bound = max(fourths) * 0.5**0.5
+    if not 0 < bound < math.inf:
         return bound
-    y = before = _probe(*square.shape[:-1], square.dtype, square.device)
-    scale = 1 / bound
-    for _ in range(3):
-        before, y = y, (square @ y) * scale
-    lengths = torch.linalg.vector_norm(torch.cat([before, y], dim=-1), dim=-2).view(-1, 2)
-    ratios = (lengths[:, 1] / lengths[:, 0]).nan_to_num(0.0)
-    return min(bound, 1.2 * bound * ratios.max().item())
+    if square.shape[-1] < _SMALLEST_PROBED:
+        seconds = norms or norms_of(a)[0]
+        return min(bound, max(2 * f * f / (s * s) for f, s in zip(fourths, seconds, strict=True) if s))
+    before = square @ _probe(*square.shape[:-1], square.dtype, square.device)
+    first, second = norms_of(before, square @ before)
+    return min(bound, max(1.3 * b / a for a, b in zip(first, second, strict=True) if a))
 
 
 @functools.lru_cache(maxsize=64)
@@ -177,8 +213,10 @@ def _probe(*sizes_dtype_device: object) -> Tensor:
 
 def norms_of(*matrices: Tensor) -> list[list[float]]:
     """Frobenius norms: a list of numbers for each tensor, one for each matrix of its batch; reads the device once."""
+    if len(matrices) == 1 and matrices[0].dim() == 2:
+        return [[torch.linalg.vector_norm(matrices[0]).item()]]
     norms = [torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1) for m in matrices]
-    return [norms[0].tolist()] if len(norms) == 1 else torch.stack(norms).tolist()
+    return torch.stack(norms).tolist()
 
 
 def _plus_product(c: Tensor, a: Tensor, b: Tensor) -> Tensor:

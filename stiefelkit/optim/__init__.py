@@ -1,5 +1,17 @@
-"""Parameter groups for torch's optimizers."""
+"""Parameter groups for torch's optimizers, and optimizers that move frames along their manifold."""
 
+from stiefelkit.optim.cayley_adam import CayleyAdam
+from stiefelkit.optim.cayley_sgd import CayleySGD
+from stiefelkit.optim.clip import clip_grad_norm_
 from stiefelkit.optim.groups import parameter_groups
+from stiefelkit.optim.multiplicative_cayley import MultiplicativeCayley
+from stiefelkit.optim.pogo import POGO
 
-__all__ = ["parameter_groups"]
+__all__ = [
+    "POGO",
+    "CayleyAdam",
+    "CayleySGD",
+    "MultiplicativeCayley",
+    "clip_grad_norm_",
+    "parameter_groups",
+]

@@ -1,0 +1,101 @@
+"""Clipping in the norm of the tangent space."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.errors import NonFiniteError, OptionError
+from stiefelkit.functional import norms_of, riemannian_gradient
+from stiefelkit.functional._product import FullPrecision
+from stiefelkit.guard import frames
+from stiefelkit.optim.bucket import buckets
+
+__all__ = ["clip_grad_norm_"]
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | nn.Module | torch.optim.Optimizer | Iterable[Any],
+    max_norm: float,
+    *,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scales all gradients down together so that their norm is at most `max_norm`, and returns the norm before.
+
+    A frame counts with its Riemannian gradient in the norm of its metric, since what is normal to the manifold moves
+    nothing; any other parameter with its 2-norm.
+
+    Args:
+        parameters: a module, an optimizer, parameter groups, parameters, or one parameter; frames are known by their
+            group's manifold, or because a module holds them.
+        max_norm: the largest norm that is left as it is; infinity to measure only.
+        error_if_nonfinite: raise if the norm is NaN or infinite; else the gradients get a factor of 0 or NaN, as from
+            torch.nn.utils.clip_grad_norm_.
+
+    Returns:
+        The norm before, a float64 tensor without dimensions.
+
+    Raises:
+        OptionError: `max_norm` is negative or NaN.
+        NonFiniteError: the norm is not finite, and that was asked to be an error; nothing has been scaled.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(nn.Linear(4, 4, bias=False), "weight", "stiefel")
+    >>> (layer.weight.square().sum()).backward()  # constant on the manifold
+    >>> clip_grad_norm_(layer, 1.0).item() < 1e-5
+    True
+    """
+    if not max_norm >= 0:
+        raise OptionError(f"clip_grad_norm_ needs max_norm >= 0, got {max_norm!r}.")
+    plain, by_manifold = _sorted(parameters)
+    squares = [torch.linalg.vector_norm(_gradient(p)).double().square().cpu() for p in plain]
+    for manifold, members in by_manifold.items():
+        for bucket in buckets(members, {p: {} for p in members}):
+            metric = manifold.partition(":")[2]
+            with FullPrecision(bucket.params[0].device):
+                w, g = bucket.frames(), bucket.gradients()
+                if torch.isfinite(g).all():
+                    norms = riemannian_gradient(w, g, metric).norms(metric)
+                else:
+                    norms = norms_of(g)[0]
+            squares.append(torch.tensor(sum(norm * norm for norm in norms), dtype=torch.float64))
+    total = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+    if error_if_nonfinite and not math.isfinite(total):
+        raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
+    factor = max_norm / (total.item() + 1e-6)
+    if not factor >= 1:
+        for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
+            assert p.grad is not None
+            p.grad.mul_(factor)
+    return total
+
+
+def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+    """The parameters that have a gradient, each once: free ones, and frames by their manifold."""
+    known = {key: frame.manifold for key, frame in frames().items()}
+    if isinstance(parameters, torch.optim.Optimizer):
+        parameters = parameters.param_groups
+    elif isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    elif isinstance(parameters, Tensor):
+        parameters = [parameters]
+    plain: list[Tensor] = []
+    by_manifold: dict[str, list[Tensor]] = {}
+    seen: set[int] = set()
+    for each in parameters:
+        group = each if isinstance(each, dict) else {"params": [each]}
+        for p in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
+            if p.grad is None or id(p) in seen:
+                continue
+            seen.add(id(p))
+            manifold = group.get("manifold") or known.get(id(p))
+            (plain if manifold is None else by_manifold.setdefault(manifold, [])).append(p)
+    return plain, by_manifold
+
+
+def _gradient(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad  # type: ignore[operator]

@@ -1,0 +1,141 @@
+"""The multiplicative Cayley update, and RMSprop for everything else."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import OptionError
+from stiefelkit.functional import Tangent, cayley_increment, riemannian_gradient
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.frame_optimizer import FrameOptimizer
+
+__all__ = ["MultiplicativeCayley"]
+
+PRECONDITIONS = (None, "rmsprop")
+SIDES = ("left", "right")
+
+
+class MultiplicativeCayley(FrameOptimizer):
+    r"""Moves frames by W <- (I + lr/2 B)^-1 (I - lr/2 B) W, B = G W^H - W G^H; other groups by RMSprop.
+
+    B W is the Riemannian gradient in the canonical metric, and the update its Cayley retraction. It is computed in p x p
+    matrices only, by four n x p x p products for a tall frame or four n x n x n for a square one at steps
+    lr ||B||_2 <= 0.1, two more beyond. In the euclidean metric, "stiefel:euclidean", the part of B within the columns
+    of W counts half.
+
+    Args:
+        params: groups, as `sk.optim.parameter_groups` gives them.
+        lr: learning rate; that of frames is best given to their group, `stiefel=dict(lr=1e-4)`.
+        precondition: "rmsprop" divides each entry of G by the root of its mean square before it is projected, real and
+            imaginary parts apart, as the paper does on pixel-by-pixel MNIST. None does not.
+        alpha: decay of the mean squares, for frames and others.
+        eps: added to their roots.
+        momentum: factor of the last direction, which for frames is brought along by projection on the tangent space.
+        weight_decay: of the groups without a manifold.
+        centered: of the groups without a manifold, as in torch.optim.RMSprop.
+        gradient: "exact", or "reference": the half of it that the authors' code uses, in which dL/dW is summed over the
+            real parts of W h only. The recurrent layer that the frame belongs to leaves out the other half from then on.
+        side: "left" is the formula above. "right" is W <- W (I + lr/2 B)^-1 (I - lr/2 B), B = W^H G - G^H W: the same
+            step for a square frame, and for a tall one a rotation within the span of its columns.
+        precision: "exact" or "fast", see `FrameOptimizer`.
+        foreach: of the groups without a manifold.
+        maximize: ascend instead.
+
+    Raises:
+        OptionError: a setting is out of range.
+        ShapeError, NotAFrameError: a parameter of a manifold is no frame.
+        OptimizerError: a frame stands in a group without a manifold.
+
+    References:
+        Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016, eq. 5 and 6.
+        Wen, Yin, A feasible method for optimization with orthogonality constraints, 2013.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
+    >>> optimizer = MultiplicativeCayley(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=1e-2)))
+    >>> layer(torch.ones(4)).square().sum().backward()
+    >>> optimizer.step()
+    """
+
+    plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.RMSprop
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        precondition: str | None = None,
+        alpha: float = 0.9,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        centered: bool = False,
+        gradient: str = "exact",
+        side: str = "left",
+        precision: str = "exact",
+        foreach: bool | None = None,
+        maximize: bool = False,
+    ):
+        own = dict(
+            lr=lr,
+            precondition=precondition,
+            alpha=alpha,
+            eps=eps,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            centered=centered,
+            gradient=gradient,
+            side=side,
+            precision=precision,
+            foreach=foreach,
+            maximize=maximize,
+        )
+        super().__init__(params, own)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if not 0 <= group["alpha"] < 1:
+            raise OptionError(f"MultiplicativeCayley needs alpha in [0, 1), got {group['alpha']!r}.")
+        for key in ("eps", "momentum", "weight_decay"):
+            if not group[key] >= 0:
+                raise OptionError(f"MultiplicativeCayley needs {key} >= 0, got {group[key]!r}.")
+        for key, known in (("precondition", PRECONDITIONS), ("side", SIDES), ("gradient", ("exact", "reference"))):
+            if group[key] not in known:
+                raise OptionError(f"MultiplicativeCayley needs {key} in {known}, got {group[key]!r}.")
+
+    def _increment(
+        self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, defect: Tensor | None
+    ) -> tuple[Tensor, float]:
+        metric = group["manifold"].partition(":")[2]
+        squares = None
+        if group["precondition"]:
+            g, squares = _preconditioned(g, bucket.state("square_avg"), group["alpha"], group["eps"])
+        if group["momentum"]:
+            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
+        direction = riemannian_gradient(w, g, metric, side=group["side"])
+        self._check_direction(direction, bucket)
+        if squares is not None:
+            bucket.set_state("square_avg", squares)
+        if group["momentum"]:
+            bucket.set_state("momentum_buffer", direction.covector(w, metric))
+        lr = float(group["lr"])
+        return cayley_increment(w, direction, lr, defect=defect), lr * _length(direction)
+
+
+def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tuple[Tensor, Tensor]:
+    """G over the root of the mean square of its entries, and the mean squares: complex numbers, too, of a complex G."""
+    if not g.is_complex():
+        squares = squares.mul(alpha).addcmul_(g, g, value=1 - alpha)
+        return g / squares.sqrt().add_(eps), squares
+    scaled, found = _preconditioned(*map(_parts, (g, squares)), alpha, eps)
+    return torch.view_as_complex(scaled), torch.view_as_complex(found)
+
+
+def _parts(t: Tensor) -> Tensor:
+    return torch.view_as_real(t.resolve_conj().contiguous())
+
+
+def _length(direction: Tangent) -> float:
+    return max(direction.norms("euclidean"))
