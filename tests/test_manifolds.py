@@ -11,6 +11,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors, init
+from stiefelkit.functional._stiefel_step import cayley_increment, riemannian_gradient
 from stiefelkit.manifolds import RETRACTIONS, Stiefel
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.testing import check_manifold, retraction_order
@@ -65,6 +66,17 @@ def test_cayley_equals_the_n_by_n_solve(shape, dtype, length):
     moved, carried = Stiefel().retr_transp(w, u, v)
     assert (moved - q @ w).norm() <= 1e-13 * max(1, length)
     assert (carried - q @ v).norm() <= 1e-13 * max(1, length) * v.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6, 6), (9, 2), (2, 12, 3)])
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_step_of_the_optimizers_is_the_same_step(metric, shape, dtype):
+    w, g = init.haar(shape, dtype), torch.randn(shape, dtype=dtype)
+    manifold = Stiefel(metric)
+    moved = manifold.retr(w, -0.1 * manifold.egrad2rgrad(w, g))
+    increment = cayley_increment(w, riemannian_gradient(w, g, metric), 0.1)
+    assert (moved - w - increment).norm() <= 1e-13
 
 
 def test_a_small_cayley_step_keeps_the_digits_of_the_increment():
