@@ -21,6 +21,7 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_trapezoid,
 )
+from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._polish import nearest_frame, polish, split_defect
 from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
@@ -59,6 +60,7 @@ __all__ = [
     "pack_skew_gradient",
     "pack_trapezoid",
     "pick_band",
+    "polar_factor",
     "polish",
     "product",
     "riemannian_gradient",
