@@ -15,10 +15,18 @@ from typing import Any
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, LawBroken, cases
+from stiefelkit.testing.cases import Case, LawBroken, cases, random_coordinates
 from stiefelkit.testing.laws import LAWS
 
-__all__ = ["LAWS", "Case", "LawBroken", "cases", "check_parametrization", "parametrize_with_checks"]
+__all__ = [
+    "LAWS",
+    "Case",
+    "LawBroken",
+    "cases",
+    "check_parametrization",
+    "parametrize_with_checks",
+    "random_coordinates",
+]
 
 
 def check_parametrization(cls: type[OrthogonalParam], laws: Iterable[str] = tuple(LAWS)) -> None:
