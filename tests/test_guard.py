@@ -194,7 +194,8 @@ def test_geoopt_may_have_its_own_parameters_and_no_others():
     carrier = net.parametrizations.weight
     backward(net)
     assert refused(geoopt.optim.RiemannianAdam(net.parameters(), lr=0.1), "sk.optim.geoopt_parameters")
-    frame = geoopt.ManifoldParameter(carrier.stiefel.detach(), geoopt.Stiefel())
+    manifold: Any = geoopt.EuclideanStiefel()
+    frame: Any = geoopt.ManifoldParameter(carrier.stiefel.detach(), manifold=manifold)  # pyright: ignore
     carrier.replace("stiefel", frame)
     optimizer = geoopt.optim.RiemannianSGD(net.parameters(), lr=0.1)
     backward(net)
@@ -224,7 +225,7 @@ def test_frames_names_carrier_coordinate_and_manifold():
 
 
 def test_one_hook_serves_all_and_costs_little():
-    kept = make(), make()
+    kept = [make(), make()]
     assert len(guard._hooks) == 1
     params = [nn.Parameter(torch.ones(2)) for _ in range(500)]
     for p in params:

@@ -1,5 +1,7 @@
 """Frames as geoopt's own parameters, for its optimizers."""
 
+from typing import Any
+
 from torch import nn
 
 from stiefelkit.errors import OptimizerError
@@ -35,10 +37,6 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     >>> [type(p).__name__ for p in geoopt_parameters(layer)]
     ['ManifoldParameter']
     """
-    import geoopt
-
-    from stiefelkit.manifolds import Stiefel
-
     found = [(q, carrier, name) for q, _, _, carrier in carriers(model) for name in carrier.param.manifolds]
     for qualified, carrier, name in found:
         if hasattr(carrier.coordinates[name], "device_mesh"):
@@ -46,9 +44,14 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
                 f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
                 "stiefelkit.optim take it as it is."
             )
+    import geoopt
+
+    from stiefelkit.manifolds import Stiefel
+
     for _, carrier, name in found:
         c = carrier.coordinates[name]
         manifold = Stiefel(metric or carrier.param.manifolds[name].partition(":")[2])
         if getattr(c, "manifold", None) != manifold:
-            carrier.replace(name, geoopt.ManifoldParameter(c.detach(), manifold, c.requires_grad))
+            bound: Any = geoopt.ManifoldParameter
+            carrier.replace(name, bound(c.detach(), manifold=manifold, requires_grad=c.requires_grad))
     return list(model.parameters())
