@@ -1,5 +1,8 @@
 """Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
 from stiefelkit.attach import (
@@ -20,6 +23,9 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.host import check_state_dict
 from stiefelkit.param import OrthogonalParam, Traits
 
+if TYPE_CHECKING:
+    from stiefelkit import manifolds
+
 __all__ = [
     "CoordinateList",
     "Drift",
@@ -37,6 +43,7 @@ __all__ = [
     "fully_shard_coordinates",
     "functional",
     "init",
+    "manifolds",
     "metrics",
     "models",
     "nn",
@@ -48,3 +55,10 @@ __all__ = [
     "reset_",
     "testing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # geoopt, under `manifolds`, takes half as long to import as torch.
+    if name == "manifolds":
+        return importlib.import_module("stiefelkit.manifolds")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

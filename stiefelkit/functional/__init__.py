@@ -21,6 +21,7 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_trapezoid,
 )
+from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._polish import nearest_frame, polish, split_defect
 from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
@@ -55,6 +56,7 @@ __all__ = [
     "pack_skew_gradient",
     "pack_trapezoid",
     "pick_band",
+    "polar_factor",
     "polish",
     "product",
     "rotate_butterfly",

@@ -8,6 +8,9 @@ A third party tests a new member in two lines:
 
 or `check_parametrization(MyMap)` in a script. Each law runs on the member's `examples()`, in the dtypes that it is
 about, and a member that breaks one raises `LawBroken` with the law's name, the case and the figures.
+
+`check_manifold` does the same for a Stiefel manifold in geoopt's interface, and `retraction_order` measures how closely
+a retraction follows the geodesic.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,15 +20,19 @@ from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, LawBroken, cases, random_coordinates
 from stiefelkit.testing.laws import LAWS
+from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 
 __all__ = [
     "LAWS",
+    "MANIFOLD_LAWS",
     "Case",
     "LawBroken",
     "cases",
+    "check_manifold",
     "check_parametrization",
     "parametrize_with_checks",
     "random_coordinates",
+    "retraction_order",
 ]
 
 

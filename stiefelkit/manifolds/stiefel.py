@@ -1,0 +1,292 @@
+"""The Stiefel manifold of frames, real and complex."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import geoopt
+import torch
+from geoopt.utils import size2shape
+from torch import Tensor
+
+from stiefelkit import init
+from stiefelkit.errors import DtypeError, ImageError, NotAFrameError, OptionError, ShapeError, did_you_mean
+from stiefelkit.functional import polar_factor, polish
+from stiefelkit.manifolds.geodesics import canonical_logarithm, geodesic
+from stiefelkit.manifolds.retractions import RETRACTIONS, tangent
+from stiefelkit.metrics import orthogonality_error, working_dtype
+
+__all__ = ["Stiefel"]
+
+_ALPHA = {"canonical": 1, "euclidean": 2}
+_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+class Stiefel(geoopt.Manifold):
+    r"""The Stiefel manifold St(n, p): n x p matrices with orthonormal columns, W^H W = I, n >= p, real or complex.
+
+    Tangent vectors at W are the U with W^H U + U^H W = 0. Two inner products of them:
+
+        canonical: Re tr(U^H (I - W W^H / 2) V),    euclidean: Re tr(U^H V).
+
+    All of it works in float64 or complex128 and rounds once. A step first replaces a float32 frame by the nearest exact
+    one, so ||W^H W - I||_F stays at the rounding limit however many steps an optimizer makes. Nothing of n x n is
+    formed for n > 3p. Not for devices without float64, nor fast where it is slow.
+
+    Methods have geoopt's names and arguments: `x`, `y` are frames, `u`, `v` tangent vectors, of shape (*, n, p),
+    float32, float64, complex64 or complex128. Of a direction that is not tangent the tangent part counts.
+    `projx` and "polar" are once differentiable, `logmap` and `dist` not at all, all else any number of times;
+    derivatives by a frame are right for its tangent directions.
+
+    Args:
+        metric: "canonical" or "euclidean".
+        retraction: "cayley" (carries vectors isometrically; reversible), "polar" or "qr" (carry by projection).
+
+    Raises:
+        OptionError: no metric or retraction has that name.
+
+    References:
+        Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998.
+
+    >>> manifold = Stiefel()
+    >>> w = manifold.random(5, 2, dtype=torch.float64)
+    >>> u = manifold.proju(w, torch.ones(5, 2, dtype=torch.float64))
+    >>> manifold.check_point_on_manifold(manifold.retr(w, u))
+    True
+    """
+
+    name = "Stiefel"
+    ndim = 2
+
+    def __init__(self, metric: str = "canonical", retraction: str = "cayley"):
+        super().__init__()
+        if metric not in _ALPHA:
+            raise OptionError(f"Stiefel needs a known metric, got {metric!r}{did_you_mean(metric, _ALPHA)}")
+        if retraction not in RETRACTIONS:
+            known = did_you_mean(retraction, RETRACTIONS)
+            raise OptionError(f"Stiefel needs a known retraction, got {retraction!r}{known}")
+        self.metric = metric
+        self.retraction = retraction
+
+    @property
+    def reversible(self) -> bool:  # type: ignore[override]
+        """Whether a step and the same step back, with the carried direction, end at the start."""
+        return self.retraction == "cayley"
+
+    @property
+    def is_isometric(self) -> bool:
+        """Whether `retr_transp` and `transp_follow_retr` keep inner products."""
+        return self.retraction == "cayley"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and (other.metric, other.retraction) == (self.metric, self.retraction)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.metric, self.retraction))
+
+    def extra_repr(self) -> str:
+        """Names metric and retraction."""
+        return f"{self.metric}, {self.retraction}"
+
+    def projx(self, x: Tensor) -> Tensor:
+        """Returns the frame nearest to X, any matrix of full column rank: its orthogonal polar factor."""
+        return polar_factor(x.to(working_dtype(x.dtype))).to(x.dtype)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """Projects a matrix on the tangent space, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2."""
+        w, wide = _widened(x, u)
+        return tangent(w, wide).to(u.dtype)
+
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """Turns a Euclidean gradient G into the tangent R with inner(R, V) = Re tr(G^H V) for every tangent V.
+
+        Canonical: G - W G^H W; Euclidean: its tangent part.
+        """
+        w, g = _widened(x, u)
+        r = g - w @ (g.mH @ w) if self.metric == "canonical" else tangent(w, g)
+        return r.to(u.dtype)
+
+    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
+        """Inner product of tangent vectors, real in complex spaces too, shape (*), or (*, 1, 1) with `keepdim`."""
+        return self._inner(x, u, v, keepdim).to(x.dtype.to_real())
+
+    def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Length of a tangent vector, shape (*), or (*, 1, 1) with `keepdim`."""
+        return self._inner(x, u, None, keepdim).sqrt().to(x.dtype.to_real())
+
+    def _inner(self, x: Tensor, u: Tensor, v: Tensor | None, keepdim: bool) -> Tensor:
+        w, a, b = _widened(x, u, u if v is None else v)
+        found = _real_inner(a, b, keepdim)
+        return found if self.metric == "euclidean" else found - _real_inner(w.mH @ a, w.mH @ b, keepdim) / 2
+
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """Moves frames in the direction U by the retraction."""
+        return self._move(RETRACTIONS[self.retraction], x, u)[0]
+
+    def retr_transp(self, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Moves frames by the retraction, and V along with them."""
+        moved, carried = self._move(RETRACTIONS[self.retraction], x, u, v)
+        return moved, carried
+
+    def transp_follow_retr(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """Carries V along the retraction: "cayley" by its unitary factor, the others by projection."""
+        return self.retr_transp(x, u, v)[1]
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """Moves frames along the geodesic of the metric, for unit time."""
+        return self._move(self._geodesic, x, u)[0]
+
+    def expmap_transp(self, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Moves frames along the geodesic, and V isometrically along with them (not the parallel transport)."""
+        moved, carried = self._move(self._geodesic, x, u, v)
+        return moved, carried
+
+    def transp_follow_expmap(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """Carries V isometrically along the geodesic."""
+        return self.expmap_transp(x, u, v)[1]
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Projects V on the tangent space at Y."""
+        return self.proju(y, v)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """Finds a tangent vector at X whose geodesic ends at Y, the shortest if Y is near (or n = p).
+
+        Square frames in both metrics; tall ones in the canonical metric only, by iteration.
+
+        Raises:
+            NotImplementedError: tall frames in the Euclidean metric.
+            ImageError: square real frames with different determinants, or the iteration found none.
+        """
+        n, p = x.shape[-2:]
+        if n > p and self.metric == "euclidean":
+            raise NotImplementedError('Stiefel.logmap needs metric="canonical" for tall frames, got "euclidean".')
+        w, end = torch.broadcast_tensors(*_widened(x, y))
+        u, found = canonical_logarithm(polish(w), polish(end))
+        if not found.all():
+            remedy = "take a point between" if n > p else "their determinants differ"
+            raise ImageError(f"Stiefel.logmap needs frames that a short geodesic joins, got none; {remedy}.")
+        return u.to(x.dtype)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
+        return self.norm(x, self.logmap(x, y), keepdim=keepdim)
+
+    def _geodesic(self, w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        return geodesic(w, u, *vectors, alpha=_ALPHA[self.metric])
+
+    def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        w, *wide = torch.broadcast_tensors(*_widened(x, *vectors))
+        single = x.dtype != w.dtype
+        # The rounding of a float32 frame would stay in every later one.
+        moved, *carried = along(polish(w) if single else w, *wide)
+        moved = moved if single else polish(moved)
+        return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
+
+    def random(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> geoopt.ManifoldTensor:
+        """Draws frames from the uniform (Haar) measure, each matrix of a batch independently.
+
+        Args:
+            size: (*, n, p), as integers or one sequence.
+            dtype: torch's default when None.
+            device: of the result.
+            generator: source of randomness; torch's default when None.
+            kwargs: none are known.
+        """
+        if kwargs:
+            raise OptionError(f"Stiefel.random needs dtype, device and generator only, got {', '.join(kwargs)}.")
+        return self._made("haar", size, dtype, device, generator)
+
+    def origin(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        seed: int | None = 42,
+    ) -> geoopt.ManifoldTensor:
+        """Returns the first p columns of the identity, for any seed."""
+        return self._made("identity", size, dtype, device, None)
+
+    def _made(self, scheme: str, size: Any, dtype: Any, device: Any, generator: Any) -> geoopt.ManifoldTensor:
+        shape, dtype = size2shape(*size), dtype or torch.get_default_dtype()
+        self._assert_check_shape(shape, "size")
+        self._assert_dtype(dtype)
+        drawn = init.draw(scheme, shape, working_dtype(dtype), generator)
+        return geoopt.ManifoldTensor(drawn.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
+
+    def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
+        """Whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
+        ok, reason = self._check_shape(x.shape, "x")
+        if ok and x.dtype not in _DTYPES:
+            ok, reason = False, _wrong_dtype(x.dtype)
+        return (ok, reason) if explain else ok
+
+    def assert_check_point(self, x: Tensor) -> None:
+        """Raises ShapeError or DtypeError unless a tensor has a shape and dtype of frames."""
+        self._assert_check_shape(x.shape, "x")
+        self._assert_dtype(x.dtype)
+
+    def assert_check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+        """Raises NotAFrameError, ShapeError or DtypeError unless X is a frame."""
+        self.assert_check_point(x)
+        ok, reason = self._check_point_on_manifold(x, atol=atol, rtol=rtol)
+        if not ok:
+            raise NotAFrameError(f"Stiefel needs orthonormal columns, got {reason}; projx gives the nearest frame.")
+
+    def _assert_check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        ok, reason = self._check_shape(shape, name)
+        if not ok:
+            raise ShapeError(reason)
+
+    def _assert_dtype(self, dtype: torch.dtype) -> None:
+        if dtype not in _DTYPES:
+            raise DtypeError(_wrong_dtype(dtype))
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) >= 2 and shape[-2] >= shape[-1] >= 1:
+            return True, None
+        remedy = "; take the transpose" if len(shape) >= 2 and shape[-2] < shape[-1] else ""
+        return False, f"Stiefel needs `{name}` of shape (*, n, p), n >= p >= 1, got {tuple(shape)}{remedy}."
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        if x.dtype not in _DTYPES:
+            return False, _wrong_dtype(x.dtype)
+        error = orthogonality_error(x)
+        return _judged("||W^H W - I||_F", error, torch.full_like(error, atol + rtol * x.shape[-1] ** 0.5))
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> tuple[bool, str | None]:
+        w, wide = torch.broadcast_tensors(*_widened(x.detach(), u.detach()))
+        s = w.mH @ wide
+        permitted = atol + rtol * torch.linalg.matrix_norm(wide)
+        return _judged("||W^H U + U^H W||_F", torch.linalg.matrix_norm(s + s.mH), permitted)
+
+
+def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    dtype = torch.complex128 if any(t.is_complex() for t in tensors) else torch.float64
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _real_inner(a: Tensor, b: Tensor, keepdim: bool) -> Tensor:
+    """Re tr(A^H B)."""
+    return (a.conj() * b).real.sum(dim=(-2, -1), keepdim=keepdim)
+
+
+def _wrong_dtype(dtype: torch.dtype) -> str:
+    return f"Stiefel needs float32, float64, complex64 or complex128, got {dtype}; keep the frame in float32."
+
+
+def _judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | None]:
+    """Whether every error is permitted, and the worst that is not; NaN never is."""
+    over = ~(errors <= permitted)
+    if not over.any():
+        return True, None
+    worst = (errors - permitted).nan_to_num(nan=torch.inf).argmax()
+    return False, f"{what} = {errors.flatten()[worst]:.3g}, permitted {permitted.flatten()[worst]:.3g}"
