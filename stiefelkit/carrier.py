@@ -68,6 +68,12 @@ class CoordinateList(parametrize.ParametrizationList):
         """Name to parameter of each coordinate."""
         return dict(zip(self.param.coordinates, self._values(), strict=True))
 
+    def replace(self, name: str, parameter: nn.Parameter) -> None:
+        """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
+        unfilled = self._is_unfilled()
+        self._parameters[self._originals[list(self.param.coordinates).index(name)]] = parameter
+        self._emptied = tuple(c._version for c in self._values()) if unfilled else None
+
     def _values(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self._originals]
 

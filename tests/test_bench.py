@@ -149,7 +149,8 @@ def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
         left_out = {name.partition(" (")[0] for name in heat.left_out}
         assert raced | left_out == set(sk.available())
         for name in left_out:
-            assert sk.available()[name].supports((4, 4), parametrizations.DTYPES[dtype]) is not None
+            unsupported = sk.available()[name].supports((4, 4), parametrizations.DTYPES[dtype]) is not None
+            assert unsupported or (name, heat.operation) == ("stiefel", "step")
         assert all(row.ratio_to_best_peer is None for row in heat.rows)
 
 

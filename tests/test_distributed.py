@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors
+from stiefelkit import errors, guard, host
 
 
 class Real(nn.Module):
@@ -42,8 +42,13 @@ def data():
     return torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
 
 
+def free():
+    """Names of the maps whose coordinates any optimizer may move."""
+    return [name for name in sk.available() if not host.manifolds(make(name))]
+
+
 def run_ddp(rank):
-    for name in sk.available():
+    for name in free():
         check_ddp(rank, name)
 
 
@@ -66,7 +71,7 @@ def run_fsdp(rank):
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (2,))
-    for name in sk.available():
+    for name in free():
         if sk.available()[name].supports((8, 8), torch.float32) is None:
             net = make(name)
             for layer in (net[0], net[2]):
@@ -137,6 +142,40 @@ def run_fsdp_of_layers_that_apply_their_weight(rank):
         y.float().square().sum().backward()
 
 
+def run_frames_that_are_sharded(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(*(nn.Linear(8, n, dtype=dtype) for n in (8, 4)))
+        for layer in net:
+            sk.orthogonal(layer, "weight", "stiefel")
+        whole = {key: value.clone() for key, value in net.state_dict().items()}
+        x = torch.randn(16, 8).to(dtype)
+        expected = net(x)
+        for layer in net:
+            fully_shard(sk.fully_shard_coordinates(layer, mesh), mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        assert torch.equal(net(x), expected)
+        net(x[rank::2]).abs().square().sum().backward()
+        found = {carrier.weight: manifold for carrier, _, manifold in guard.frames().values()}
+        assert found == {"Linear.weight": "stiefel:canonical"}
+        with pytest.raises(errors.OptimizerError, match=r"Linear\.weight \(8 x 8\)"):
+            torch.optim.SGD(net.parameters(), lr=0.1).step()
+        with pytest.raises(errors.OptimizerError, match="sharded"):
+            sk.optim.geoopt_parameters(net)
+        state = net.state_dict()
+        net.load_state_dict(state)
+        for name, carrier in ((name, layer.parametrizations["weight"]) for name, layer in net.named_children()):
+            assert torch.equal(carrier.stiefel.full_tensor(), whole[f"{name}.parametrizations.weight.original0"])
+        key = "0.parametrizations.weight.original0"
+        with pytest.raises(errors.CheckpointError, match="orthonormal"):
+            net.load_state_dict(state | {key: 1.1 * state[key]})
+        assert all(d.error < 0.05 for d in sk.drift(net).values())
+
+
 def worker(rank, run, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -146,7 +185,16 @@ def worker(rank, run, store):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("run", [run_ddp, run_fsdp, run_fsdp_of_two_dtypes, run_fsdp_of_layers_that_apply_their_weight])
+RUNS = [
+    run_ddp,
+    run_fsdp,
+    run_fsdp_of_two_dtypes,
+    run_fsdp_of_layers_that_apply_their_weight,
+    run_frames_that_are_sharded,
+]
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_two_processes_agree_with_one(run, tmp_path):
     # What fails in a process is raised here.
     torch.multiprocessing.spawn(worker, (run, tmp_path / "store"), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]

@@ -3,7 +3,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.testing import parametrize_with_checks
+from stiefelkit.testing import parametrize_with_checks, random_coordinates
 
 
 @parametrize_with_checks(sk.available().values())
@@ -21,6 +21,6 @@ def test_exact_frames_are_exact_at_large_sizes(name, n, dtype):
     map = cls((n, n), dtype=dtype)
     generator = torch.Generator().manual_seed(n)
     for scale in (n**-0.5, 1.0):
-        w = map(*(torch.randn(shape, generator=generator) * scale for shape in map.coordinates.values()))
+        w = map(*random_coordinates(map, scale, generator))
         if map.traits.exact:
             assert orthogonality_error(w).item() <= permitted_error(n, dtype)

@@ -10,6 +10,7 @@ from stiefelkit import init
 from stiefelkit.functional import cayley, pack_skew
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 from stiefelkit.testing import LAWS, LawBroken, check_parametrization
 
 
@@ -256,6 +257,20 @@ class OddImage(Cayley):
         return ((*coordinates[:-1], coordinates[-1][..., :0]) if scheme == "noise" else coordinates), chart
 
 
+class Stretching(StiefelPoint):
+    """Leaves the frame that it is given."""
+
+    def forward(self, stiefel):
+        return super().forward(stiefel) * 1.001
+
+
+class Fading(StiefelPoint):
+    """Has half the gradient."""
+
+    def forward(self, stiefel):
+        return super().forward((stiefel + stiefel.detach()) / 2)
+
+
 class NoExamples(Cayley):
     @classmethod
     def examples(cls):
@@ -289,6 +304,9 @@ class NoExamples(Cayley):
         (Unmappable, "functional_call"),
         (Branching, "compile"),
         (Misnamed, "contract"),
+        (Stretching, "frames"),
+        (Stretching, "round_trip"),
+        (Fading, "gradients"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

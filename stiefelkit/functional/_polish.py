@@ -114,6 +114,6 @@ def nearest_frame(w: Tensor) -> Tensor:
     if orthogonality_error(w).max() > 0.1:
         u, _, vh = torch.linalg.svd(w, full_matrices=False)
         w = u @ vh
-    while orthogonality_error(w).max() > 1e-7:
+    while orthogonality_error(w).max() > 1e-8:
         w = polish(w)
     return polish(w)

@@ -49,5 +49,6 @@ def count_parameters(model: nn.Module) -> int:
 
 def _size(p: Tensor, is_frame: bool) -> int:
     if is_frame:
-        return math.prod(p.shape[:-2]) * skew_size(*p.shape[-2:], p.is_complex())
+        *batch, n, columns = p.shape
+        return math.prod(batch) * skew_size(n, columns, p.is_complex())
     return p.numel() * (2 if p.is_complex() else 1)

@@ -151,7 +151,7 @@ class OrthogonalRNN(_Recurrent):
     papers; with others it is added to the input projection. W is evaluated once a forward.
 
     With `field="complex"` states and outputs are complex, of `hidden_size` complex numbers, while every parameter is
-    real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by real coordinates.
+    real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates.
 
     Args:
         input_size: width m of the input.

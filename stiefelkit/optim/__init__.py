@@ -1,8 +1,9 @@
-"""Parameter groups for torch's optimizers, and optimizers that move frames along their manifold."""
+"""Optimizers that move frames along their manifold, and parameters of orthogonal weights as other optimizers want them."""
 
 from stiefelkit.optim.cayley_adam import CayleyAdam
 from stiefelkit.optim.cayley_sgd import CayleySGD
 from stiefelkit.optim.clip import clip_grad_norm_
+from stiefelkit.optim.geoopt_parameters import geoopt_parameters
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.optim.multiplicative_cayley import MultiplicativeCayley
 from stiefelkit.optim.pogo import POGO
@@ -13,5 +14,6 @@ __all__ = [
     "CayleySGD",
     "MultiplicativeCayley",
     "clip_grad_norm_",
+    "geoopt_parameters",
     "parameter_groups",
 ]

@@ -79,9 +79,8 @@ class Bucket:
         if self.is_single:
             return whole[0].detach()
         n, p = whole[0].shape[-2:]
-        return (
-            whole[0].detach().reshape(-1, n, p) if len(whole) == 1 else torch.cat([t.reshape(-1, n, p) for t in whole])
-        )
+        batches = [t.detach().reshape(-1, n, p) for t in whole]
+        return batches[0] if len(batches) == 1 else torch.cat(batches)
 
     def scatter(self, batch: Tensor) -> list[Tensor]:
         """For each frame its part of a batch, in the frame's shape and, if it is sharded, this rank's part."""

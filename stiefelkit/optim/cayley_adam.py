@@ -21,9 +21,9 @@ class CayleyAdam(FrameOptimizer):
     r = (1 - b1^k) (v / (1 - b2^k) + eps)^(1/2), and a step of length a = min(lr, 2 q / ||A||_F) along A / r, where A is
     the n x n skew generator of M, A W = M, never formed. Other groups are moved by torch.optim.Adam.
 
-    In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does to
-    orthogonality is taken away as `FrameOptimizer` tells. In "stiefel:canonical" the part of A within the columns of W
-    counts double.
+    In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
+    to orthogonality is taken away as `FrameOptimizer` tells. In "stiefel:canonical" the part of A within the columns of
+    W counts double.
 
     Args:
         params: groups, as `sk.optim.parameter_groups` gives them.

@@ -22,9 +22,9 @@ class CayleySGD(FrameOptimizer):
     a = min(lr, 2 q / ||A||_F) keeps it a contraction. The inverse is a power series in p x p matrices, as long as that
     takes no more than six terms to the tolerance, and exact beyond. Other groups are moved by torch.optim.SGD.
 
-    In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does to
-    orthogonality is taken away as `FrameOptimizer` tells. In "stiefel:canonical" the part of A within the columns of W
-    counts double.
+    In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
+    to orthogonality is taken away as `FrameOptimizer` tells. In "stiefel:canonical" the part of A within the columns of
+    W counts double.
 
     Args:
         params: groups, as `sk.optim.parameter_groups` gives them.

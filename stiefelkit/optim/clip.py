@@ -86,7 +86,7 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     by_manifold: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
     for each in parameters:
-        group = each if isinstance(each, dict) else {"params": [each]}
+        group: dict[str, Any] = each if isinstance(each, dict) else {"params": [each]}
         for p in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
             if p.grad is None or id(p) in seen:
                 continue

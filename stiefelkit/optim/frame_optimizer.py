@@ -34,8 +34,8 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.15 sqrt(p) and is taken away
-    with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder and
+    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.15 sqrt(p) and is taken
+    away with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder and
     does this at 1.0 sqrt(p), after 16 steps at most, and stays within 30 limits. float64 and complex128 frames have no
     remainder.
 
@@ -157,8 +157,8 @@ class FrameOptimizer(torch.optim.Optimizer):
             for p in params:
                 if id(p) in known:
                     raise OptimizerError(
-                        f"{name} needs groups that name the manifold of frames, got {known[id(p)].carrier.weight} in one "
-                        "without; give it sk.optim.parameter_groups(model, lr=...)."
+                        f"{name} needs groups that name the manifold of frames, got {known[id(p)].carrier.weight} in "
+                        "one without; give it sk.optim.parameter_groups(model, lr=...)."
                     )
             return
         for p in params:
@@ -195,10 +195,8 @@ class FrameOptimizer(torch.optim.Optimizer):
             for p, grad in zip(bucket.params, bucket.local_gradients(), strict=True)
             if not torch.isfinite(grad).all()
         ]
-        return (
-            f"{name} needs finite gradients, got NaN or infinity in that of {', '.join(bad) or 'a frame of another rank'}"
-            "; no parameter was changed."
-        )
+        where = ", ".join(bad) or "a frame on another rank"
+        return f"{name} needs finite gradients, got NaN or infinity in that of {where}; no parameter was changed."
 
     def _move(self, group: dict[str, Any], bucket: Bucket) -> None:
         exact = group["precision"] == "exact"

@@ -20,8 +20,8 @@ SIDES = ("left", "right")
 class MultiplicativeCayley(FrameOptimizer):
     r"""Moves frames by W <- (I + lr/2 B)^-1 (I - lr/2 B) W, B = G W^H - W G^H; other groups by RMSprop.
 
-    B W is the Riemannian gradient in the canonical metric, and the update its Cayley retraction. It is computed in p x p
-    matrices only, by four n x p x p products for a tall frame or four n x n x n for a square one at steps
+    B W is the Riemannian gradient in the canonical metric, and the update its Cayley retraction. It is computed in
+    p x p matrices only, by four n x p x p products for a tall frame or four n x n x n for a square one at steps
     lr ||B||_2 <= 0.1, two more beyond. In the euclidean metric, "stiefel:euclidean", the part of B within the columns
     of W counts half.
 
@@ -35,8 +35,9 @@ class MultiplicativeCayley(FrameOptimizer):
         momentum: factor of the last direction, which for frames is brought along by projection on the tangent space.
         weight_decay: of the groups without a manifold.
         centered: of the groups without a manifold, as in torch.optim.RMSprop.
-        gradient: "exact", or "reference": the half of it that the authors' code uses, in which dL/dW is summed over the
-            real parts of W h only. The recurrent layer that the frame belongs to leaves out the other half from then on.
+        gradient: "exact", or "reference": the half of it that the authors' code uses, in which dL/dW is summed over
+            the real parts of W h only. The recurrent layer that the frame belongs to leaves out the other half from
+            then on.
         side: "left" is the formula above. "right" is W <- W (I + lr/2 B)^-1 (I - lr/2 B), B = W^H G - G^H W: the same
             step for a square frame, and for a tall one a rotation within the span of its columns.
         precision: "exact" or "fast", see `FrameOptimizer`.
@@ -49,7 +50,7 @@ class MultiplicativeCayley(FrameOptimizer):
         OptimizerError: a frame stands in a group without a manifold.
 
     References:
-        Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016, eq. 5 and 6.
+        Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
         Wen, Yin, A feasible method for optimization with orthogonality constraints, 2013.
 
     >>> import stiefelkit as sk
@@ -129,7 +130,7 @@ def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tup
     if not g.is_complex():
         squares = squares.mul(alpha).addcmul_(g, g, value=1 - alpha)
         return g / squares.sqrt().add_(eps), squares
-    scaled, found = _preconditioned(*map(_parts, (g, squares)), alpha, eps)
+    scaled, found = _preconditioned(_parts(g), _parts(squares), alpha, eps)
     return torch.view_as_complex(scaled), torch.view_as_complex(found)
 
 

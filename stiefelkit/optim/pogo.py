@@ -22,8 +22,8 @@ BASES = ("sgd", "adam")
 class POGO(FrameOptimizer):
     r"""Moves frames without a retraction: X = W - lr R, then W <- X - X (X^H X - I) / 2. Only products, no inverse.
 
-    R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment for
-    each matrix. X is off the manifold by lr^2 R^H R, and the step back leaves 3/4 of the square of that.
+    R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment
+    for each matrix. X is off the manifold by lr^2 R^H R, and the step back leaves 3/4 of the square of that.
 
     In precision "fast" this is the published algorithm with one step back: ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4
     after each step, which does not accumulate. In "exact" steps back, in float64 where they decide, are repeated until

@@ -22,7 +22,7 @@ class StiefelPoint(OrthogonalParam):
     (complex64, or complex128 for complex128 weights). A half-precision weight is a float32 frame, rounded. The map does
     nothing to keep the frame orthonormal, which is the optimizer's part.
 
-    Image: every frame. Cost: none; a step of the optimizer takes a few products. Not for optimizers that do not move
+    Image: every frame. Cost: a copy; a step of the optimizer takes a few products. Not for optimizers that do not move
     along the manifold (torch's own, which are refused at their first step), nor for averages of weights, which are no
     frames; any other parametrization takes those.
 
@@ -88,10 +88,10 @@ class StiefelPoint(OrthogonalParam):
             stiefel: frames of shape (*, n, p), of the field of the map.
 
         Returns:
-            Frames of shape (*, n, p); a view of the coordinate if it has the dtype already.
+            Frames of shape (*, n, p), never the coordinate's own memory.
         """
-        # A view: the parameter itself would be a leaf, which in-place operations and optimizers take for free.
-        return stiefel.view_as(stiefel) if stiefel.dtype == self.dtype else stiefel.to(self.dtype)
+        # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
+        return stiefel.to(self.dtype, copy=True)
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Returns the frame itself."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, LawBroken, cases
+from stiefelkit.testing.cases import Case, LawBroken, cases, random_coordinates
 from stiefelkit.testing.laws import LAWS
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 
@@ -31,6 +31,7 @@ __all__ = [
     "check_manifold",
     "check_parametrization",
     "parametrize_with_checks",
+    "random_coordinates",
     "retraction_order",
 ]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from stiefelkit import attach, init
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.metrics import rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam, coordinate_dtype
+from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "special_frames"]
+__all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "random_coordinates", "special_frames"]
 
 
 class LawBroken(AssertionError):
@@ -44,17 +44,45 @@ class Case:
         param = self.build()
         coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(seed))
         param.load_chart_(chart)
-        return param, tuple(c.to(coordinate_dtype(self.dtype)) for c in coordinates)
+        return param, param.rounded(coordinates)
 
     def random(self, scale: float, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
-        """Makes the map with Gaussian coordinates of the given size, on the chart of its default scheme."""
-        param, coordinates = self.drawn(seed)
-        generator = torch.Generator().manual_seed(seed + 1)
-        return param, tuple(torch.randn(c.shape, generator=generator, dtype=c.dtype) * scale for c in coordinates)
+        """Makes the map with Gaussian coordinates of the given size, on the chart of its default scheme.
+
+        Coordinates that must stay on a manifold are Haar frames, of any size.
+        """
+        param, _ = self.drawn(seed)
+        return param, random_coordinates(param, scale, torch.Generator().manual_seed(seed + 1))
+
+    def equal(self, fill: float) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
+        """Makes the map with all coordinates equal, but for those that must stay on a manifold, as drawn."""
+        param, coordinates = self.drawn()
+        bound = [name in param.manifolds for name in param.coordinates]
+        return param, tuple(c if b else torch.full_like(c, fill) for c, b in zip(coordinates, bound, strict=True))
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{'x'.join(map(str, self.shape))}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+
+def random_coordinates(
+    param: OrthogonalParam, scale: float, generator: torch.Generator | None = None
+) -> tuple[Tensor, ...]:
+    """Draws Gaussian coordinates of the given size for a map, and Haar frames for those that must stay on a manifold.
+
+    Args:
+        param: the map.
+        scale: standard deviation of the free coordinates.
+        generator: source of randomness; torch's default when None.
+    """
+
+    def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if name in param.manifolds:
+            return init.haar(shape, working_dtype(dtype), generator).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=dtype) * scale
+
+    dtypes = param.coordinate_dtypes
+    return tuple(draw(name, shape, dtypes[name]) for name, shape in param.coordinates.items())
 
 
 _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)

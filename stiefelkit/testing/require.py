@@ -51,8 +51,8 @@ def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:
 
 
 def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The same coordinates in float64, detached."""
-    return tuple(c.detach().double() for c in coordinates)
+    """The same coordinates in float64 or complex128, detached."""
+    return tuple(c.detach().to(working_dtype(c.dtype)) for c in coordinates)
 
 
 def in_double(case: Case, param: OrthogonalParam) -> OrthogonalParam:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.attach import available, coordinates, orthogonal
-from stiefelkit.errors import DtypeError
+from stiefelkit.errors import DtypeError, OptimizerError
 from stiefelkit.experiments.bench.problem import Problem
+from stiefelkit.host import manifolds
 from stiefelkit.optim import parameter_groups
 from stiefelkit.param import OrthogonalParam
 
@@ -28,12 +29,12 @@ class Entry:
     Attributes:
         weight: computes the frame.
         parameters: what is trained.
-        optimizer: makes one step after a backward.
+        optimizer: makes one step after a backward; None where plain SGD may not.
     """
 
     weight: Callable[[], Tensor]
     parameters: Sequence[Tensor]
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None
 
 
 def _forward(entry: Entry, g: Tensor) -> Callable[[], Any]:
@@ -46,6 +47,8 @@ def _forward_backward(entry: Entry, g: Tensor) -> Callable[[], Any]:
 
 def _step(entry: Entry, g: Tensor) -> Callable[[], Any]:
     def step() -> None:
+        if entry.optimizer is None:
+            raise OptimizerError("it needs an optimizer along the manifold.")
         entry.optimizer.zero_grad()
         entry.weight().backward(g)
         entry.optimizer.step()
@@ -122,7 +125,8 @@ def _enter(name: str, precision: str, options: dict[str, Any], problem: Problem)
             drawn = _drawn(coordinate, c, problem)
             if drawn is not None:
                 c.copy_(drawn)
-    optimizer = torch.optim.SGD(parameter_groups(layer, lr=LEARNING_RATE), lr=LEARNING_RATE)
+    groups = parameter_groups(layer, lr=LEARNING_RATE)
+    optimizer = None if manifolds(layer) else torch.optim.SGD(groups, lr=LEARNING_RATE)
     return Entry(lambda: layer.weight, list(layer.parameters()), optimizer)
 
 

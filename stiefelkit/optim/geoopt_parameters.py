@@ -1,0 +1,57 @@
+"""Frames as geoopt's own parameters, for its optimizers."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.errors import OptimizerError
+from stiefelkit.host import carriers
+
+__all__ = ["geoopt_parameters"]
+
+
+def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Parameter]:
+    """Makes every frame that is a coordinate (`"stiefel"`) a `geoopt.ManifoldParameter`, and returns all parameters.
+
+    geoopt's optimizers know a manifold by the class of the tensor. The frame stays in place, with its values, its
+    `requires_grad` and its key in state dicts; only the parameter is a new object, so make the optimizer afterwards:
+
+        optimizer = geoopt.optim.RiemannianAdam(sk.optim.geoopt_parameters(model), lr=1e-3)
+
+    A second call changes nothing but the metric. Not under FSDP2, which replaces the tensors by its own, nor where the
+    optimizers of this package do: those need no such parameters, and hold frames closer.
+
+    Args:
+        model: the model.
+        metric: "canonical" or "euclidean"; that of the coordinate, canonical, when None.
+
+    Returns:
+        All parameters of the model, in its order.
+
+    Raises:
+        OptimizerError: a frame is sharded.
+        OptionError: no metric has that name.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(nn.Linear(4, 4, bias=False), "weight", "stiefel")
+    >>> [type(p).__name__ for p in geoopt_parameters(layer)]
+    ['ManifoldParameter']
+    """
+    found = [(q, carrier, name) for q, _, _, carrier in carriers(model) for name in carrier.param.manifolds]
+    for qualified, carrier, name in found:
+        if hasattr(carrier.coordinates[name], "device_mesh"):
+            raise OptimizerError(
+                f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
+                "stiefelkit.optim take it as it is."
+            )
+    import geoopt
+
+    from stiefelkit.manifolds import Stiefel
+
+    for _, carrier, name in found:
+        c = carrier.coordinates[name]
+        manifold = Stiefel(metric or carrier.param.manifolds[name].partition(":")[2])
+        if getattr(c, "manifold", None) != manifold:
+            bound: Any = geoopt.ManifoldParameter
+            carrier.replace(name, bound(c.detach(), manifold=manifold, requires_grad=c.requires_grad))
+    return list(model.parameters())

@@ -1,0 +1,245 @@
+"""No optimizer that would take a frame off its manifold makes a step, however it came to hold the frame."""
+
+import copy
+import gc
+import time
+import weakref
+from typing import Any
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors, guard
+
+
+def make(name="stiefel", **options) -> Any:
+    return sk.orthogonal(nn.Linear(4, 4), "weight", name, **options)
+
+
+def backward(net):
+    net(torch.ones(4)).square().sum().backward()
+
+
+def refused(optimizer, match="Adam"):
+    """Whether the first step is refused, with the weights as they were."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(errors.OptimizerError, match=match):
+        optimizer.step()
+    return all(map(torch.equal, before, params))
+
+
+def adam(net) -> Any:
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    backward(net)
+    return optimizer
+
+
+class Moving(torch.optim.SGD):
+    moves_frames = True
+
+
+OPTIMIZERS = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "ASGD",
+    "Rprop",
+    "LBFGS",
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_torch_optimizer_is_refused_at_its_first_step(name):
+    net = nn.Sequential(nn.Linear(4, 4), make())
+    optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)
+    backward(net)
+    params = list(net.parameters())
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(errors.OptimizerError, match=name):
+        optimizer.step(*([lambda: 0.0] if name == "LBFGS" else []))
+    assert all(map(torch.equal, before, params))
+
+
+def test_the_error_is_one_sentence_with_weight_optimizer_and_remedy():
+    net = make()
+    with pytest.raises(errors.OptimizerError) as caught:
+        adam(net).step()
+    text = str(caught.value)
+    for words in ("Adam needs", "Linear.weight (4 x 4)", "sk.optim.MultiplicativeCayley", "sk.optim.parameter_groups"):
+        assert words in text
+    assert text.count(". ") == 0
+
+
+def test_what_holds_no_frame_is_left_alone():
+    net = nn.Sequential(make("cayley"), nn.Linear(4, 4))
+    kept = make()
+    adam(net).step()
+    assert guard.frames()[id(kept.parametrizations.weight.stiefel)].name == "stiefel"
+    other = nn.ModuleList([kept, nn.Linear(4, 4)])
+    optimizer = torch.optim.Adam([p for p in other.parameters() if id(p) not in guard.frames()])
+    kept(other[1](torch.ones(4))).sum().backward()
+    optimizer.step()
+
+
+def test_an_optimizer_that_declares_that_it_moves_frames_may_have_them():
+    net = make()
+    optimizer = Moving(net.parameters(), lr=0.0)
+    backward(net)
+    optimizer.step()
+
+
+def test_a_frozen_frame_may_stand_in_any_optimizer_until_it_trains():
+    net = make()
+    frame = net.parametrizations.weight.stiefel
+    frame.requires_grad_(False)
+    optimizer = adam(net)
+    optimizer.step()
+    frame.requires_grad_(True)
+    assert refused(optimizer)
+    # A gradient that was left there would still move it.
+    frame.grad = torch.ones(4, 4)
+    frame.requires_grad_(False)
+    assert refused(optimizer)
+
+
+def through_pickle(net, tmp_path):
+    torch.save(net, tmp_path / "net.pt")
+    return torch.load(tmp_path / "net.pt", weights_only=False)
+
+
+def through_a_checkpoint(net, assign):
+    other = make()
+    other.load_state_dict(net.state_dict(), assign=assign)
+    return other
+
+
+def through_meta(net):
+    with torch.device("meta"):
+        other = make()
+    other.to_empty(device="cpu")
+    sk.reset_(other, "weight")
+    return other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, path: copy.deepcopy(net),
+        lambda net, path: copy.deepcopy(nn.Sequential(net))[0],
+        through_pickle,
+        lambda net, path: through_a_checkpoint(net, False),
+        lambda net, path: through_a_checkpoint(net, True),
+        lambda net, path: through_meta(net),
+        lambda net, path: net.double().float(),
+        lambda net, path: torch.optim.swa_utils.AveragedModel(net).module,
+    ],
+    ids=["deepcopy", "deepcopy of a parent", "pickle", "load", "assign", "meta", "casts", "averaged"],
+)
+@pytest.mark.parametrize("also_the_original_dies", [False, True])
+def test_a_frame_is_known_after(change, also_the_original_dies, tmp_path):
+    net = make()
+    other = change(net, tmp_path)
+    if also_the_original_dies:
+        del net
+        gc.collect()
+    assert refused(adam(other))
+
+
+@pytest.mark.parametrize(("name", "option"), [("rebased", {"inner": "stiefel"}), ("margin", {"v": "stiefel"})])
+def test_a_frame_inside_a_composite_is_known(name, option):
+    assert refused(adam(make(name, **option)))
+
+
+def test_a_frame_under_a_view_is_known():
+    net: Any = sk.orthogonal(nn.Linear(4, 2), "weight", "stiefel")
+    assert net.parametrizations.weight.param.manifolds == {"stiefel": "stiefel:canonical"}
+    assert refused(adam(net))
+
+
+def test_a_group_added_later_is_seen():
+    net, other = nn.Linear(4, 4), make()
+    optimizer = adam(net)
+    optimizer.step()
+    optimizer.add_param_group({"params": other.parameters()})
+    backward(other)
+    assert refused(optimizer)
+
+
+def test_scalers_schedulers_and_compiled_steps_are_no_way_around():
+    net = make()
+    optimizer = adam(net)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert refused(optimizer)
+    scaler = torch.amp.GradScaler("cpu")  # pyright: ignore[reportPrivateImportUsage]
+    scaler.scale(net(torch.ones(4)).sum()).backward()
+    with pytest.raises(errors.OptimizerError):
+        scaler.step(optimizer)
+    torch._dynamo.reset()
+    with pytest.raises(errors.OptimizerError):
+        torch.compile(lambda: optimizer.step(), backend="eager")()
+
+
+def test_geoopt_may_have_its_own_parameters_and_no_others():
+    net = make()
+    carrier = net.parametrizations.weight
+    backward(net)
+    assert refused(geoopt.optim.RiemannianAdam(net.parameters(), lr=0.1), "sk.optim.geoopt_parameters")
+    manifold: Any = geoopt.EuclideanStiefel()
+    frame: Any = geoopt.ManifoldParameter(carrier.stiefel.detach(), manifold=manifold)  # pyright: ignore
+    carrier.replace("stiefel", frame)
+    optimizer = geoopt.optim.RiemannianSGD(net.parameters(), lr=0.1)
+    backward(net)
+    optimizer.step()
+    assert sk.drift(net)["weight"].error < 1e-5
+    assert refused(adam(net))
+
+
+def test_dead_models_are_forgotten():
+    gc.collect()
+    before = set(guard.frames())
+    net = make()
+    carrier = weakref.ref(net.parametrizations.weight)
+    assert len(guard.frames()) == len(before) + 1
+    del net
+    gc.collect()
+    assert carrier() is None
+    assert set(guard.frames()) == before
+
+
+def test_frames_names_carrier_coordinate_and_manifold():
+    net = make("margin", u="stiefel")
+    carrier = net.parametrizations.weight
+    found = guard.frames()[id(carrier.coordinates["u.stiefel"])]
+    assert found == (carrier, "u.stiefel", "stiefel:canonical")
+    assert id(carrier.coordinates["spectrum"]) not in guard.frames()
+
+
+def test_one_hook_serves_all_and_costs_little():
+    kept = [make(), make()]
+    assert len(guard._hooks) == 1
+    params = [nn.Parameter(torch.ones(2)) for _ in range(500)]
+    for p in params:
+        p.grad = torch.ones(2)
+    optimizer = torch.optim.Adam(params)
+
+    def seconds(fn):
+        found = []
+        for _ in range(20):
+            start = time.process_time()
+            fn()
+            found.append(time.process_time() - start)
+        return sorted(found)[10]
+
+    step = seconds(optimizer.step)
+    assert seconds(lambda: guard._refuse(optimizer, (), {})) < 0.1 * step
+    assert kept

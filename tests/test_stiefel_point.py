@@ -1,0 +1,314 @@
+"""The frame as its own coordinate: values, dtypes, checkpoints, counts, groups, geoopt."""
+
+import copy
+from typing import Any
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors, host, init
+from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit
+from stiefelkit.optim import geoopt_parameters, parameter_groups
+from stiefelkit.parametrizations.stiefel_point import StiefelPoint
+
+COMPLEX = pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=["real", "complex"])
+KEY = "parametrizations.weight.original0"
+pytestmark = pytest.mark.filterwarnings("ignore:Complex modules")
+
+
+def make(rows=6, columns=4, dtype=torch.float32, **options) -> Any:
+    layer = nn.Linear(columns, rows, bias=False, dtype=dtype)
+    return sk.orthogonal(layer, "weight", "stiefel", **options)
+
+
+def frame_of(layer) -> Any:
+    return sk.coordinates(layer, "weight")["stiefel"]
+
+
+def haar(rows, columns, dtype, seed=0):
+    exact = torch.complex128 if dtype.is_complex else torch.float64
+    return init.haar((rows, columns), exact, torch.Generator().manual_seed(seed))
+
+
+# Values
+
+
+@COMPLEX
+def test_an_assigned_frame_is_the_coordinate_and_the_weight(dtype):
+    layer = make(dtype=dtype)
+    w = haar(6, 4, dtype)
+    layer.weight = w
+    assert torch.equal(frame_of(layer), w.to(dtype))
+    assert torch.equal(layer.weight, w.to(dtype))
+    assert frame_of(layer).data_ptr() != w.data_ptr()
+
+
+@COMPLEX
+def test_the_gradient_is_that_of_the_weight(dtype):
+    layer = make(dtype=dtype)
+    g = torch.randn(6, 4, dtype=dtype)
+    layer.weight.backward(g)
+    assert torch.equal(frame_of(layer).grad, g)
+
+
+def test_the_weight_shares_no_memory_with_the_frame():
+    layer = make()
+    before = frame_of(layer).detach().clone()
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    assert not layer.weight.is_leaf
+    assert torch.equal(frame_of(layer), before)
+
+
+def test_a_wide_weight_is_the_adjoint_of_its_frame():
+    layer = make(3, 5, torch.complex64)
+    assert frame_of(layer).shape == (5, 3)
+    assert torch.equal(layer.weight, frame_of(layer).mH)
+
+
+@pytest.mark.parametrize("scheme", ["haar", "identity", "henaff", "unit_circle"])
+@COMPLEX
+def test_every_scheme_of_init_draws_its_frame(scheme, dtype):
+    layer = make(5, 5, dtype, init=scheme, generator=torch.Generator().manual_seed(3))
+    exact = torch.complex128 if dtype.is_complex else torch.float64
+    expected = init.draw(scheme, (5, 5), exact, torch.Generator().manual_seed(3))
+    assert torch.equal(layer.weight, expected.to(dtype))
+
+
+def test_restricted_is_a_draw_of_the_restricted_capacity_map():
+    drawn = make(8, 8, torch.complex64, init="restricted", generator=torch.Generator().manual_seed(3))
+    layer: Any = nn.Linear(8, 8, bias=False, dtype=torch.complex64)
+    fourier = sk.orthogonal(layer, "weight", "fourier", generator=torch.Generator().manual_seed(3))
+    assert torch.dist(drawn.weight, fourier.weight) <= 4 * rounding_limit(8, torch.complex64)
+    assert orthogonality_error(drawn.weight) <= permitted_error(8, torch.complex64)
+
+
+@pytest.mark.parametrize(("rows", "columns", "dtype"), [(6, 6, torch.float32), (6, 4, torch.complex64)])
+def test_frames_that_are_not_square_and_complex_have_no_restricted_scheme(rows, columns, dtype):
+    assert "restricted" not in StiefelPoint((rows, columns), dtype=dtype).schemes
+    with pytest.raises(errors.OptionError, match="restricted"):
+        make(rows, columns, dtype, init="restricted")
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_both_components_of_the_orthogonal_group_are_taken(sign):
+    w = haar(5, 5, torch.float32)
+    w[:, 0] *= sign * torch.linalg.det(w).sign()
+    layer = make(5, 5, init=w)
+    assert torch.linalg.det(layer.weight).item() == pytest.approx(sign, abs=1e-5)
+
+
+# Dtypes
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])
+def test_a_half_precision_weight_is_a_float32_frame_rounded_once(cast):
+    layer = make()
+    w = layer.weight.detach().clone()
+    layer.to(cast)
+    assert (layer.weight.dtype, frame_of(layer).dtype) == (cast, torch.float32)
+    assert torch.equal(layer.weight, w.to(cast))
+    assert torch.equal(layer.float().weight, w)
+    assert frame_of(sk.orthogonal(nn.Linear(4, 6).to(cast), "weight", "stiefel")).dtype == torch.float32
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "half", "float", "double"])
+@pytest.mark.parametrize("name", ["stiefel", "rebased", "margin"])
+def test_a_complex_frame_keeps_its_imaginary_part_whatever_it_is_cast_to(cast, name):
+    options: Any = {"rebased": {"inner": "stiefel"}, "margin": {"u": "stiefel"}}.get(name, {})
+    layer: Any = sk.orthogonal(nn.Linear(4, 4, bias=False, dtype=torch.complex64), "weight", name, **options)
+    w = layer.weight.detach().clone()
+    for changed in (getattr(layer, cast)(), layer.to(getattr(torch, cast))):
+        assert changed.weight.dtype.is_complex
+        assert torch.allclose(changed.weight.to(torch.complex64), w, atol=1e-6)
+        for parameter in changed.parameters():
+            assert parameter.dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+@pytest.mark.parametrize(("dtype", "finer"), [("float32", "float64"), ("complex64", "complex128")])
+def test_a_frame_that_is_cast_up_is_a_frame_in_the_finer_dtype(dtype, finer):
+    dtype, finer = getattr(torch, dtype), getattr(torch, finer)
+    layer = make(dtype=dtype)
+    w = layer.weight.detach().clone()
+    state = layer.state_dict()
+    cast, loaded, assigned = copy.deepcopy(layer).to(finer), make(dtype=finer), make(dtype=finer)
+    loaded.load_state_dict(state)
+    assigned.load_state_dict(state, assign=True)
+    for other in (cast, loaded, assigned):
+        assert frame_of(other).dtype == other.weight.dtype == finer
+        assert orthogonality_error(other.weight) <= permitted_error(4, finer)
+        assert torch.dist(other.weight, w) <= 4 * rounding_limit(4, dtype) + orthogonality_error(w)
+
+
+def test_a_gradient_is_cast_along():
+    layer = make(dtype=torch.complex64)
+    layer.weight.backward(torch.ones(6, 4, dtype=torch.complex64) * 1j)
+    layer.to(torch.bfloat16)
+    assert torch.equal(frame_of(layer).grad, torch.ones(6, 4, dtype=torch.complex64) * 1j)
+
+
+# Checkpoints
+
+
+@COMPLEX
+def test_a_checkpoint_that_holds_no_frame_is_refused_before_anything_is_written(dtype):
+    net = nn.Sequential(nn.Linear(6, 6), make(dtype=dtype))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    state = {
+        key: 1.01 * value if value.is_floating_point() or value.is_complex() else value for key, value in before.items()
+    }
+    for load in (
+        sk.check_state_dict,
+        lambda module, s: module[1].load_state_dict({k[2:]: v for k, v in s.items() if k[0] == "1"}),
+    ):
+        with pytest.raises(errors.CheckpointError, match="orthonormal columns"):
+            load(net, state)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_a_frame_within_the_tolerance_of_frames_is_loaded_as_it_is():
+    layer = make()
+    state = layer.state_dict()
+    state[KEY] = state[KEY] * (1 + 1e-6)
+    layer.load_state_dict(state)
+    assert torch.equal(frame_of(layer), state[KEY])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda w: w.real, errors.CheckpointError, "complex64"),
+        (lambda w: w.to(torch.complex32), errors.CheckpointError, "cast to"),
+        (lambda w: torch.full_like(w, torch.nan), errors.NonFiniteError, "NaN"),
+    ],
+)
+def test_entries_of_another_field_or_dtype_are_refused(spoil, error, text):
+    layer = make(dtype=torch.complex64)
+    state = layer.state_dict()
+    state[KEY] = spoil(state[KEY])
+    with pytest.raises(error, match=text):
+        layer.load_state_dict(state)
+
+
+@COMPLEX
+def test_meta_and_empty_frames_are_filled_by_loading_or_reset(dtype):
+    layer = make(dtype=dtype)
+    with torch.device("meta"):
+        other = make(dtype=dtype)
+    other.to(torch.complex128 if dtype.is_complex else torch.float64).to(dtype).to_empty(device="cpu")
+    with pytest.raises(errors.UnfilledError):
+        other.weight  # noqa: B018
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.weight, layer.weight)
+    other.to_empty(device="cpu")
+    sk.reset_(other, "weight")
+    assert orthogonality_error(other.weight) <= permitted_error(4, dtype)
+
+
+# Groups and counts
+
+
+def test_groups_name_the_manifold_and_their_state_loads_by_the_safe_default(tmp_path):
+    net = nn.Sequential(make(), make(3, 3, torch.complex64), nn.Linear(2, 2))
+    groups = parameter_groups(net, lr=1e-3, stiefel=dict(lr=1e-6, manifold="stiefel:euclidean"))
+    (group,) = [group for group in groups if group.get("name") == "stiefel"]
+    assert (group["manifold"], group["lr"], len(group["params"])) == ("stiefel:euclidean", 1e-6, 2)
+    (default,) = [group for group in parameter_groups(net, lr=1.0) if group.get("name") == "stiefel"]
+    assert default["manifold"] == "stiefel:canonical"
+    optimizer = torch.optim.SGD(groups)
+    torch.save(optimizer.state_dict(), tmp_path / "o.pt")
+    assert torch.load(tmp_path / "o.pt", weights_only=True)["param_groups"][1]["manifold"] == "stiefel:euclidean"
+
+
+def test_unknown_manifolds_and_manifolds_of_free_coordinates_are_refused():
+    with pytest.raises(errors.OptionError, match='did you mean "stiefel:euclidean"'):
+        parameter_groups(make(), lr=1.0, stiefel=dict(manifold="stiefel:euclidian"))
+    layer = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley")
+    with pytest.raises(errors.OptionError, match="without a manifold"):
+        parameter_groups(layer, lr=1.0, skew=dict(manifold="stiefel:canonical"))
+
+
+def test_a_composite_has_the_manifolds_of_its_parts_under_its_names():
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "margin", u="stiefel")
+    assert host.manifolds(nn.Sequential(layer)) == {"0.weight.u.stiefel": "stiefel:canonical"}
+    groups = {group.get("name"): group for group in parameter_groups(layer, lr=1.0, stiefel=0.5)}
+    assert (groups["u.stiefel"]["manifold"], groups["u.stiefel"]["lr"]) == ("stiefel:canonical", 0.5)
+    assert "manifold" not in groups["spectrum"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "dimension"),
+    [
+        ((6, 4), torch.float32, 6 * 4 - 10),
+        ((6, 6), torch.bfloat16, 15),
+        ((6, 4), torch.complex64, 48 - 16),
+        ((6, 6), torch.complex64, 36),
+        ((4, 6), torch.float32, 6 * 4 - 10),
+        ((3, 5, 2), torch.float32, 3 * 7),
+    ],
+)
+def test_parameters_are_counted_by_the_dimension_of_the_manifold(shape, dtype, dimension):
+    holder: Any = nn.Module()
+    holder.weight = nn.Parameter(torch.full(shape, torch.nan, dtype=dtype))
+    sk.orthogonal(holder, "weight", "stiefel")
+    assert sk.models.count_parameters(holder) == dimension
+    sk.bake(holder, "weight")
+    assert sk.models.count_parameters(holder) == holder.weight.numel() * (2 if dtype.is_complex else 1)
+
+
+def test_the_count_is_that_of_a_packed_map():
+    counts = []
+    for name in ("matrix_exp", "stiefel"):
+        counts.append(sk.models.count_parameters(sk.orthogonal(nn.Linear(6, 6, dtype=torch.complex64), "weight", name)))
+    assert counts[0] == counts[1]
+
+
+# geoopt
+
+
+@COMPLEX
+@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
+def test_geoopt_trains_the_frame_in_place(dtype, metric):
+    net: Any = nn.Sequential(make(5, 5, dtype), make(5, 5, dtype))
+    frame_of(net[1]).requires_grad_(False)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    params = geoopt_parameters(net, metric)
+    assert [p.requires_grad for p in params] == [True, False]
+    assert all(
+        torch.equal(value, before[key]) and type(value) is torch.Tensor for key, value in net.state_dict().items()
+    )
+    assert all(p is q for p, q in zip(params, geoopt_parameters(net, metric), strict=True))
+    target = haar(5, 5, dtype, seed=1).to(dtype)
+    optimizer = geoopt.optim.RiemannianAdam(params, lr=1e-2)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (net[0].weight - target).abs().square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert sk.drift(net)["0.weight"].error < 1e-6
+    assert torch.equal(frame_of(net[1]), before["1." + KEY])
+
+
+def test_what_geoopt_trained_loads_anywhere(tmp_path):
+    net = make()
+    geoopt_parameters(net)
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    other = make()
+    other.load_state_dict(torch.load(tmp_path / "w.pt", weights_only=True))
+    assert torch.equal(other.weight, net.weight)
+    assert torch.equal(copy.deepcopy(net).weight, net.weight)
+    net.to(torch.bfloat16)
+    assert (net.weight.dtype, frame_of(net).dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_an_empty_frame_stays_empty_as_geoopts():
+    net = make().to_empty(device="cpu")
+    geoopt_parameters(net)
+    with pytest.raises(errors.UnfilledError):
+        net.weight  # noqa: B018
