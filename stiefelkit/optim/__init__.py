@@ -1,4 +1,4 @@
-"""Optimizers that move frames along their manifold, and parameters of orthogonal weights as other optimizers want them."""
+"""Optimizers that move frames along their manifold, and parameters as other optimizers want them."""
 
 from stiefelkit.optim.cayley_adam import CayleyAdam
 from stiefelkit.optim.cayley_sgd import CayleySGD

@@ -13,18 +13,17 @@ from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import MANIFOLDS, frames
-from stiefelkit.metrics import defect as defect_of
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.param import FRAME_TOLERANCE
 
 __all__ = ["FrameOptimizer"]
 
 PRECISIONS = ("exact", "fast")
-_CADENCE = {"exact": 0.15, "fast": 1.0}
+_CADENCE, _FAST_CADENCE = 0.15, 1.0
 """Length of the increments since the last polish, over sqrt(p), that brings the next one."""
-_LEAST = {"exact": 0.0, "fast": 0.06}
-"""What each step counts at least: without a remainder W is rounded, however small the increment."""
+_ROUNDS, _FAST_ROUNDS = 8, 16
+"""Steps after which it comes at the latest, if there is no remainder."""
 _LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 
@@ -35,9 +34,9 @@ class FrameOptimizer(torch.optim.Optimizer):
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
     rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.15 sqrt(p) and is taken
-    away with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder and
+    away with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder,
     does this at 1.0 sqrt(p), after 16 steps at most, and stays within 30 limits. float64 and complex128 frames have no
-    remainder.
+    remainder; "exact" polishes them every 8 steps at least, which keeps them within 20 limits.
 
     Frames of one shape, dtype and group are moved as one batch. Sharded frames (FSDP2) are gathered, moved on each
     rank and scattered. A gradient with NaN or infinity raises before anything is written.
@@ -199,47 +198,52 @@ class FrameOptimizer(torch.optim.Optimizer):
         return f"{name} needs finite gradients, got NaN or infinity in that of {where}; no parameter was changed."
 
     def _move(self, group: dict[str, Any], bucket: Bucket) -> None:
-        exact = group["precision"] == "exact"
         w, g = bucket.frames(), bucket.gradients()
         if group["maximize"]:
             g = -g
-        if exact and w.dtype in (torch.float32, torch.complex64):
+        exact = group["precision"] == "exact"
+        with_remainder = exact and w.dtype != working_dtype(w.dtype)
+        if with_remainder:
             bucket.add_remainders()
         root = math.sqrt(w.shape[-1])
-        cadence, least = _CADENCE[group["precision"]] * root, _LEAST[group["precision"]] * root
-        defect = None
-        moved = bucket.moved
-        if moved >= cadence:
+        cadence, rounds = (_CADENCE, _ROUNDS) if exact else (_FAST_CADENCE, _FAST_ROUNDS)
+        defect, moved = None, bucket.moved
+        if moved >= cadence * root:
             defect, norm = self._defect(bucket, w)
-            # what a large defect leaves of itself is of its square
-            moved = math.inf if norm > 1e-4 else 0.0
+            if not norm <= _LOST * root:
+                raise NotAFrameError(
+                    f"{type(self).__name__} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed "
+                    "from outside; assign a frame with sk.assign_."
+                )
+            moved = self._left(bucket, norm)
         increment, length = self._increment(group, bucket, w, g, defect)
         bucket.add(increment)
-        bucket.moved = moved + max(length, least)
+        # Without a remainder W is rounded at every step, however small.
+        bucket.moved = moved + max(length, 0.0 if with_remainder else cadence * root / rounds)
         self._settle(group, bucket, length)
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        """What is to be done after an increment of some length."""
-        if length > _CADENCE[group["precision"]] * math.sqrt(bucket.params[0].shape[-1]):
+        """What is to be done after an increment of some length: one that is long for its own sake is cleaned up."""
+        cadence = _CADENCE if group["precision"] == "exact" else _FAST_CADENCE
+        if length > cadence * math.sqrt(bucket.params[0].shape[-1]):
             self._polish(bucket)
 
-    def _polish(self, bucket: Bucket, coarse: bool = False) -> float:
-        """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
+    def _polish(self, bucket: Bucket) -> float:
+        """Takes W^H W - I away, and returns how large it was."""
         w = bucket.frames()
-        defect, norm = self._defect(bucket, w, coarse)
+        defect, norm = self._defect(bucket, w)
         bucket.add((w @ defect).mul_(-0.5))
-        bucket.moved = 0.0 if norm <= 1e-4 else math.inf
+        bucket.moved = self._left(bucket, norm)
         return norm
 
-    def _defect(self, bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
-        defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
-        norm = max(norms_of(defect)[0])
-        if not norm <= _LOST * math.sqrt(w.shape[-1]):
-            raise NotAFrameError(
-                f"{type(self).__name__} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from "
-                "outside; assign a frame with sk.assign_."
-            )
-        return defect, norm
+    def _defect(self, bucket: Bucket, w: Tensor) -> tuple[Tensor, float]:
+        defect = rounded_defect(w, bucket.remainders())
+        return defect, max(norms_of(defect)[0])
+
+    def _left(self, bucket: Bucket, norm: float) -> float:
+        """What `moved` begins with after a polish: 3/4 of the square of a defect remains."""
+        p = bucket.params[0]
+        return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
 
     def _step_plain(self) -> None:
         rest = [group for group in self.param_groups if group["manifold"] is None]
