@@ -569,3 +569,13 @@ def test_clipping_measures_what_moves_and_scales_everything():
         sk.optim.clip_grad_norm_(net, 1.0, error_if_nonfinite=True)
     with pytest.raises(errors.OptionError):
         sk.optim.clip_grad_norm_(net, -1.0)
+
+
+@every_optimizer
+def test_a_rate_of_zero_makes_the_state_and_moves_nothing(name):
+    w = frame((5, 5))
+    before = w.detach().clone()
+    optimizer = OPTIMIZERS[name](group(w), lr=0.0, **STATEFUL[name])
+    run(optimizer, w, [torch.zeros(5, 5), gradient((5, 5))])
+    assert torch.equal(w, before)
+    assert {"lo", "moved"} <= set(optimizer.state[w])

@@ -43,6 +43,10 @@ class Bucket:
         """dL/dW."""
         return self.gather([_gradient(p) for p in self.params])
 
+    def gradient_norms(self) -> list[Tensor]:
+        """||G||_F of each frame, also on ranks that hold none of it."""
+        return [_whole(torch.linalg.vector_norm(_gradient(p))) for p in self.params]
+
     def local_gradients(self) -> list[Tensor]:
         """The gradients, of sharded frames this rank's part."""
         return [_local(_gradient(p)) for p in self.params]
@@ -75,7 +79,7 @@ class Bucket:
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         """One tensor out of one for each frame."""
-        whole = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]  # type: ignore[operator]
+        whole = [_whole(t) for t in tensors]
         if self.is_single:
             return whole[0].detach()
         n, p = whole[0].shape[-2:]
@@ -125,6 +129,10 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
 def _gradient(p: Tensor) -> Tensor:
     assert p.grad is not None
     return p.grad.to_dense() if p.grad.is_sparse else p.grad
+
+
+def _whole(t: Tensor) -> Tensor:
+    return t.full_tensor() if hasattr(t, "full_tensor") else t  # type: ignore[operator]
 
 
 def _local(t: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class FrameOptimizer(torch.optim.Optimizer):
     def _check_gradients(self, found: list[tuple[dict[str, Any], Bucket]]) -> None:
         for device in {bucket.params[0].device for _, bucket in found}:
             here = [(g, b) for g, b in found if b.params[0].device == device]
-            norms = [torch.linalg.vector_norm(grad) for _, b in here for grad in b.local_gradients()]
+            norms = [norm for _, bucket in here for norm in bucket.gradient_norms()]
             total = norms[0] if len(norms) == 1 else torch.stack(norms).sum()
             if not math.isfinite(total.item()):
                 raise NonFiniteError(self._where([bucket for _, bucket in here]))
@@ -205,6 +205,11 @@ class FrameOptimizer(torch.optim.Optimizer):
         with_remainder = exact and w.dtype != working_dtype(w.dtype)
         if with_remainder:
             bucket.add_remainders()
+        if float(group["lr"]) == 0:
+            # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
+            self._increment(group, bucket, w, g, None)
+            bucket.moved = bucket.moved
+            return
         root = math.sqrt(w.shape[-1])
         cadence, rounds = (_CADENCE, _ROUNDS) if exact else (_FAST_CADENCE, _FAST_ROUNDS)
         defect, moved = None, bucket.moved

@@ -30,7 +30,9 @@ class POGO(FrameOptimizer):
 
     In precision "fast" this is the published algorithm with one step back: ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4
     after each step, which does not accumulate. In "exact" further steps back, in float64, bring the frame within 2
-    rounding limits. Steps that leave ||X^H X - I||_F > 1/2 are shortened. Other groups are moved by torch.optim.Adam.
+    rounding limits. The moment is one of the ambient space, as published; nothing takes it along, so that long steps
+    with much of it may end in a cycle around the optimum where `CayleySGD` does not. Steps that leave
+    ||X^H X - I||_F > 1/2 are shortened. Other groups are moved by torch.optim.Adam.
 
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
     lr ||R||_2 is below 0.1.

@@ -1,0 +1,88 @@
+"""Problems with a known optimum: every optimizer of frames comes within 1e-6 of it."""
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import init
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+
+OPTIMIZERS = ["MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"]
+METRICS = ["canonical", "euclidean"]
+DTYPES = [torch.float32, torch.complex64]
+
+
+def random(*shape, dtype, seed):
+    return torch.randn(*shape, dtype=working_dtype(dtype), generator=torch.Generator().manual_seed(seed))
+
+
+def haar(shape, dtype, seed):
+    return init.haar(shape, working_dtype(dtype), torch.Generator().manual_seed(seed))
+
+
+def minimise(name, objective, shape, dtype, metric, lr):
+    """Runs an optimizer from a Haar frame and returns the objective in double at the end."""
+    w = nn.Parameter(haar(shape, dtype, 0).to(dtype))
+    lr, steps, halvings = {"CayleyAdam": (1.0, 1000, 20), "POGO": (0.01, 2000, 0)}.get(name, (lr, 1000, 0))
+    optimizer = getattr(sk.optim, name)([{"params": [w], "manifold": f"stiefel:{metric}"}], lr=lr)
+    # the steps of Adam do not shrink with the gradient
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5 ** (halvings / steps))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        objective(w).backward()
+        optimizer.step()
+        schedule.step()
+    assert orthogonality_error(w) <= 2 * rounding_limit(shape[-1], dtype) + torch.finfo(dtype).eps
+    return objective(w.detach().to(working_dtype(dtype))).item()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(12, 12), (20, 5)], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_procrustes(name, shape, dtype, metric):
+    """Min ||A W - B||_F^2 over frames with A = I: the polar factor of B."""
+    b, start = haar(shape, dtype, 1), haar(shape, dtype, 0)
+    if shape[0] == shape[1] and not dtype.is_complex and torch.linalg.det(b) * torch.linalg.det(start) < 0:
+        b[:, 0] *= -1  # the start and the optimum in one component of O(n)
+    b += 0.2 * random(*shape, dtype=dtype, seed=2) / shape[0] ** 0.5
+    optimum = (b.abs().square().sum() + shape[1] - 2 * torch.linalg.svdvals(b).sum()).item()
+    found = minimise(name, lambda w: (w - b.to(w.dtype)).abs().square().sum(), shape, dtype, metric, 0.05)
+    assert found <= optimum + 1e-6 * b.abs().square().sum().item()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_leading_eigenspace(name, dtype, metric):
+    """Max tr(W^H A W): the sum of the largest eigenvalues."""
+    n, p = 20, 4
+    q = haar((n, n), dtype, 3)
+    values = torch.cat([torch.linspace(2, 1.5, p), torch.linspace(1, 0, n - p)]).double()
+    a = (q * values) @ q.mH
+    optimum = -values[:p].sum().item()
+
+    def objective(w):
+        return -(w.conj() * (a.to(w.dtype) @ w)).sum().real
+
+    found = minimise(name, objective, (n, p), dtype, metric, 0.1)
+    assert found <= optimum + 1e-6 * abs(optimum)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_complex_joint_diagonalisation(name, metric):
+    """Min sum_k ||off(W^H A_k W)||_F^2 for A_k = U D_k U^H: zero."""
+    n, count, dtype = 6, 8, torch.complex64
+    u = haar((n, n), dtype, 4)
+    values = random(count, n, dtype=torch.float32, seed=5)
+    a = (u * values[:, None, :]) @ u.mH
+    whole = a.abs().square().sum().item()
+
+    def objective(w):
+        turned = w.mH @ a.to(w.dtype) @ w
+        return (turned - torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1))).abs().square().sum() / count
+
+    found = minimise(name, objective, (n, n), dtype, metric, 0.02)
+    assert found * count <= 1e-6 * whole
