@@ -33,7 +33,7 @@ class CayleyAdam(FrameOptimizer):
         weight_decay: of the groups without a manifold.
         amsgrad: of the groups without a manifold.
         q: bounds the step of a frame, a ||A||_F / r <= 2 q; infinity for no bound.
-        tolerance: relative error that the Cayley transform may have; 16 eps of the dtype when None.
+        tolerance: relative error that the Cayley transform may have, as far as W stays a frame; 16 eps when None.
         precision: "exact" or "fast", see `FrameOptimizer`.
         foreach: of the groups without a manifold.
         maximize: ascend instead.

@@ -22,6 +22,8 @@ __all__ = ["FrameOptimizer"]
 PRECISIONS = ("exact", "fast")
 _CADENCE, _FAST_CADENCE = 0.15, 1.0
 """Length of the increments since the last polish, over sqrt(p), that brings the next one."""
+_URGENT = 4 / 3
+"""Share of that from which the polish does not wait for the next increment."""
 _ROUNDS, _FAST_ROUNDS = 8, 16
 """Steps after which it comes at the latest, if there is no remainder."""
 _LOST = 0.1
@@ -228,9 +230,9 @@ class FrameOptimizer(torch.optim.Optimizer):
         self._settle(group, bucket, length)
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        """What is to be done after an increment of some length: one that is long for its own sake is cleaned up."""
+        """What is to be done after an increment of some length: what cannot wait for the next is polished at once."""
         cadence = _CADENCE if group["precision"] == "exact" else _FAST_CADENCE
-        if length > cadence * math.sqrt(bucket.params[0].shape[-1]):
+        if bucket.moved > _URGENT * cadence * math.sqrt(bucket.params[0].shape[-1]):
             self._polish(bucket)
 
     def _polish(self, bucket: Bucket) -> float:
