@@ -1,16 +1,16 @@
 """`stiefelkit bench RACE`."""
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
+from stiefelkit.cli.bar import Bar
+from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import literal, whole
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.bench.parametrizations import Heat, Plan, heats, missing_peers
@@ -18,9 +18,6 @@ from stiefelkit.experiments.bench.rows import check_place, write_rows
 from stiefelkit.experiments.recipe import Option
 
 __all__ = ["app"]
-
-REDRAWN = 0.1
-"""Seconds between two drawings of the bar, at least."""
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
 
@@ -79,10 +76,10 @@ def parametrizations(
         json: file for the rows, overwritten.
     """
     plan = Plan(
-        sizes=_sizes(sizes),
-        members=_words(members),
-        precisions=_words(precisions),
-        operations=_words(operations),
+        sizes=sizes_of(sizes),
+        members=words_of(members),
+        precisions=words_of(precisions),
+        operations=words_of(operations),
         peers=peers,
         batch=batch,
         dtype=dtype,
@@ -102,7 +99,7 @@ def parametrizations(
         )
     console = Console(highlight=False)
     rows, told, reasons = [], set(), {}
-    with _Bar(console) as bar:
+    with Bar(console) as bar:
         for heat in heats(plan, bar.show):
             bar.hide()
             if heat.rows:
@@ -121,21 +118,6 @@ def parametrizations(
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
-
-
-def _words(listed: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
-
-
-def _sizes(listed: str) -> tuple[tuple[int, int], ...]:
-    found = []
-    for word in _words(listed):
-        rows, tall, columns = word.partition("x")
-        try:
-            found.append((int(rows), int(columns if tall else rows)))
-        except ValueError as error:
-            raise OptionError(f"--sizes needs n or NxP separated by commas, as in 64,2048x32, got {word!r}.") from error
-    return tuple(found)
 
 
 def _table(plan: Plan, heat: Heat) -> Table:
@@ -166,35 +148,3 @@ def _left_out(heat: Heat) -> list[str]:
     for name, reason in heat.left_out.items():
         by_reason.setdefault(reason, []).append(name)
     return [f"Left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-
-
-class _Bar:
-    """Progress on a terminal, drawn between the rounds and in no thread of its own, whose time would count."""
-
-    def __init__(self, console: Console):
-        self._console, self._progress, self._drawn = console, None, 0.0
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.hide()
-
-    def show(self, what: str, done: int, rounds: int) -> None:
-        """Moves the bar, ten times a second at most."""
-        if not self._console.is_terminal or time.monotonic() - self._drawn < REDRAWN:
-            return
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
-            self._task = self._progress.add_task(what)
-            self._progress.start()
-        self._progress.update(self._task, description=what, completed=done, total=rounds)
-        self._progress.refresh()
-        self._drawn = time.monotonic()
-
-    def hide(self) -> None:
-        """Takes the bar away, so that a table can be printed."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None

@@ -15,7 +15,7 @@ from stiefelkit.experiments.bench.peers import missing_packages, peers
 from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.bench.rows import Row
 from stiefelkit.experiments.checks import at_least, at_most, finite_positive, usable_device
-from stiefelkit.experiments.drift import DTYPES as WIDE_DTYPES
+from stiefelkit.experiments.drift.plan import DTYPES as WIDE_DTYPES
 from stiefelkit.experiments.threads import threads
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
