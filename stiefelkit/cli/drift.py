@@ -31,6 +31,7 @@ def drift(
     lr: float = 1e-3,
     step_length: float = 1e-2,
     look_every: Annotated[int, Parameter(converter=whole)] = 1,
+    threads: Annotated[int, Parameter(converter=whole)] = 1,
     seed: Annotated[int, Parameter(converter=whole)] = 0,
     out: Path = Path("runs/drift"),
 ) -> int:
@@ -57,6 +58,7 @@ def drift(
         lr: its learning rate.
         step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame.
         look_every: steps from one look at the error to the next; more is faster, and a prime meets what has a period.
+        threads: CPU threads.
         seed: fixes the initial weights and the gradients.
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
     """
@@ -70,6 +72,7 @@ def drift(
         lr=lr,
         step_length=step_length,
         look_every=look_every,
+        threads=threads,
         seed=seed,
     )
     console = Console(highlight=False)
@@ -80,7 +83,7 @@ def drift(
     for curve in outcome.curves:
         lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
         if lost is not None:
-            console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite at step {lost}.")
+            console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
     for each in outcome.skipped:
         console.print(f"Skipped {each.method} at {each.n} x {each.p}: {each.reason}", soft_wrap=True)
     for file in outcome.files:
@@ -90,11 +93,13 @@ def drift(
 
 def _table(plan: Plan, curves: list[Curve]) -> Table:
     shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
-    title = f"worst orthogonality error / rounding limit, {plan.dtype}, {plan.gradients} gradients"
+    title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
     caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
-    table = Table("method", "size", title=title, caption=caption)
+    table = Table(title=title, caption=caption)
+    for name in ("method", "size"):
+        table.add_column(name, no_wrap=True)
     for step in shown:
-        table.add_column(f"to step {step}", justify="right")
+        table.add_column(f"to {step}", justify="right")
     for curve in curves:
         worst = (curve.worst_until(step) for step in shown)
         table.add_row(curve.method, f"{curve.n} x {curve.p}", *(f"{ratio:.3g}" for ratio in worst))

@@ -14,6 +14,7 @@ from stiefelkit.experiments.drift.plot import draw
 from stiefelkit.experiments.drift.run import Curve, run
 from stiefelkit.experiments.files import write_atomically
 from stiefelkit.experiments.frame_optimizers import peer_optimizers
+from stiefelkit.experiments.threads import threads
 
 __all__ = ["Outcome", "Skipped", "measure"]
 
@@ -95,7 +96,8 @@ def measure(plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: Non
 
 def _measured(plan: Plan, method: str, n: int, p: int, watch: Watch) -> Curve | Skipped:
     try:
-        return run(plan, method, n, p, lambda step: watch(method, n, p, step))
+        with threads(plan.threads):
+            return run(plan, method, n, p, lambda step: watch(method, n, p, step))
     except StiefelkitError as error:
         return Skipped(method, n, p, str(error))
     except (RuntimeError, TypeError, ValueError) as error:

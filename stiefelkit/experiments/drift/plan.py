@@ -30,7 +30,7 @@ class Plan:
     Args:
         steps: optimizer steps.
         methods: parametrizations, trained by `optimizer`; "unconstrained"; optimizers of frames, with ":fast" behind
-            them for that precision; their peers. All of them, frames in precision "exact", if empty.
+            them for that precision; their peers. All of them if empty, but frames in precision "exact" only.
         sizes: (n, p) of the weights, n >= p.
         dtype: float32, float64, complex64 or complex128.
         gradients: "random" draws one for each step; "fixed" keeps the first; "rotation" is G = A W with one random
@@ -40,6 +40,7 @@ class Plan:
         step_length: of the first step of frames, the 2-norm of the skew A in W <- exp(-A) W, about; lr ||B||_2 of
             the multiplicative Cayley update.
         look_every: the error is looked at after every so many steps.
+        threads: CPU threads.
         seed: fixes the initial weights and the gradients.
     """
 
@@ -52,14 +53,16 @@ class Plan:
     lr: float = 1e-3
     step_length: float = 1e-2
     look_every: int = 1
+    threads: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""
-        for name in ("steps", "look_every"):
+        for name in ("steps", "look_every", "threads"):
             at_least(WHO, name, getattr(self, name), 1)
         at_least(WHO, "seed", self.seed, 0)
         at_most(WHO, "seed", self.seed, 2**63 - 1)
+        at_most(WHO, "threads", self.threads, 1024)
         for name in ("lr", "step_length"):
             finite_positive(WHO, name, getattr(self, name))
         if not self.sizes:

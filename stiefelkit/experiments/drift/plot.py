@@ -29,7 +29,7 @@ def draw(path: Path, curves: Sequence[Curve], words: str, grey: str) -> None:
     look.update(zip(methods, styles(len(methods)), strict=True))
     for method in set(methods) & set(peer_optimizers.names()):
         look[method]["linestyle"] = "--"
-    with figure(path, len(sizes), width=4.2, height=max(3.4, 0.19 * len(look))) as panels:
+    with figure(path, len(sizes), width=3.8 + 2.0 / len(sizes), height=max(3.4, 0.19 * len(look))) as panels:
         for axes, (n, p) in zip(panels, sizes, strict=True):
             here = [curve for curve in curves if (curve.n, curve.p) == (n, p)]
             for curve in here:
