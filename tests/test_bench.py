@@ -14,7 +14,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import measure, parametrizations, peers
+from stiefelkit.experiments.bench import course, measure, parametrizations, peers
 from stiefelkit.experiments.bench.contenders import OPERATIONS, Contender
 from stiefelkit.experiments.bench.measure import FEWEST, WARM_UPS, Timing, race
 from stiefelkit.experiments.bench.parametrizations import Plan, heats
@@ -149,7 +149,7 @@ def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
         left_out = {name.partition(" (")[0] for name in heat.left_out}
         assert raced | left_out == set(sk.available())
         for name in left_out:
-            unsupported = sk.available()[name].supports((4, 4), parametrizations.DTYPES[dtype]) is not None
+            unsupported = sk.available()[name].supports((4, 4), course.DTYPES[dtype]) is not None
             assert unsupported or (name, heat.operation) == ("stiefel", "step")
         assert all(row.ratio_to_best_peer is None for row in heat.rows)
 
@@ -459,7 +459,7 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
             raise KeyboardInterrupt
         return race(*arguments, **options)
 
-    monkeypatch.setattr(parametrizations, "race", interrupted)
+    monkeypatch.setattr(course, "race", interrupted)
     assert bench("--sizes 3 --json rows.json", *QUICK) == 130
     out, err = capsys.readouterr()
     assert "forward_backward, 3 x 3" in out

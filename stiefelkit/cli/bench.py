@@ -1,26 +1,26 @@
 """`stiefelkit bench RACE`."""
 
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
+from stiefelkit.cli.bar import Bar
+from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import literal, whole
 from stiefelkit.errors import OptionError
-from stiefelkit.experiments.bench.parametrizations import Heat, Plan, heats, missing_peers
-from stiefelkit.experiments.bench.rows import check_place, write_rows
+from stiefelkit.experiments.bench import optimizers as of_optimizers
+from stiefelkit.experiments.bench import parametrizations as of_parametrizations
+from stiefelkit.experiments.bench.course import Conditions, Heat, Watch
+from stiefelkit.experiments.bench.rows import Row, check_place, write_rows
 from stiefelkit.experiments.recipe import Option
 
 __all__ = ["app"]
-
-REDRAWN = 0.1
-"""Seconds between two drawings of the bar, at least."""
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
 
@@ -78,11 +78,11 @@ def parametrizations(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
-    plan = Plan(
-        sizes=_sizes(sizes),
-        members=_words(members),
-        precisions=_words(precisions),
-        operations=_words(operations),
+    plan = of_parametrizations.Plan(
+        sizes=sizes_of(sizes),
+        members=words_of(members),
+        precisions=words_of(precisions),
+        operations=words_of(operations),
         peers=peers,
         batch=batch,
         dtype=dtype,
@@ -95,18 +95,91 @@ def parametrizations(
     )
     if json is not None:
         check_place(json)
-    for package, names in missing_peers(plan).items():
+    for package, names in of_parametrizations.missing_peers(plan).items():
         print(
             f'Left out: {", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"',
             file=sys.stderr,
         )
+    return _raced(plan, lambda watch: of_parametrizations.heats(plan, watch), json)
+
+
+@app.command(name="optimizers")
+def optimizers(
+    *,
+    sizes: str = "64,256,512,1024x64,2048x32",
+    batch: Annotated[int, Parameter(converter=whole)] = 1,
+    dtype: str = "float32",
+    device: str = "cpu",
+    optimizers: str = "",
+    precisions: str = "exact,fast",
+    step_length: float = 0.1,
+    peers: bool = False,
+    repeats: Annotated[int, Parameter(converter=whole)] = 200,
+    seconds: float = 1.0,
+    threads: Annotated[int, Parameter(converter=whole)] = 1,
+    seed: Annotated[int, Parameter(converter=whole)] = 0,
+    json: Path | None = None,
+) -> int:
+    """Races the optimizers that move a frame itself, and geoopt's, on this machine.
+
+    Timed is one optimizer.step() on one frame, or on one batch of frames. All move frames of their own from the same
+    Haar draw, in turns in one process, after a warm-up; medians are shown. Time and unit are those of the race of
+    parametrizations.
+
+    16 gradients with E |g|^2 = 1/n, the same for all, take turns, so that the steps stay as long as they are. The
+    learning rate makes the first one turn the frame by --step-length: lr ||B||_2, B = G W^H - W G^H, for the
+    multiplicative Cayley update, and what is as long as that for the others, found by a tiny step in float64. Our
+    optimizers have no momentum here but Adam's, as geoopt's have none.
+
+    The ratio compares with the faster of geoopt's RiemannianSGD, in the canonical and the Euclidean metric: 2 means
+    twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
+    error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
+
+    Args:
+        sizes: n, or n x p for tall frames (2048x32), separated by commas.
+        batch: number of frames.
+        dtype: float32, float64, complex64 or complex128.
+        device: cpu or cuda.
+        optimizers: names, separated by commas; all that move frames, plugins among them, if left out.
+        precisions: exact, fast, or both, separated by commas.
+        step_length: of the first step.
+        peers: race geoopt's RiemannianSGD and RiemannianAdam; what takes over 20 s for a step is left out.
+        repeats: samples of each contender at most.
+        seconds: time for the samples of each contender; slow ones get five samples at least.
+        threads: CPU threads.
+        seed: fixes what is drawn.
+        json: file for the rows, overwritten.
+    """
+    plan = of_optimizers.Plan(
+        sizes=sizes_of(sizes),
+        optimizers=words_of(optimizers),
+        precisions=words_of(precisions),
+        step_length=step_length,
+        peers=peers,
+        batch=batch,
+        dtype=dtype,
+        device=device,
+        repeats=repeats,
+        seconds=seconds,
+        threads=threads,
+        seed=seed,
+    )
+    if json is not None:
+        check_place(json)
+    return _raced(plan, lambda watch: of_optimizers.heats(plan, watch), json, compares_precisions=True)
+
+
+def _raced(
+    plan: Conditions, heats: Callable[[Watch], Iterator[Heat]], json: Path | None, compares_precisions: bool = False
+) -> int:
+    """Prints each heat when it is over, and writes the rows."""
     console = Console(highlight=False)
     rows, told, reasons = [], set(), {}
-    with _Bar(console) as bar:
-        for heat in heats(plan, bar.show):
+    with Bar(console) as bar:
+        for heat in heats(bar.show):
             bar.hide()
             if heat.rows:
-                console.print(_table(plan, heat))
+                console.print(_table(plan, heat, compares_precisions))
             for words in _left_out(heat):
                 if words not in told:
                     told.add(words)
@@ -117,42 +190,37 @@ def parametrizations(
                 write_rows(json, rows)
     if not rows:
         why = f"; {next(iter(reasons))}" if reasons else "."
-        raise OptionError(f"The race needs a contender that does what is asked in {dtype}, got none{why}")
+        raise OptionError(f"The race needs a contender that does what is asked in {plan.dtype}, got none{why}")
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
 
 
-def _words(listed: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
-
-
-def _sizes(listed: str) -> tuple[tuple[int, int], ...]:
-    found = []
-    for word in _words(listed):
-        rows, tall, columns = word.partition("x")
-        try:
-            found.append((int(rows), int(columns if tall else rows)))
-        except ValueError as error:
-            raise OptionError(f"--sizes needs n or NxP separated by commas, as in 64,2048x32, got {word!r}.") from error
-    return tuple(found)
-
-
-def _table(plan: Plan, heat: Heat) -> Table:
+def _table(plan: Conditions, heat: Heat, compares_precisions: bool) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {_three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
     table = Table(title=title, caption=caption)
     table.add_column("contender", no_wrap=True)
-    for name in ("ms", "g", "ratio", "error"):
+    of_fast = _exact_over_fast(heat.rows)
+    for name in ("ms", "g", "ratio", "error", *(["exact/fast"] if compares_precisions else [])):
         table.add_column(name, justify="right")
     following = [*heat.families[1:], None]
     for row, family, after in zip(heat.rows, heat.families, following, strict=True):
         ratio = "-" if row.ratio_to_best_peer is None else _three_digits(row.ratio_to_best_peer)
         error = "-" if row.error_over_limit is None else _three_digits(row.error_over_limit)
-        figures = (_three_digits(1e3 * row.seconds), _three_digits(row.gemm_units), ratio, error)
+        figures = [_three_digits(1e3 * row.seconds), _three_digits(row.gemm_units), ratio, error]
+        if compares_precisions:
+            figures.append(_three_digits(of_fast[row.contender]) if row.contender in of_fast else "-")
         table.add_row(row.contender, *figures, end_section=family != after)
     return table
+
+
+def _exact_over_fast(rows: list[Row]) -> dict[str, float]:
+    """Time of each exact contender over that of the same in precision fast."""
+    seconds = {row.contender: row.seconds for row in rows}
+    pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}
+    return {name: seconds[name] / seconds[fast] for name, fast in pairs.items() if fast in seconds}
 
 
 def _three_digits(value: float) -> str:
@@ -166,35 +234,3 @@ def _left_out(heat: Heat) -> list[str]:
     for name, reason in heat.left_out.items():
         by_reason.setdefault(reason, []).append(name)
     return [f"Left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-
-
-class _Bar:
-    """Progress on a terminal, drawn between the rounds and in no thread of its own, whose time would count."""
-
-    def __init__(self, console: Console):
-        self._console, self._progress, self._drawn = console, None, 0.0
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.hide()
-
-    def show(self, what: str, done: int, rounds: int) -> None:
-        """Moves the bar, ten times a second at most."""
-        if not self._console.is_terminal or time.monotonic() - self._drawn < REDRAWN:
-            return
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
-            self._task = self._progress.add_task(what)
-            self._progress.start()
-        self._progress.update(self._task, description=what, completed=done, total=rounds)
-        self._progress.refresh()
-        self._drawn = time.monotonic()
-
-    def hide(self) -> None:
-        """Takes the bar away, so that a table can be printed."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None

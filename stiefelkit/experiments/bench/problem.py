@@ -76,8 +76,11 @@ class Problem:
 
     def frame(self) -> Tensor:
         """Draws a Haar frame and rounds it once."""
-        exact = init.haar(self.shape, working_dtype(self.dtype), self.generator)
-        return exact.to(self.device, self.dtype)
+        return self.exact_frame().to(self.dtype)
+
+    def exact_frame(self) -> Tensor:
+        """Draws a Haar frame in float64 or complex128."""
+        return init.haar(self.shape, working_dtype(self.dtype), self.generator).to(self.device)
 
     def gradient(self) -> Tensor:
         """Draws dL/dW, with normal entries of E |g|^2 = 1/n."""

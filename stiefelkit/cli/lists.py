@@ -1,0 +1,26 @@
+"""Options that are lists of words or sizes, separated by commas."""
+
+from stiefelkit.errors import OptionError
+
+__all__ = ["sizes_of", "words_of"]
+
+
+def words_of(listed: str) -> tuple[str, ...]:
+    """Returns the words, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
+
+
+def sizes_of(listed: str) -> tuple[tuple[int, int], ...]:
+    """Returns (n, p) for each size, where n alone is n x n.
+
+    >>> sizes_of("64,2048x32")
+    ((64, 64), (2048, 32))
+    """
+    found = []
+    for word in words_of(listed):
+        rows, tall, columns = word.partition("x")
+        try:
+            found.append((int(rows), int(columns if tall else rows)))
+        except ValueError as error:
+            raise OptionError(f"--sizes needs n or NxP separated by commas, as in 64,2048x32, got {word!r}.") from error
+    return tuple(found)

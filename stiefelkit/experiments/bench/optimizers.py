@@ -1,0 +1,129 @@
+"""The race of the optimizers that move a frame itself, beside geoopt's."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch, check_words
+from stiefelkit.experiments.bench.measure import clock_of
+from stiefelkit.experiments.bench.problem import Problem
+from stiefelkit.experiments.checks import finite_positive
+from stiefelkit.experiments.frame_optimizers import (
+    PRECISIONS,
+    MovedFrame,
+    check_method,
+    own_optimizers,
+    peer_optimizers,
+    start,
+)
+from stiefelkit.experiments.threads import threads
+from stiefelkit.metrics import orthogonality_error
+
+__all__ = ["GRADIENTS", "Plan", "heats"]
+
+GRADIENTS = 16
+"""Gradients that a contender gets in turns: with a single one it would soon be where there is no step left to make."""
+LONGEST = 20.0
+"""Seconds: what takes longer for one step is left out."""
+
+
+@dataclass(frozen=True)
+class Plan(Conditions):
+    """What to race.
+
+    Args:
+        optimizers: names of those that move frames; all of them if empty.
+        precisions: of ours; exact and fast if empty.
+        step_length: of the first step, lr ||B||_2.
+    """
+
+    optimizers: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = PRECISIONS
+    step_length: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        super().__post_init__()
+        finite_positive(WHO, "step_length", self.step_length)
+        check_words("optimizer of frames", self.optimizers, own_optimizers())
+        check_words("precision", self.precisions, PRECISIONS)
+        if not self.contenders():
+            raise OptionError(f"{WHO} needs an optimizer in precision exact or fast, got none.")
+
+    def contenders(self) -> dict[str, str]:
+        """Name in the table to method, for ours in each precision that they have."""
+        found = {}
+        for name in self.optimizers or own_optimizers():
+            for precision in self.precisions or PRECISIONS:
+                try:
+                    check_method(f"{name}:{precision}")
+                except OptionError:
+                    continue
+                found[f"{name} ({precision})"] = f"{name}:{precision}"
+        return found
+
+    def rivals(self) -> dict[str, str]:
+        """The same for peers, none unless asked for."""
+        return {name: name for name in peer_optimizers.available()} if self.peers else {}
+
+
+def heats(plan: Plan, watch: Watch = lambda what, done, rounds: None) -> Iterator[Heat]:
+    """Races size by size, and yields each heat when it is over.
+
+    Every contender moves a frame of its own from the same start, by the same gradients in turns, and its learning rate
+    gives the first step the same length.
+
+    Args:
+        plan: what to race.
+        watch: called now and then with words, and how many rounds of how many are done.
+    """
+    for n, p in plan.sizes:
+        with threads(plan.threads):
+            yield _heat(plan, plan.problem(n, p), watch)
+
+
+def _heat(plan: Plan, problem: Problem, watch: Watch) -> Heat:
+    rivals = plan.rivals()
+    methods = {**plan.contenders(), **rivals}
+    course = Course(plan, problem, rivals, watch)
+    frame = problem.exact_frame()
+    gradients = [problem.gradient() for _ in range(GRADIENTS)]
+    left_out: dict[str, str] = {}
+
+    def entered(name: str) -> MovedFrame:
+        if problem.dtype.is_complex and name in rivals and not peer_optimizers.get(name).complex:
+            raise DtypeError(f"it needs a real dtype, got {plan.dtype}.")
+        return start(methods[name], frame, gradients[0], plan.step_length, problem.dtype)
+
+    entries = course.each("preparing", methods, entered, left_out)
+    # peers may write into gradients, ours do not
+    runs = {name: _cycle(entry, gradients, name in rivals) for name, entry in entries.items()}
+    clock = clock_of(problem.device)
+
+    def tried(name: str) -> None:
+        took = clock(runs[name], 1)
+        if took > LONGEST:
+            raise OptionError(f"a step takes {took:.0f} s, more than {LONGEST:.0f}.")
+
+    able = course.each("trying", runs, tried, left_out)
+    unit, seconds = course.timed({name: runs[name] for name in able}, "step")
+    errors = {name: float(orthogonality_error(entries[name].frame).max()) for name in seconds}
+    yardstick = [
+        seconds[name]
+        for name in seconds
+        if name in rivals and peer_optimizers.get(name).yardstick and math.isfinite(errors[name])
+    ]
+    order = sorted(seconds, key=lambda name: (name in rivals, seconds[name]))
+    rows = [course.row("step", name, unit, seconds[name], errors[name], yardstick) for name in order]
+    families = ["peer" if name in rivals else "ours" for name in order]
+    return Heat(problem, "step", unit, rows, families, left_out)
+
+
+def _cycle(moved: MovedFrame, gradients: list[torch.Tensor], are_copied: bool) -> Callable[[], Any]:
+    turns = itertools.cycle([g.clone() for g in gradients] if are_copied else gradients)
+    return lambda: moved.step(next(turns))

@@ -1,0 +1,1 @@
+"""How orthogonality fares under many optimizer steps."""

@@ -1,0 +1,127 @@
+"""The drift of every method at every size, and what is written of it."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.experiments.drift.plan import UNCONSTRAINED, Plan
+from stiefelkit.experiments.drift.plot import draw
+from stiefelkit.experiments.drift.run import Curve, run
+from stiefelkit.experiments.files import write_atomically
+from stiefelkit.experiments.frame_optimizers import peer_optimizers
+from stiefelkit.experiments.threads import threads
+
+__all__ = ["Outcome", "Skipped", "measure"]
+
+WHO = "The drift experiment"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A method that cannot do what was asked.
+
+    Args:
+        method: its name.
+        n: rows of the weight.
+        p: columns.
+        reason: why not.
+    """
+
+    method: str
+    n: int
+    p: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured.
+
+    Attributes:
+        curves: one for each method and size, in the order of measurement.
+        skipped: what could not be measured, and why.
+        files: drift.json and, if there is a curve, drift.png.
+    """
+
+    curves: list[Curve]
+    skipped: list[Skipped]
+    files: list[Path]
+
+
+Watch = Callable[[str, int, int, int], None]
+
+
+def measure(plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: None) -> Outcome:
+    """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
+
+    `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
+    "finished" says whether all are there.
+
+    Args:
+        plan: what to measure.
+        out: folder for the two files; made if missing.
+        watch: called with method, n, p and the number of steps done, after each look.
+
+    Raises:
+        RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
+    """
+    record = out / "drift.json"
+    if record.exists():
+        raise RunError(f"{WHO} needs a folder without drift.json, got {out}; choose another --out.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{WHO} needs a place that can be written, got {out}: {error.strerror}.") from error
+    curves: list[Curve] = []
+    skipped: list[Skipped] = []
+    try:
+        for n, p in plan.sizes:
+            for method in plan.methods:
+                found = _measured(plan, method, n, p, watch)
+                curves += [found] if isinstance(found, Curve) else []
+                skipped += [found] if isinstance(found, Skipped) else []
+                _write(record, plan, curves, skipped)
+    finally:
+        files = [record] if curves or skipped else []
+        if curves:
+            files.append(out / "drift.png")
+            draw(files[-1], curves, f"{plan.dtype}, {plan.gradients} gradients", grey=UNCONSTRAINED)
+    return Outcome(curves, skipped, files)
+
+
+def _measured(plan: Plan, method: str, n: int, p: int, watch: Watch) -> Curve | Skipped:
+    try:
+        with threads(plan.threads):
+            return run(plan, method, n, p, lambda step: watch(method, n, p, step))
+    except StiefelkitError as error:
+        return Skipped(method, n, p, str(error))
+    except (RuntimeError, TypeError, ValueError) as error:
+        if "alloc" in str(error):
+            return Skipped(method, n, p, "it does not fit into memory.")
+        if method not in peer_optimizers.names():
+            raise
+        return Skipped(method, n, p, str(error).partition("\n")[0])
+
+
+def _write(record: Path, plan: Plan, curves: list[Curve], skipped: list[Skipped]) -> None:
+    content = {
+        "plan": dataclasses.asdict(plan),
+        "finished": len(curves) + len(skipped) == len(plan.sizes) * len(plan.methods),
+        "curves": [dataclasses.asdict(curve) | {"worst": curve.worst} for curve in curves],
+        "skipped": [dataclasses.asdict(each) for each in skipped],
+    }
+    write_atomically(record, (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
