@@ -36,7 +36,12 @@ class CoordinateList(parametrize.ParametrizationList):
     Attributes:
         scheme: the init that `sk.reset_` repeats, None for the map's default.
         weight: the weight's name in messages, "Linear.weight".
+        gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "reference".
+        gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
     """
+
+    gradient: str = "exact"
+    gradients: tuple[str, ...] = ("exact",)
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
         nn.ModuleList.__init__(self, [param])

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError
 
-__all__ = ["attach_carrier", "carriers", "check_state_dict", "manifolds"]
+__all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds"]
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
@@ -22,6 +22,13 @@ def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Coordinat
     for prefix, host in module.named_modules():
         for name, carrier in _own_carriers(host):
             yield (f"{prefix}.{name}" if prefix else name), host, name, carrier
+
+
+def carrier_of(module: nn.Module, name: str) -> CoordinateList | None:
+    """Returns what carries a weight of this module, or None if it has no parametrization of ours."""
+    held = _parametrizations(module)
+    carrier = held[name] if held is not None and name in held else None
+    return carrier if isinstance(carrier, CoordinateList) else None
 
 
 def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
@@ -33,6 +40,7 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
         held = module.parametrizations = nn.ModuleDict()
     held[name] = carrier.train(module.training)
     carrier.weight = f"{plain.__name__}.{name}"
+    carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     _inject(module, plain, list(held))
 
 

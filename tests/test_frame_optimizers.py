@@ -569,6 +569,9 @@ def test_clipping_measures_what_moves_and_scales_everything():
     assert torch.allclose(net.bias.grad, 0.5 / expected * torch.ones(5), rtol=1e-3)
     groups = sk.optim.parameter_groups(net, lr=1.0, stiefel=dict(manifold="stiefel:euclidean"))
     assert sk.optim.clip_grad_norm_(groups, 9.0) < 0.5
+    net.bias.grad.fill_(3e38)
+    assert sk.optim.clip_grad_norm_(net, math.inf) > 3e38
+    assert torch.equal(net.bias.grad, torch.full((5,), 3e38))
     net.bias.grad[0] = math.nan
     with pytest.raises(errors.NonFiniteError):
         sk.optim.clip_grad_norm_(net, 1.0, error_if_nonfinite=True)

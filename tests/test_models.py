@@ -21,6 +21,10 @@ PAPERS = [
     ("scurnn", (2, 116, 1), 14617),  # adding
     ("scurnn", (129, 128, 129), 83073),  # TIMIT
     ("scurnn", (129, 258, 129), 200853),
+    ("full_urnn", (1, 116, 10), 116**2 + 116 * (2 + 20 + 3) + 10),  # pixel MNIST, Wisdom et al., "16k"
+    ("full_urnn", (1, 512, 10), 512**2 + 512 * (2 + 20 + 3) + 10),  # "270k"
+    ("full_urnn", (10, 128, 9), 128**2 + 128 * (20 + 18 + 3) + 9),  # copying, "22k"
+    ("full_urnn", (129, 128, 129), 128**2 + 128 * (258 + 258 + 3) + 129),  # speech, "83k"
     ("lstm", (10, 68, 9), 4 * 68 * (68 + 10 + 1) + 68 * 9 + 9),
     ("lstm", (1, 128, 10), 4 * 128 * (128 + 1 + 1) + 1280 + 10),
 ]
@@ -70,6 +74,30 @@ def test_scurnn_starts_as_its_code_does():
     assert net.output.weight.shape == (3, 20)
 
 
+def test_full_urnn_starts_as_its_code_does():
+    net: Any = sk.models.create("full_urnn", 2, 10, 3)
+    rnn = net.rnn
+    assert list(rnn.parametrizations.weight_hh_l0.coordinates) == ["stiefel"]
+    assert rnn.parametrizations.weight_hh_l0.scheme == "restricted"
+    assert sk.drift(rnn)["weight_hh_l0"].error <= 1e-6
+    assert rnn.weight_ih_l0.shape == (20, 2)
+    assert 0.1 < rnn.weight_ih_l0.abs().max() <= math.sqrt(6 / 22)
+    assert 0 < rnn.bias_l0.abs().max() <= 0.01
+    assert rnn.bias_l0.shape == (10,)
+    assert rnn.h0_l0.shape == (20,)
+    assert 0.1 < rnn.h0_l0.abs().max() <= math.sqrt(3 / 20)
+    assert net.output.weight.abs().max() <= math.sqrt(6 / 23)
+    assert torch.equal(net.output.bias, torch.zeros(3))
+    assert torch.equal(sk.models.create("full_urnn", 2, 4, 3, bias_bound=0.0).rnn.bias_l0, torch.zeros(4))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "matrix_exp", "fourier", "stiefel"])
+def test_full_urnn_takes_any_unitary_map(name):
+    net: Any = sk.models.create("full_urnn", 2, 8, 3, parametrization=name)
+    assert net(torch.randn(2, 5, 2)).shape == (2, 5, 3)
+    assert type(net.rnn.parametrizations.weight_hh_l0.param) is sk.available()[name]
+
+
 def test_the_lstm_has_one_bias_and_an_open_forget_gate():
     net: Any = sk.models.create("lstm", 2, 4, 3, forget_bias=2.0)
     assert net.rnn.bias_ih_l0.tolist() == [0.0] * 4 + [2.0] * 4 + [0.0] * 8
@@ -89,6 +117,9 @@ def test_separate_coordinates_take_separate_rates():
         (("scornn", 1, 0, 3), {}, errors.OptionError, "hidden_size >= 1"),
         (("scornn", 1, 2, 3), {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
         (("scornn", 1, 2, 3), {"negative": 9}, errors.OptionError, "between 0 and p = 2"),
+        (("full_urnn", 1, 2, 3), {"bias_bound": -1.0}, errors.OptionError, "bias_bound >= 0"),
+        (("full_urnn", 1, 2, 3), {"parametrization": "caley"}, errors.UnknownNameError, 'did you mean "cayley"'),
+        (("full_urnn", 1, 2, 3), {"init": "restrictd"}, errors.OptionError, 'did you mean "restricted"'),
     ],
 )
 def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):

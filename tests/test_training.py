@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import NonFiniteError, OptionError, RunError, UnknownNameError
+from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
 from stiefelkit.experiments import checkpoint, health, train
 from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.display import Silent
@@ -444,6 +444,65 @@ def test_every_optimizer_survives_a_checkpoint(optimizer: str, tmp_path: Path) -
         session.advance()
     for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+FRAME_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("multiplicative_cayley", {"precondition": "rmsprop", "momentum": 0.5}),
+    ("multiplicative_cayley", {"gradient": "reference"}),
+    ("cayley_sgd", {}),
+    ("cayley_adam", {}),
+    ("pogo", {"base": "adam"}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "options"), FRAME_OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_run_that_moves_a_frame_resumes_to_the_same_bits(
+    optimizer: str, options: dict[str, Any], schedule: str, tmp_path: Path
+) -> None:
+    config = small(
+        model="full_urnn",
+        optimizer=optimizer,
+        optimizer_options=options,
+        rates={"stiefel": 1e-2},
+        schedule=schedule,
+        clip_norm=0.01,
+    )
+    train.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        train.train(config, tmp_path / "run", killed_at(10))
+    assert train.resume(tmp_path / "run").step == 12
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    last = [line for line in read(tmp_path / "run/log.jsonl") if line["kind"] == "train"][-1]
+    orthogonality = last["orthogonality"]["rnn.weight_hh_l0"]
+    assert orthogonality["error"] <= 2 * orthogonality["limit"] + torch.finfo(torch.float32).eps
+
+
+def test_frames_are_clipped_by_their_riemannian_gradient() -> None:
+    norms = []
+    for clip_norm in (0.0, 1e-3):
+        session = Session.start(
+            small(model="full_urnn", optimizer="cayley_sgd", optimizer_options={"momentum": 0.0}, clip_norm=clip_norm)
+        )
+        before = {name: p.detach().clone() for name, p in session.model.named_parameters()}
+        session.advance()
+        norms.append(session.window.gradient_norm)
+        moved = sum((p.detach() - before[name]).abs().square().sum() for name, p in session.model.named_parameters())
+        norms.append(float(moved**0.5) / session.config.lr)
+    assert norms[0] == norms[2] > 1e-3
+    # in the canonical metric a tangent vector of a square frame has 0.71 of its Frobenius norm
+    assert norms[3] == pytest.approx(1e-3, rel=0.5)
+    assert norms[3] < 0.5 * norms[1]
+
+
+def test_an_optimizer_that_would_take_a_frame_off_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
+    for optimizer in ("adam", "sgd"):
+        with pytest.raises(OptimizerError, match=r"weight_hh_l0\.stiefel.*--optimizer.*multiplicative_cayley"):
+            train.train(small(model="full_urnn", optimizer=optimizer, rates={}), tmp_path / "run")
+    assert not any(tmp_path.iterdir())
+    free = {"parametrization": "householder"}
+    config = small(model="full_urnn", options=free, rates={}, steps=1, eval_every=1, log_every=1)
+    assert train.train(config, tmp_path / "run").step == 1
 
 
 def test_only_two_checkpoints_are_kept(whole: Path) -> None:

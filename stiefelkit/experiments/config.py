@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.checks import at_least, at_most, finite_positive, non_negative, usable_device
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
@@ -161,7 +161,13 @@ class Config:
             raise OptionError(f"{WHO} needs a hidden_size that fits into memory, got {self.hidden_size}.") from error
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Returns the optimizer, with one parameter group for each coordinate that has its own rate."""
+        """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
+
+        Raises:
+            OptionError: the optimizer has no such option, or refuses it.
+            OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
+        """
+        from stiefelkit.host import manifolds
         from stiefelkit.optim import parameter_groups
 
         factory = optimizers.get(self.optimizer)
@@ -170,11 +176,18 @@ class Config:
             if option not in known:
                 raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
         try:
-            return factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
+            optimizer = factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
         except (TypeError, ValueError) as error:
             if isinstance(error, StiefelkitError):
                 raise
             raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
+        frames = list(manifolds(model))
+        if frames and not getattr(optimizer, "moves_frames", False):
+            raise OptimizerError(
+                f"{WHO} {self.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
+                f"{self.optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
+            )
+        return optimizer
 
 
 def _check_model(name: str) -> None:

@@ -19,11 +19,13 @@ class Settings:
         hidden_size: units of the recurrent layer.
         steps: optimizer steps of the whole run.
         batch_size: sequences per step.
-        optimizer: adam, adamw, adagrad, rmsprop, sgd, or the name of an installed plugin.
+        optimizer: adam, adamw, adagrad, rmsprop, sgd; multiplicative_cayley, cayley_sgd, cayley_adam or pogo, which
+            move frames too; or the name of an installed plugin.
         lr: learning rate.
-        rates: learning rates of single coordinates, as in --rates.skew 1e-4; the others use lr.
+        rates: learning rates of single coordinates, as in --rates.skew 1e-4 or --rates.stiefel 1e-4; the others use lr.
         schedule: constant, or cosine: all rates fall to zero along half a cosine over the run.
-        clip_norm: gradients are scaled down to at most this norm; 0 switches it off.
+        clip_norm: gradients are scaled down to at most this norm, that of the tangent space for frames; 0 switches it
+            off.
         seed: fixes the initial weights and the training data.
         options: options of the model, as in --options.negative 32.
         optimizer_options: options of the optimizer, as in --optimizer-options.alpha 0.9.

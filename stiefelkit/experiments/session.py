@@ -14,6 +14,7 @@ from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.health import all_finite, first_bad_gradient, first_bad_output
 from stiefelkit.experiments.tasks import Task
 from stiefelkit.models import count_parameters
+from stiefelkit.optim import clip_grad_norm_
 
 __all__ = ["Session", "Window"]
 
@@ -26,7 +27,7 @@ class Window:
         steps: number of steps.
         loss: sum of the losses.
         correct: sum of the accuracies.
-        gradient_norm: largest norm of the gradient.
+        gradient_norm: largest norm of the gradient, in which frames count with their Riemannian gradient.
         seconds: process CPU time spent in the steps.
     """
 
@@ -99,9 +100,7 @@ class Session:
             torch.set_rng_state(random_state)
             culprit = first_bad_gradient(self.model, lambda: self.task.loss(self.task.answer(self.model, x), y))
             raise self._stopped("a gradient is not finite", culprit or "a gradient")
-        norm = nn.utils.get_total_norm(gradients)
-        if self.config.clip_norm:
-            nn.utils.clip_grads_with_norm_(self._trained, self.config.clip_norm, norm)
+        norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
         self.optimizer.step()
         self.step += 1
         accuracy = self.task.accuracy(output.detach(), y)

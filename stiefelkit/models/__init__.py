@@ -15,6 +15,7 @@ __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", 
 _models = Registry(
     "model",
     {
+        "full_urnn": "stiefelkit.models.full_urnn:full_urnn",
         "lstm": "stiefelkit.models.lstm:lstm",
         "scornn": "stiefelkit.models.scornn:scornn",
         "scurnn": "stiefelkit.models.scurnn:scurnn",

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from stiefelkit import attach
 from stiefelkit.carrier import CoordinateList
+from stiefelkit.host import carrier_of
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["OrthogonalLinear"]
@@ -75,6 +76,4 @@ class OrthogonalLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _carrier(self) -> CoordinateList | None:
-        held = self._modules.get("parametrizations")
-        carrier = held["weight"] if isinstance(held, nn.ModuleDict) and "weight" in held else None
-        return carrier if isinstance(carrier, CoordinateList) else None
+        return carrier_of(self, "weight")

@@ -1,7 +1,7 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.functional import find_activation, scan
-from stiefelkit.host import carriers
+from stiefelkit.host import carrier_of, carriers
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
@@ -21,6 +21,9 @@ Field = Literal["real", "complex"]
 
 class _Recurrent(nn.Module):
     """The weights of recurrences and how `scan` takes them; one set for each suffix ("_l0", "_l0_reverse", "")."""
+
+    frame_gradients: ClassVar[tuple[str, ...]] = ("exact", "reference")
+    """Kinds of dL/dW that an optimizer may ask the carrier of W for; "reference" of complex W only."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class _Recurrent(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Runs one recurrence over time-major or packed input; reads each of its weights once."""
         w, u = getattr(self, f"weight_hh{suffix}"), getattr(self, f"weight_ih{suffix}")
+        carrier = carrier_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         inside = self.activation == "modrelu"
         if h_0 is None and self.trainable_h0:
@@ -101,6 +105,7 @@ class _Recurrent(nn.Module):
             activation=self.activation,
             batch_sizes=batch_sizes,
             reverse=reverse,
+            gradient="exact" if carrier is None else carrier.gradient,
         )
         assert out is not None
         return out, h_n

@@ -65,7 +65,8 @@ def clip_grad_norm_(
     total = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
-    factor = max_norm / (total.item() + 1e-6)
+    # an infinite norm stays unscaled if it is only to be measured
+    factor = max_norm / (total.item() + 1e-6) if max_norm < math.inf else 1.0
     if not factor >= 1:
         for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
             assert p.grad is not None

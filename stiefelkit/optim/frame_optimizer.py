@@ -66,7 +66,8 @@ class FrameOptimizer(torch.optim.Optimizer):
             OptionError: a setting is out of range.
             ShapeError: a parameter of a manifold is no tall or square matrix.
             NotAFrameError: a parameter of a manifold is no frame.
-            OptimizerError: a group without a manifold holds a frame of some module.
+            OptimizerError: a group without a manifold holds a frame of some module, or one with gradient="reference" a
+                frame whose gradient cannot be halved.
         """
         if isinstance(param_group, dict) and not isinstance(param_group.get("params"), Tensor | set):
             param_group = {**param_group, "params": list(param_group["params"])}
@@ -74,16 +75,23 @@ class FrameOptimizer(torch.optim.Optimizer):
             full = {**self.defaults, **param_group}
             self._check_group(full)
             given = full["params"] if isinstance(full["params"], list) else [full["params"]]
-            self._check_members(full, [p[1] if isinstance(p, tuple) else p for p in given])
+            members = [p[1] if isinstance(p, tuple) else p for p in given]
+            self._check_members(full, members)
+            self._check_readers(full, members)
         super().add_param_group(param_group)
+        self._ask_readers(self.param_groups[-1])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what loads a state dict, whose groups may come from a plain optimizer."""
         super().__setstate__(state)
+        known = frames()
         for group in self.param_groups:
             for key, value in {**self.defaults, "manifold": None, "precision": "exact"}.items():
                 group.setdefault(key, value)
             self._check_members(group, group["params"])
+            # A copied optimizer may come before the module that holds its frames.
+            self._check_readers(group, [p for p in group["params"] if id(p) in known])
+            self._ask_readers(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -176,6 +184,30 @@ class FrameOptimizer(torch.optim.Optimizer):
                     f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
                     "sk.functional.nearest_frame gives the nearest."
                 )
+
+    def _check_readers(self, group: dict[str, Any], params: list[Any]) -> None:
+        """Raises unless what reads the frames can give the gradient that the group asks for."""
+        if group["manifold"] is None or group.get("gradient", "exact") == "exact":
+            return
+        known = frames()
+        for p in params:
+            carrier = known[id(p)].carrier if id(p) in known else None
+            can = carrier is not None and group["gradient"] in carrier.gradients and len(carrier.coordinates) == 1
+            if not (can and p.is_complex()):
+                got = "one that no module holds" if carrier is None else f"that of {carrier.weight} ({p.dtype})"
+                raise OptimizerError(
+                    f'{type(self).__name__} with gradient="{group["gradient"]}" needs complex frames that are the '
+                    f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
+                )
+
+    def _ask_readers(self, group: dict[str, Any]) -> None:
+        """Tells what reads the frames which gradient to give."""
+        if group["manifold"] is None:
+            return
+        known = frames()
+        for p in group["params"]:
+            if id(p) in known:
+                known[id(p)].carrier.gradient = group.get("gradient", "exact")
 
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]

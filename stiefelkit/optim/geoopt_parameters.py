@@ -50,6 +50,7 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
 
     for _, carrier, name in found:
         c = carrier.coordinates[name]
+        carrier.gradient = "exact"
         manifold = Stiefel(metric or carrier.param.manifolds[name].partition(":")[2])
         if getattr(c, "manifold", None) != manifold:
             bound: Any = geoopt.ManifoldParameter

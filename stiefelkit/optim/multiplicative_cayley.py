@@ -35,9 +35,9 @@ class MultiplicativeCayley(FrameOptimizer):
         momentum: factor of the last direction, which for frames is brought along by projection on the tangent space.
         weight_decay: of the groups without a manifold.
         centered: of the groups without a manifold, as in torch.optim.RMSprop.
-        gradient: "exact", or "reference": the half of it that the authors' code uses, in which dL/dW is summed over
-            the real parts of W h only. The recurrent layer that the frame belongs to leaves out the other half from
-            then on.
+        gradient: "exact", or "reference": the half of it that the authors' code uses, the sum over time of
+            dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, y_t = W h_t. The complex `sk.nn.OrthogonalRNN` that the frame is
+            the recurrent weight of leaves out the other half from then on, until another optimizer takes the frame.
         side: "left" is the formula above. "right" is W <- W (I + lr/2 B)^-1 (I - lr/2 B), B = W^H G - G^H W: the same
             step for a square frame, and for a tall one a rotation within the span of its columns.
         precision: "exact" or "fast", see `FrameOptimizer`.
@@ -47,7 +47,7 @@ class MultiplicativeCayley(FrameOptimizer):
     Raises:
         OptionError: a setting is out of range.
         ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-        OptimizerError: a frame stands in a group without a manifold.
+        OptimizerError: a frame stands in a group without a manifold, or is none whose gradient can be halved.
 
     References:
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.

@@ -1,0 +1,70 @@
+"""Full-capacity uRNN: unitary RNN whose recurrent matrix may be any unitary one."""
+
+from torch import nn
+
+from stiefelkit.errors import OptionError
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["full_urnn"]
+
+
+def full_urnn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: str | type[OrthogonalParam] = "stiefel",
+    init: str | None = None,
+    bias_bound: float = 0.01,
+) -> SequenceModel:
+    """Builds the full-capacity uRNN: W any unitary matrix, trained as it is, complex modReLU.
+
+    W starts as a draw of the restricted-capacity map ("restricted"), h_0 is trained from U(-b, b), b = (3 / 2n)^(1/2),
+    input weights are Glorot-uniform on their real shape (m, 2n), modReLU's bias is U(-0.01, 0.01), the read-out of
+    [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs has
+    1e-5.
+
+    The coordinate `stiefel` needs an optimizer of frames: the paper's is `sk.optim.MultiplicativeCayley`, with the
+    learning rate of all parameters for copying and speech, and with precondition="rmsprop" and 1e-6 for pixel-by-pixel
+    MNIST. Their code follows half of the gradient (`gradient="reference"` there).
+
+    Parameters: n^2 + 2nm + n + 2n + 2np + p, with a frame counted as the dimension of its manifold.
+
+    Args:
+        input_size: m.
+        hidden_size: n, complex.
+        output_size: p.
+        parametrization: of W; any other unitary map trains with any optimizer.
+        init: first W; None for "restricted" with "stiefel", and for the map's own scheme with others. "haar" is what
+            the authors' second, Keras code draws.
+        bias_bound: modReLU's bias starts as U(-bias_bound, bias_bound); their pixel-by-pixel MNIST has 0.
+
+    Raises:
+        OptionError: the bound is negative, or the map has no such scheme.
+        UnknownNameError: no parametrization has this name.
+
+    References:
+        Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
+    """
+    if not 0 <= bias_bound < float("inf"):
+        raise OptionError(f"full_urnn needs bias_bound >= 0, got {bias_bound!r}.")
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        field="complex",
+        activation="modrelu",
+        batch_first=True,
+        trainable_h0=True,
+        init="restricted" if init is None and parametrization == "stiefel" else init,
+    )
+    bound = (3 / (2 * hidden_size)) ** 0.5
+    nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.bias_l0, -bias_bound, bias_bound)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.h0_l0, -bound, bound)  # type: ignore[arg-type]
+    output = nn.Linear(2 * hidden_size, output_size)
+    nn.init.xavier_uniform_(output.weight)
+    nn.init.zeros_(output.bias)
+    return SequenceModel(rnn, output)
