@@ -1,0 +1,268 @@
+"""What the drift experiment does to weights, what it sees, and what it writes."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from stiefelkit import errors, init
+from stiefelkit.cli import main
+from stiefelkit.experiments import frame_optimizers
+from stiefelkit.experiments.drift import measure, run
+from stiefelkit.experiments.drift.plan import Plan
+from stiefelkit.experiments.drift.run import Curve
+from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers, start
+from stiefelkit.registry import Registry
+
+OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
+METHODS = [*OURS, "cayley_adam", "pogo", *peer_optimizers.names()]
+
+
+@pytest.fixture
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
+
+
+def drawn(n, p, dtype=torch.float64):
+    return init.haar((n, p), dtype), torch.randn(n, p, dtype=dtype)
+
+
+# The length of a step
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_step_turns_the_frame_by_the_length_asked_for(method):
+    w, g = drawn(6, 6)
+    moved = start(method, w, g, 1e-3)
+    moved.step(g.clone())
+    angles = torch.linalg.eigvals(moved.frame.detach() @ w.mH).angle()
+    assert angles.abs().max().item() == pytest.approx(1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("size", [(6, 6), (9, 2), (5, 4)])
+def test_the_learning_rate_of_the_multiplicative_update_is_the_length_over_the_norm_of_b(size, dtype):
+    w, g = drawn(*size, dtype)
+    lr = start("multiplicative_cayley", w, g, 0.1).optimizer.param_groups[0]["lr"]
+    b = g @ w.mH - w @ g.mH
+    assert lr * torch.linalg.matrix_norm(b, 2).item() == pytest.approx(0.1, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["multiplicative_cayley", "geoopt_sgd_canonical"])
+def test_steps_along_one_gradient_stay_as_long_where_the_gradient_turns_with_the_frame(method):
+    w, _ = drawn(5, 5)
+    gradient = run._gradients(Plan(gradients="rotation", dtype="float64"), 5, 5, torch.Generator().manual_seed(0))
+    moved, last, turns = start(method, w, gradient(w), 0.1), w, []
+    for _ in range(4):
+        moved.step(gradient(moved.frame.detach()))
+        turns.append(moved.frame.detach() @ last.mH)
+        last = moved.frame.detach().clone()
+    assert all(torch.allclose(turn, turns[0], atol=1e-12) for turn in turns)
+    assert not torch.allclose(turns[0], torch.eye(5, dtype=w.dtype), atol=0.05)
+
+
+def test_a_frame_with_nowhere_to_go_stays():
+    w, g = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    for method in METHODS:
+        moved = start(method, w, g, 0.1)
+        moved.step(g.clone())
+        assert torch.equal(moved.frame.detach(), w), method
+
+
+def test_contenders_get_frames_of_their_own_and_leave_what_they_start_from_alone():
+    w, g = drawn(5, 3)
+    before = (w.clone(), g.clone())
+    frames = []
+    for method in METHODS:
+        moved = start(method, w, g, 0.1)
+        assert torch.equal(moved.frame.detach(), w)
+        moved.step(g.clone())
+        frames.append(moved.frame.data_ptr())
+    assert torch.equal(w, before[0])
+    assert torch.equal(g, before[1])
+    assert len(set(frames)) == len(METHODS)
+
+
+def test_plugins_move_frames_under_their_own_names(monkeypatch):
+    theirs = Registry("peer optimizer", dict(peer_optimizers._targets), "nobody.home")
+    theirs.register("theirs", peer_optimizers.get("geoopt_sgd_euclidean"))
+    theirs.register("wrong", 3)
+    monkeypatch.setattr(frame_optimizers, "peer_optimizers", theirs)
+    w, g = drawn(3, 3)
+    start("theirs", w, g, 0.1).step(g)
+    with pytest.raises(errors.PluginError, match="'wrong' needs to be a PeerOptimizer"):
+        start("wrong", w, g, 0.1)
+
+
+# What is seen
+
+
+def test_a_point_of_the_curve_is_the_largest_error_since_the_one_before(monkeypatch):
+    script = iter([1.0, 9.0, 2.0, 3.0, 8.0, 4.0, 5.0])
+    monkeypatch.setattr(run, "orthogonality_error", lambda w: torch.tensor(next(script)))
+    monkeypatch.setattr(run, "log_grid", lambda steps: [0, 2, 6])
+    curve = run.run(Plan(steps=6), "multiplicative_cayley", 3, 3)
+    assert curve.errors == [1.0, 9.0, 8.0]
+    assert curve.worst == 9.0 / curve.limit
+    assert curve.worst_until(0) == 1.0 / curve.limit
+
+
+def test_looks_come_every_so_many_steps_and_at_every_point(monkeypatch):
+    looks = []
+    monkeypatch.setattr(run, "log_grid", lambda steps: [0, 4, 10])
+    run.run(Plan(steps=10, look_every=3), "cayley", 3, 3, looks.append)
+    assert looks == [3, 4, 6, 9, 10]
+
+
+def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch):
+    looks = []
+    curve = run.run(Plan(steps=1000, dtype="complex64", step_length=0.1), "geoopt_sgd_canonical", 8, 8, looks.append)
+    assert len(looks) < 1000
+    assert len(curve.errors) == len(curve.steps)
+    assert math.isnan(curve.errors[-1])
+    assert math.isnan(curve.worst)
+    assert curve.worst_until(0) < 2
+
+
+def test_a_curve_that_is_repeated_is_the_same():
+    plan = Plan(steps=20)
+    one, other = (run.run(plan, "cayley_sgd", 6, 3) for _ in range(2))
+    assert one == other
+
+
+def test_gradients_are_as_named():
+    w = init.haar((6, 3)).float()
+
+    def source(kind):
+        return run._gradients(Plan(gradients=kind), 6, 3, torch.Generator().manual_seed(0))
+
+    random, fixed, rotation = (source(kind) for kind in ("random", "fixed", "rotation"))
+    assert not torch.equal(random(w), random(w))
+    assert torch.equal(source("random")(w), source("random")(-w))
+    first = fixed(w)
+    first.zero_()  # a peer may write into it
+    assert torch.equal(fixed(w), fixed(-w))
+    assert fixed(w).any()
+    a = torch.cat([rotation(eye) for eye in torch.eye(6).split(3, 1)], 1)
+    assert torch.equal(a, -a.mT)
+    assert torch.allclose(rotation(w), a @ w, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradients", ["random", "fixed", "rotation"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("size", [(24, 24), (40, 8)])
+def test_our_frames_keep_their_limits_and_theirs_show_what_they_do(size, dtype, gradients):
+    plan = Plan(steps=150, dtype=dtype, gradients=gradients, step_length=0.1)
+    for method, bound in (("multiplicative_cayley", 2.0), ("cayley_sgd", 2.0), ("multiplicative_cayley:fast", 30.0)):
+        # below p = 16 single draws scatter by up to one eps
+        slack = 1 / (0.3 * math.sqrt(size[1])) if size[1] < 16 else 0.0
+        assert run.run(plan, method, *size).worst <= bound + slack, method
+    if dtype == "float32":
+        assert run.run(plan, "geoopt_sgd_canonical", *size).worst > 5
+
+
+# What is measured
+
+
+def plan(**changes):
+    return Plan(**{"steps": 3, "sizes": ((4, 4), (6, 2)), **changes})
+
+
+def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason(tmp_path):
+    asked = plan(dtype="complex64")
+    outcome = measure.measure(asked, tmp_path)
+    done = [(curve.method, curve.n, curve.p) for curve in outcome.curves]
+    left_out = {(each.method, each.n, each.p): each.reason for each in outcome.skipped}
+    assert {*done, *left_out} == {(method, n, p) for method in asked.methods for n, p in asked.sizes}
+    assert set(own_optimizers()) | set(peer_optimizers.names()) < set(asked.methods)
+    assert "complex" in left_out["geoopt_sgd_euclidean", 4, 4]
+    assert "MultiplicativeCayley" in left_out["stiefel", 4, 4]
+    assert ("geoopt_sgd_canonical", 4, 4) in done
+
+
+def test_a_parametrization_of_frames_is_trained_by_an_optimizer_of_frames(tmp_path):
+    outcome = measure.measure(plan(methods=("stiefel", "cayley"), optimizer="multiplicative_cayley"), tmp_path)
+    assert len(outcome.curves) == 4
+    assert max(curve.worst for curve in outcome.curves) < 4
+
+
+def test_an_error_of_ours_is_not_hidden_and_one_of_a_peer_is_a_reason(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("a bug\nwith details")
+
+    monkeypatch.setattr(measure, "run", broken)
+    outcome = measure.measure(plan(methods=("geoopt_sgd_euclidean",)), tmp_path / "peer")
+    assert {each.reason for each in outcome.skipped} == {"a bug"}
+    with pytest.raises(RuntimeError, match="a bug"):
+        measure.measure(plan(methods=("pogo",)), tmp_path / "ours")
+
+
+def test_ctrl_c_keeps_the_curves_that_are_done_in_a_whole_file(monkeypatch, capsys):
+    count = iter(range(9))
+
+    def interrupted(plan, method, n, p, watch):
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return Curve(method, n, p, 1.0, [0, 3], [1.0, 2.0])
+
+    monkeypatch.setattr(measure, "run", interrupted)
+    assert main("drift --methods cayley,pogo,unconstrained --steps 3 --sizes 4 --out mine".split()) == 130
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    record = json.loads(Path("mine/drift.json").read_text())
+    assert [curve["method"] for curve in record["curves"]] == ["cayley", "pogo"]
+    assert record["finished"] is False
+    assert Path("mine/drift.png").read_bytes().startswith(b"\x89PNG")
+
+
+# The command
+
+
+def test_the_command_shows_and_writes_the_worst_of_each(capsys):
+    words = "drift --steps 120 --sizes 4,6x2 --gradients rotation --step-length 0.1 --look-every 7 --out mine"
+    methods = "multiplicative_cayley:fast,cayley_sgd,geoopt_adam_canonical,householder"
+    assert main([*words.split(), "--methods", methods]) == 0
+    shown = capsys.readouterr().out
+    record = json.loads(Path("mine/drift.json").read_text())
+    assert record["finished"] is True
+    assert record["plan"]["look_every"] == 7
+    assert [(c["method"], c["n"], c["p"]) for c in record["curves"]][:5] == [
+        *((method, 4, 4) for method in methods.split(",")),
+        ("multiplicative_cayley:fast", 6, 2),
+    ]
+    for curve in record["curves"]:
+        assert curve["worst"] == pytest.approx(max(curve["errors"]) / curve["limit"])
+        assert curve["method"] in shown
+        assert f"{curve['worst']:.3g}" in shown
+    assert "to 120" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--methods multiplicative_cayly", 'did you mean "multiplicative_cayley"'),
+        ("--methods multiplicative_cayley:fst", 'did you mean "fast"'),
+        ("--methods geoopt_sgd_canonical:fast", "geoopt_sgd_canonical"),
+        ("--methods geoopt_sgd", "geoopt_sgd_"),
+        ("--gradients fix", 'did you mean "fixed"'),
+        ("--step-length 0", "step_length"),
+        ("--look-every 0", "look_every"),
+        ("--threads 0", "threads"),
+        ("--sizes 4x8", "4 x 8"),
+        ("--sizes 4x", "4x"),
+        ("--sizes ,", "one size"),
+    ],
+)
+def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
+    assert main(["drift", *words.split(), "--out", "mine"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert says in err
+    assert not list(Path().iterdir())
