@@ -48,7 +48,7 @@ def test_the_first_step_turns_the_frame_by_the_length_asked_for(method):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("size", [(6, 6), (9, 2), (5, 4)])
 def test_the_learning_rate_of_the_multiplicative_update_is_the_length_over_the_norm_of_b(size, dtype):
-    w, g = drawn(*size, dtype)
+    w, g = drawn(*size, dtype=dtype)
     lr = start("multiplicative_cayley", w, g, 0.1).optimizer.param_groups[0]["lr"]
     b = g @ w.mH - w @ g.mH
     assert lr * torch.linalg.matrix_norm(b, 2).item() == pytest.approx(0.1, rel=1e-6)
