@@ -28,7 +28,7 @@ app = App(
 app.command("stiefelkit.cli.listing:show", name="list", help="Show the parametrizations, models and tasks.")
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
-app.command("stiefelkit.cli.drift:drift", name="drift", help="Measure how parametrizations keep orthogonality.")
+app.command("stiefelkit.cli.drift:drift", name="drift", help="Measure how weights keep orthogonality.")
 app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
 app.command("stiefelkit.cli.plot:plot", name="plot", help="Draw the curves of runs.")
 
