@@ -67,6 +67,18 @@ class Digits(Task):
                 schedule="cosine",
             )
         ),
+        "full_urnn": Recipe(
+            Settings(
+                hidden_size=64,
+                steps=2400,
+                batch_size=32,
+                optimizer="multiplicative_cayley",
+                lr=2e-3,
+                rates={"stiefel": 3e-4},
+                optimizer_options={"precondition": "rmsprop"},
+                schedule="cosine",
+            )
+        ),
         "lstm": Recipe(
             Settings(
                 hidden_size=96,
