@@ -68,6 +68,16 @@ class Copying(Task):
                 optimizer_options={"alpha": 0.9},
             )
         ),
+        "full_urnn": Recipe(
+            Settings(
+                hidden_size=64,
+                steps=1000,
+                batch_size=20,
+                optimizer="multiplicative_cayley",
+                lr=1e-3,
+                rates={"stiefel": 1e-3},
+            )
+        ),
         "lstm": Recipe(
             Settings(
                 hidden_size=68,
