@@ -28,6 +28,8 @@ _TOLERANCE = 16.0
 """Relative error of Y in eps, about that of the products which make Omega."""
 _SMALLEST_PROBED = 256
 """From here on asking for ||Q||_2 costs next to nothing."""
+_SMALLEST_BLOCKED = 512
+"""From here on a block of A^2 is large enough to be multiplied by itself."""
 _POWER_STEPS = 5
 """So many that one singular value among 4096 is not missed if it is 2.6 times the others."""
 _CONTRACTS = 0.25
@@ -142,20 +144,21 @@ def _of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float) -> T
 
     While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse.
     """
-    square = a @ a
-    size = scale * scale * _largest_square(a, square, norms)
+    square = _square_of_skew(a)
+    bound = _bound(a, square, norms)
+    size, c = scale**2 * bound, _coefficients(scale**2 * bound, tolerance, a.dtype)
+    if len(c) not in (1, 2) and a.shape[-1] >= _SMALLEST_PROBED:
+        size = scale**2 * _probed(square, bound)
+        c = _coefficients(size, tolerance, a.dtype)
+    if not c:
+        return _by_inverse(a * scale, size)
     first = torch.sub(a, square, alpha=scale)
-    tolerance = _permitted(tolerance, size, a.dtype)
-    if size <= tolerance:
+    if len(c) == 1:
         return first.mul_(-2 * scale)
-    (constant, linear), error = _best_polynomial(size, 1)
-    if error <= tolerance:
-        return _combination(first, -2 * scale * constant, square, -2 * scale**3 * linear)
-    (constant, linear, quadratic), error = _best_polynomial(size, 2)
-    if error <= tolerance:
-        powers = _combination(square, scale**2 * linear, square, scale**4 * quadratic)
-        return _combination(first, -2 * scale * constant, powers, -2 * scale)
-    return _by_inverse(a * scale, size)
+    if len(c) == 2:
+        return _combination(first, -2 * scale * c[0], square, -2 * scale**3 * c[1])
+    powers = _combination(square, scale**2 * c[1], square, scale**4 * c[2])
+    return _combination(first, -2 * scale * c[0], powers, -2 * scale)
 
 
 def _of_accretive(q: Tensor, tolerance: float) -> Tensor:
@@ -186,38 +189,58 @@ def _by_inverse(q: Tensor, size: float) -> Tensor:
     return torch.add(q @ doubled, q, alpha=2).neg_() if size < _CONTRACTS else doubled
 
 
-def _best_polynomial(size: float, degree: int) -> tuple[list[float], float]:
-    """Coefficients of q, degree 1 or 2, and e with |q(x) (1 - x) - 1| <= e for -size <= x <= 0, e as small as can be.
+def _coefficients(size: float, tolerance: float, dtype: torch.dtype) -> list[float]:
+    """Those of the shortest q, degree 0 to 2, with |q(x) (1 - x) - 1| as small as must be on -size <= x <= 0, or none.
 
-    The error is a Chebyshev polynomial, one degree higher, that is -1 at x = 1.
+    That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1.
     """
-    k = 2 / size if size else math.inf
-    if not 0 < k < math.inf:
-        return [1.0, 1.0, 1.0][: degree + 1], 0.0 if size == 0 else math.inf
-    if degree == 1:
-        error = 1 / (1 + 4 * k + 2 * k**2)
-        return [1 - error, 2 * k**2 * error], error
+    permitted = _permitted(tolerance, size, dtype)
+    if size <= permitted:
+        return [1.0]
+    k = 2 / size
+    error = 1 / (1 + 4 * k + 2 * k**2)
+    if error <= permitted:
+        return [1 - error, 2 * k**2 * error]
     error = 1 / (1 + 9 * k + 12 * k**2 + 4 * k**3)
-    return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error], error
+    if error <= permitted:
+        return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error]
+    return []
 
 
-def _largest_square(a: Tensor, square: Tensor, norms: list[float]) -> float:
-    """||A||_2^2 of a skew A, the largest of a batch, estimated from A^2.
+def _square_of_skew(a: Tensor) -> Tensor:
+    """A^2, which is Hermitian: of large matrices only blocks on and above the diagonal are multiplied."""
+    n = a.shape[-1]
+    if n < _SMALLEST_BLOCKED or a.is_cuda:
+        return a @ a
+    square, step = torch.empty_like(a), -(-n // 4)
+    for start in range(0, n, step):
+        here, after = slice(start, start + step), slice(start + step, n)
+        square[..., here, start:] = a[..., here, :] @ a[..., start:]
+        square[..., after, here] = square[..., here, after].mH
+    return square
 
-    Singular values s come in pairs, so ||A||_2^4 <= ||A^2||_F^2 / 2. Large matrices are asked besides, by power steps;
-    small ones are taken to have no s^2 beyond twice the mean of s^2, weighted with s^2.
+
+def _bound(a: Tensor, square: Tensor, norms: list[float]) -> float:
+    """||A||_2^2 of a skew A, the largest of a batch, or more, from ||A^2||_F; of small matrices an estimate.
+
+    Singular values s come in pairs, so ||A||_2^4 <= ||A^2||_F^2 / 2. Small matrices are taken to have no s^2 beyond
+    twice the mean of s^2, weighted with s^2.
     """
     (fourths,) = norms_of(square)
     bound = max(fourths) * 0.5**0.5
+    if square.shape[-1] >= _SMALLEST_PROBED or not 0 < bound < math.inf:
+        return bound
+    seconds = norms or norms_of(a)[0]
+    return min(bound, max(2 * f * f / (s * s) for f, s in zip(fourths, seconds, strict=True) if s))
+
+
+def _probed(square: Tensor, bound: float) -> float:
+    """About ||A||_2^2 by power steps of A^2 from a fixed vector, and 30 %."""
     if not 0 < bound < math.inf:
         return bound
-    if square.shape[-1] < _SMALLEST_PROBED:
-        seconds = norms or norms_of(a)[0]
-        return min(bound, max(2 * f * f / (s * s) for f, s in zip(fourths, seconds, strict=True) if s))
     y = before = _probe(*square.shape[:-1], square.dtype, square.device)
-    scale = 1 / bound
     for _ in range(_POWER_STEPS):
-        before, y = y, (square @ y).mul_(scale)
+        before, y = y, (square @ y).mul_(1 / bound)
     first, second = norms_of(before, y)
     return min(bound, max((1.3 * bound * b / a for a, b in zip(first, second, strict=True) if a), default=bound))
 
