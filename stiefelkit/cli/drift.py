@@ -57,7 +57,8 @@ def drift(
         optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, or the name of an installed plugin.
         lr: its learning rate.
         step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame.
-        look_every: steps from one look at the error to the next; more is faster, and a prime meets what has a period.
+        look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
+            miss a peak.
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
         out: folder for drift.json and drift.png; one that has a drift.json is refused.

@@ -39,7 +39,7 @@ class Plan:
         lr: its learning rate.
         step_length: of the first step of frames, the 2-norm of the skew A in W <- exp(-A) W, about; lr ||B||_2 of
             the multiplicative Cayley update.
-        look_every: the error is looked at after every so many steps.
+        look_every: the error is looked at after one step out of so many in a row, drawn at random.
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
     """

@@ -1,6 +1,7 @@
 """One weight under one gradient after the other."""
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -89,12 +90,16 @@ def run(plan: Plan, method: str, n: int, p: int, watch: Callable[[int], None] = 
             return float(orthogonality_error(weight()))
 
     grid, errors, seen = log_grid(plan.steps), [error()], []
+    # At regular looks, what an optimizer does every so many steps would always be seen, or never.
+    source, look = random.Random(plan.seed), 0
     for done in range(1, plan.steps + 1):
+        if done % plan.look_every == 1 % plan.look_every:
+            look = done + source.randrange(plan.look_every)
         with torch.no_grad():
             g = gradient(weight())
         step(g)
         is_due = done == grid[len(errors)]
-        if is_due or done % plan.look_every == 0:
+        if is_due or done == look:
             seen.append(error())
             watch(done)
             if not math.isfinite(seen[-1]):
