@@ -30,8 +30,8 @@ _SMALLEST_PROBED = 256
 """From here on asking for ||Q||_2 costs next to nothing."""
 _SMALLEST_BLOCKED = 512
 """From here on a block of A^2 is large enough to be multiplied by itself."""
-_POWER_STEPS = 5
-"""So many that one singular value among 4096 is not missed if it is 2.6 times the others."""
+_POWER_STEPS = 3
+"""So many that one singular value among 1000 is not missed if it is three times the others."""
 _CONTRACTS = 0.25
 """||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
 _CANCELLED = 0.1
