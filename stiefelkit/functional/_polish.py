@@ -102,18 +102,20 @@ def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
 def nearest_frame(w: Tensor) -> Tensor:
     """Returns the orthogonal polar factor of W: the frame nearest to it in the Frobenius norm.
 
-    An SVD unless W is nearly a frame already, then `polish` until the defect is that of rounding.
+    Worked out in float64 or complex128 and rounded once: an SVD unless W is nearly a frame already, then `polish` until
+    the defect is that of rounding.
 
     Args:
-        w: matrices of shape (*, n, p), n >= p, float64 or complex128, of full column rank (else the factor is not
-            unique, and one of them is returned).
+        w: matrices of shape (*, n, p), n >= p, any floating or complex dtype, of full column rank (else the factor is
+            not unique, and one of them is returned), finite.
 
     Returns:
         Frames of the same shape and dtype.
     """
-    if orthogonality_error(w).max() > 0.1:
-        u, _, vh = torch.linalg.svd(w, full_matrices=False)
-        w = u @ vh
-    while orthogonality_error(w).max() > 1e-8:
-        w = polish(w)
-    return polish(w)
+    exact = w.to(working_dtype(w.dtype))
+    if orthogonality_error(exact).max() > 0.1:
+        u, _, vh = torch.linalg.svd(exact, full_matrices=False)
+        exact = u @ vh
+    while orthogonality_error(exact).max() > 1e-8:
+        exact = polish(exact)
+    return polish(exact).to(w.dtype)

@@ -17,17 +17,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.functional._block_inverse import inverse_of_accretive
 from stiefelkit.functional._packing import minus_adjoint
 
 __all__ = ["METRICS", "Tangent", "cayley_increment", "norms_of", "riemannian_gradient"]
 
 METRICS = ("canonical", "euclidean")
+SIDES = ("left", "right")
 
 _TOLERANCE = 16.0
 """Relative error of Y in eps, about that of the products which make Omega."""
-_SMALLEST_PROBED = 256
-"""From here on asking for ||Q||_2 costs next to nothing."""
+_SMALLEST_PROBED = 96
+"""From here on one singular value may be far beyond what the mean tells."""
 _SMALLEST_BLOCKED = 512
 """From here on a block of A^2 is large enough to be multiplied by itself."""
 _POWER_STEPS = 3
@@ -87,9 +89,22 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         metric: one of `METRICS`.
         side: "left"; or "right" for the part within the span of W's columns only, P = 0.
 
+    Raises:
+        OptionError: the metric or the side is not known.
+        ShapeError: G has another shape, or W more columns than rows.
+
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
     """
+    if metric not in METRICS or side not in SIDES:
+        raise OptionError(
+            f"riemannian_gradient needs a metric in {METRICS} and a side in {SIDES}, got {metric!r}, {side!r}."
+        )
+    if w.shape != g.shape or w.dim() < 2 or w.shape[-2] < w.shape[-1]:
+        raise ShapeError(
+            f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p, got {tuple(w.shape)} and "
+            f"{tuple(g.shape)}."
+        )
     s = w.mH @ g
     rotation = minus_adjoint(s)
     if metric == "euclidean":
@@ -117,23 +132,23 @@ def cayley_increment(
         step: length t, or one for each matrix, shape (*, 1, 1).
         defect: M^H M - I of what W is the rounding of, shape (*, p, p): the increment then takes it away as well, which
             costs nothing besides.
-        tolerance: relative error that the transform may have, as far as W stays a frame; 16 eps when None.
+        tolerance: relative error that the transform of square frames may have, as far as they stay frames; 16 eps when
+            None, and for tall ones, whose p x p part costs little.
 
     Returns:
         Tensor of the shape and dtype of W.
     """
-    if tolerance is None:
-        tolerance = _TOLERANCE * torch.finfo(w.dtype).eps
+    default = _TOLERANCE * torch.finfo(w.dtype).eps
     scale, q, size = 0.5, direction.rotation, direction.rotation_norms
     if isinstance(step, Tensor):
         q, size = q * step, []
     else:
         scale *= step
     if direction.rest is None:
-        y = _of_skew(q, scale, size, tolerance)
+        y = _of_skew(q, scale, size, default if tolerance is None else tolerance)
         return w @ (y if defect is None else y.add_(defect, alpha=-0.5))
     rest = direction.rest * (0.5 * step)
-    y = _of_accretive(_plus_product(q * scale, rest.mH, rest), tolerance)
+    y = _of_accretive(_plus_product(q * scale, rest.mH, rest), default)
     if defect is not None:
         y.add_(defect, alpha=-0.5)
     return _plus_product(rest.mul(-2), w - rest, y)
@@ -145,9 +160,10 @@ def _of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float) -> T
     While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse.
     """
     square = _square_of_skew(a)
-    bound = _bound(a, square, norms)
-    size, c = scale**2 * bound, _coefficients(scale**2 * bound, tolerance, a.dtype)
-    if len(c) not in (1, 2) and a.shape[-1] >= _SMALLEST_PROBED:
+    bound, estimate = _bounds(a, square, norms)
+    size = scale**2 * estimate
+    c = _coefficients(size, tolerance, a.dtype)
+    if len(c) not in (1, 2):
         size = scale**2 * _probed(square, bound)
         c = _coefficients(size, tolerance, a.dtype)
     if not c:
@@ -220,18 +236,18 @@ def _square_of_skew(a: Tensor) -> Tensor:
     return square
 
 
-def _bound(a: Tensor, square: Tensor, norms: list[float]) -> float:
-    """||A||_2^2 of a skew A, the largest of a batch, or more, from ||A^2||_F; of small matrices an estimate.
+def _bounds(a: Tensor, square: Tensor, norms: list[float]) -> tuple[float, float]:
+    """A bound of ||A||_2^2 of a skew A, the largest of a batch, and an estimate, which is the bound for large matrices.
 
     Singular values s come in pairs, so ||A||_2^4 <= ||A^2||_F^2 / 2. Small matrices are taken to have no s^2 beyond
-    twice the mean of s^2, weighted with s^2.
+    twice the mean of s^2, weighted with s^2: of so few, none is much beyond.
     """
     (fourths,) = norms_of(square)
     bound = max(fourths) * 0.5**0.5
     if square.shape[-1] >= _SMALLEST_PROBED or not 0 < bound < math.inf:
-        return bound
+        return bound, bound
     seconds = norms or norms_of(a)[0]
-    return min(bound, max(2 * f * f / (s * s) for f, s in zip(fourths, seconds, strict=True) if s))
+    return bound, min(bound, max(2 * f * f / (s * s) for f, s in zip(fourths, seconds, strict=True) if s))
 
 
 def _probed(square: Tensor, bound: float) -> float:
@@ -255,7 +271,14 @@ def _probe(*sizes_dtype_device: object) -> Tensor:
 
 
 def norms_of(*matrices: Tensor) -> list[list[float]]:
-    """Frobenius norms: a list of numbers for each tensor, one for each matrix of its batch; reads the device once."""
+    """Frobenius norms as numbers; reads the device once.
+
+    Args:
+        *matrices: tensors of one batch shape, (*, n, p) each.
+
+    Returns:
+        For each tensor a list, one number for each matrix of its batch.
+    """
     if len(matrices) == 1 and matrices[0].dim() == 2:
         return [[torch.linalg.vector_norm(matrices[0]).item()]]
     norms = [torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1) for m in matrices]

@@ -1,5 +1,6 @@
 """Frames of one shape that are moved together, and what an optimizer keeps of each."""
 
+import math
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
@@ -24,6 +25,7 @@ class Bucket:
         self.params = params
         self.states = states
         self.is_single = len(params) == 1 and params[0].dim() == 2
+        self._staged: list[tuple[str, Tensor]] = []
 
     @property
     def moved(self) -> float:
@@ -40,22 +42,36 @@ class Bucket:
         return self.gather(self.params)
 
     def gradients(self) -> Tensor:
-        """dL/dW."""
-        return self.gather([_gradient(p) for p in self.params])
+        """dL/dW, in the dtype of W."""
+        return self.gather([_gradient(p).to(p.dtype) for p in self.params])
 
-    def gradient_norms(self) -> list[Tensor]:
-        """||G||_F of each frame, also on ranks that hold none of it."""
-        return [_whole(torch.linalg.vector_norm(_gradient(p))) for p in self.params]
+    def shares_of_overflow(self) -> list[Tensor]:
+        """A bound of each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
+        found = []
+        for p in self.params:
+            largest = _whole(torch.linalg.vector_norm(_gradient(p), ord=math.inf))
+            found.append(largest.double() * (p.numel() / torch.finfo(p.dtype).max) ** 0.5)
+        return found
 
     def local_gradients(self) -> list[Tensor]:
         """The gradients, of sharded frames this rank's part."""
         return [_local(_gradient(p)) for p in self.params]
 
-    def add_remainders(self) -> None:
-        """Gives frames that have none yet a remainder of zero."""
+    def refresh(self, with_remainder: bool) -> None:
+        """Gives frames a remainder, or takes one away that they shall not have or that is of another dtype."""
         for p, state in zip(self.params, self.states, strict=True):
-            if "lo" not in state:
+            lo = state.get("lo")
+            if lo is not None and (lo.dtype != p.dtype or lo.shape != p.shape or not with_remainder):
+                del state["lo"]
+                state.pop("moved", None)
+            if with_remainder and "lo" not in state:
                 state["lo"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+    def forget(self) -> None:
+        """Drops the remainders, which belong to other values of the frames, and has the next step polish."""
+        for state in self.states:
+            state.pop("lo", None)
+            state.pop("moved", None)
 
     def remainders(self) -> Tensor | None:
         """What the frames would have beyond W in a wider dtype, or None."""
@@ -66,16 +82,24 @@ class Bucket:
     def add(self, increment: Tensor) -> None:
         """W + lo += increment, where W is what rounds to the dtype."""
         parts = self.scatter(increment)
-        if any("lo" not in state for state in self.states):
-            for p, part in zip(self.params, parts, strict=True):
-                _local(p).add_(part)
-            return
         for p, state, part in zip(self.params, self.states, parts, strict=True):
-            w, lo = _local(p), _local(state["lo"])
+            w = _local(p)
+            if "lo" not in state:
+                w.add_(part)
+                continue
+            lo = _local(state["lo"])
             # The rounding of W + lo comes out exactly, but where lo is larger than W, and then relative to lo.
             total = w + lo.add_(part)
             lo.add_(w - total)
             w.copy_(total)
+
+    def assign(self, exact: Tensor) -> None:
+        """Sets W + lo to frames in float64 or complex128."""
+        for p, state, part in zip(self.params, self.states, self.scatter(exact), strict=True):
+            w = _local(p)
+            w.copy_(part)
+            if "lo" in state:
+                _local(state["lo"]).copy_(part - w)
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         """One tensor out of one for each frame."""
@@ -96,16 +120,24 @@ class Bucket:
         return [_local(_like(part.reshape(param.shape), param)) for part, param in zip(parts, self.params, strict=True)]
 
     def state(self, key: str) -> Tensor:
-        """A state of every frame, of the frame's shape; zero at first."""
+        """A state of every frame, of the frame's shape; zero at first, and cast if the frame was."""
         for p, state in zip(self.params, self.states, strict=True):
             if key not in state:
                 state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            elif state[key].dtype != p.dtype:
+                state[key] = state[key].to(p.dtype)
         return self.gather([state[key] for state in self.states])
 
-    def set_state(self, key: str, value: Tensor) -> None:
-        """Writes what `state` reads."""
-        for state, part in zip(self.states, self.scatter(value), strict=True):
-            _local(state[key]).copy_(part)
+    def stage(self, key: str, value: Tensor) -> None:
+        """Keeps what `state` shall read from `commit` on."""
+        self._staged.append((key, value))
+
+    def commit(self) -> None:
+        """Writes what was staged."""
+        for key, value in self._staged:
+            for state, part in zip(self.states, self.scatter(value), strict=True):
+                _local(state[key]).copy_(part)
+        self._staged.clear()
 
 
 def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, Any]]) -> list[Bucket]:

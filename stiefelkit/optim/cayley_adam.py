@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import cayley_increment, norms_of, riemannian_gradient
+from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.checks import check_bound, check_moments
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.steps import TINY, bounded_steps, check_bound, check_moments, second_moments
+from stiefelkit.optim.steps import bounded_steps, inverse, second_moments
 
 __all__ = ["CayleyAdam"]
 
@@ -33,7 +34,8 @@ class CayleyAdam(FrameOptimizer):
         weight_decay: of the groups without a manifold.
         amsgrad: of the groups without a manifold.
         q: bounds the step of a frame, a ||A||_F / r <= 2 q; infinity for no bound.
-        tolerance: relative error that the Cayley transform may have, as far as W stays a frame; 16 eps when None.
+        tolerance: relative error that the Cayley transform of a square frame may have, as far as it stays a frame;
+            16 eps when None, and for tall frames, whose p x p part costs little.
         precision: "exact" or "fast", see `FrameOptimizer`.
         foreach: of the groups without a manifold.
         maximize: ascend instead.
@@ -87,22 +89,17 @@ class CayleyAdam(FrameOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        check_moments("CayleyAdam", group)
-        check_bound("CayleyAdam", group)
+        check_moments(type(self).__name__, group)
+        check_bound(type(self).__name__, group)
 
-    def _increment(
-        self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
         metric = group["manifold"].partition(":")[2]
         first, second = group["betas"]
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first)
         direction = riemannian_gradient(w, moment, metric)
-        self._check_direction(direction, bucket)
-        bucket.set_state("exp_avg", direction.covector(w, metric))
-        counts, squares = second_moments(bucket, norms_of(g)[0], second)
+        bucket.stage("exp_avg", direction.covector(w, metric))
         scales = [
-            1 / max((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5, TINY)
-            for k, v in zip(counts, squares, strict=True)
+            inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5)
+            for k, v in second_moments(bucket, norms_of(g)[0], second)
         ]
-        steps, length = bounded_steps(w, direction, scales, group)
-        return cayley_increment(w, direction, steps, defect=defect, tolerance=group["tolerance"]), length
+        return direction, bounded_steps(direction, scales, float(group["lr"]), group["q"])

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
-from stiefelkit.functional import cayley_increment, riemannian_gradient
+from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.checks import check_bound, check_number
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.steps import bounded_steps, check_bound
+from stiefelkit.optim.steps import bounded_steps
 
 __all__ = ["CayleySGD"]
 
@@ -34,7 +34,8 @@ class CayleySGD(FrameOptimizer):
         weight_decay: of the groups without a manifold.
         nesterov: of the groups without a manifold.
         q: bounds the step of a frame, a ||A||_F <= 2 q; infinity for no bound.
-        tolerance: relative error that the Cayley transform may have, as far as W stays a frame; 16 eps when None.
+        tolerance: relative error that the Cayley transform of a square frame may have, as far as it stays a frame;
+            16 eps when None, and for tall frames, whose p x p part costs little.
         precision: "exact" or "fast", see `FrameOptimizer`.
         foreach: of the groups without a manifold.
         maximize: ascend instead.
@@ -88,19 +89,15 @@ class CayleySGD(FrameOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if not group["momentum"] >= 0:
-            raise OptionError(f"CayleySGD needs momentum >= 0, got {group['momentum']!r}.")
-        check_bound("CayleySGD", group)
+        check_number(type(self).__name__, group, "momentum")
+        check_bound(type(self).__name__, group)
 
-    def _increment(
-        self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
         metric = group["manifold"].partition(":")[2]
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         direction = riemannian_gradient(w, g, metric)
-        self._check_direction(direction, bucket)
         if group["momentum"]:
-            bucket.set_state("momentum_buffer", direction.covector(w, metric))
-        steps, length = bounded_steps(w, direction, [1.0] * len(direction.rotation_norms), group)
-        return cayley_increment(w, direction, steps, defect=defect, tolerance=group["tolerance"]), length
+            bucket.stage("momentum_buffer", direction.covector(w, metric))
+        scales = [1.0] * len(direction.rotation_norms)
+        return direction, bounded_steps(direction, scales, float(group["lr"]), group["q"])

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError, OptionError
-from stiefelkit.functional import norms_of, riemannian_gradient
+from stiefelkit.functional import riemannian_gradient
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
+from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.bucket import buckets
 
 __all__ = ["clip_grad_norm_"]
@@ -48,20 +49,19 @@ def clip_grad_norm_(
     >>> clip_grad_norm_(layer, 1.0).item() < 1e-5
     True
     """
-    if not max_norm >= 0:
+    if not isinstance(max_norm, int | float) or not max_norm >= 0:
         raise OptionError(f"clip_grad_norm_ needs max_norm >= 0, got {max_norm!r}.")
     plain, by_manifold = _sorted(parameters)
-    squares = [torch.linalg.vector_norm(_gradient(p)).double().square().cpu() for p in plain]
+    squares = [torch.linalg.vector_norm(_gradient(p), dtype=working_dtype(p.dtype)).square().cpu() for p in plain]
     for manifold, members in by_manifold.items():
         for bucket in buckets(members, {p: {} for p in members}):
             metric = manifold.partition(":")[2]
             with FullPrecision(bucket.params[0].device):
                 w, g = bucket.frames(), bucket.gradients()
-                if torch.isfinite(g).all():
-                    norms = riemannian_gradient(w, g, metric).norms(metric)
-                else:
-                    norms = norms_of(g)[0]
-            squares.append(torch.tensor(sum(norm * norm for norm in norms), dtype=torch.float64))
+                largest = g.abs().amax().item()
+                # In units of the largest entry, since squares may overflow.
+                norms = riemannian_gradient(w, g / largest, metric).norms(metric) if 0 < largest < math.inf else [1.0]
+            squares.append(torch.tensor(largest**2 * sum(norm * norm for norm in norms), dtype=torch.float64))
     total = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")

@@ -8,24 +8,28 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
-from stiefelkit.functional import Tangent, norms_of
+from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError
+from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.functional._product import FullPrecision
-from stiefelkit.guard import MANIFOLDS, frames
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.guard import frames
+from stiefelkit.metrics import defect as defect_of
+from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
-from stiefelkit.param import FRAME_TOLERANCE
+from stiefelkit.optim.checks import check_common, check_members, check_rate, check_spelling, check_torch_settings
+from stiefelkit.optim.steps import as_factor
 
 __all__ = ["FrameOptimizer"]
 
 PRECISIONS = ("exact", "fast")
-_CADENCE, _FAST_CADENCE = 0.15, 1.0
+_CADENCE, _FAST_CADENCE = 0.1, 1.0
 """Length of the increments since the last polish, over sqrt(p), that brings the next one."""
-_URGENT = 4 / 3
+_URGENT = 1.4
 """Share of that from which the polish does not wait for the next increment."""
 _ROUNDS, _FAST_ROUNDS = 8, 16
 """Steps after which it comes at the latest, if there is no remainder."""
+_LONGEST = 2.0
+"""Length of an increment over sqrt(p) from which it is worked out in float64."""
 _LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 
@@ -35,7 +39,7 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.15 sqrt(p) and is taken
+    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.1 sqrt(p) and is taken
     away with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder,
     does this at 1.0 sqrt(p), after 16 steps at most, and stays within 30 limits. float64 and complex128 frames have no
     remainder; "exact" polishes them every 8 steps at least, which keeps them within 20 limits.
@@ -57,13 +61,14 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], own: dict[str, Any]):
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, "precision": "exact", **own}  # type: ignore[call-arg]
+        self._versions = {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
 
         Raises:
-            OptionError: a setting is out of range.
+            OptionError: a setting is out of range, or nearly spelled like another.
             ShapeError: a parameter of a manifold is no tall or square matrix.
             NotAFrameError: a parameter of a manifold is no frame.
             OptimizerError: a group without a manifold holds a frame of some module, or one with gradient="reference" a
@@ -73,22 +78,41 @@ class FrameOptimizer(torch.optim.Optimizer):
             param_group = {**param_group, "params": list(param_group["params"])}
         if isinstance(param_group, dict):
             full = {**self.defaults, **param_group}
+            check_spelling(type(self).__name__, set(param_group), [*self.defaults, "params", "name", "param_names"])
             self._check_group(full)
             given = full["params"] if isinstance(full["params"], list) else [full["params"]]
             members = [p[1] if isinstance(p, tuple) else p for p in given]
-            self._check_members(full, members)
+            check_members(type(self).__name__, full["manifold"], members)
             self._check_readers(full, members)
         super().add_param_group(param_group)
         self._ask_readers(self.param_groups[-1])
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave, after its groups were checked.
+
+        Raises:
+            CheckpointError: a group names another manifold, or none, as that of another kind of optimizer.
+            OptionError: a setting is out of range.
+        """
+        given = state_dict.get("param_groups", ())
+        for i, (own, theirs) in enumerate(zip(self.param_groups, given, strict=False)):
+            if theirs.get("manifold") != own["manifold"]:
+                raise CheckpointError(
+                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {own['manifold']!r}, "
+                    f"got {theirs.get('manifold')!r}."
+                )
+            self._check_group({**own, **theirs})
+        super().load_state_dict(state_dict)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also what loads a state dict, whose groups may come from a plain optimizer."""
+        """Also what copies, and what loads a state dict."""
         super().__setstate__(state)
+        self._versions: dict[int, int] = {}
         known = frames()
         for group in self.param_groups:
-            for key, value in {**self.defaults, "manifold": None, "precision": "exact"}.items():
+            for key, value in self.defaults.items():
                 group.setdefault(key, value)
-            self._check_members(group, group["params"])
+            check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
             self._check_readers(group, [p for p in group["params"] if id(p) in known])
             self._ask_readers(group)
@@ -104,7 +128,9 @@ class FrameOptimizer(torch.optim.Optimizer):
             What the closure returns.
 
         Raises:
-            NonFiniteError: the gradient of a frame holds NaN or infinity; nothing has been changed.
+            OptionError: a learning rate is negative or not finite.
+            NonFiniteError: the gradient of a frame holds NaN or infinity, or its norm overflows; nothing is changed. Or
+                the step is so long that nothing finite comes of it; then that frame is not changed.
             NotAFrameError: a frame was changed from outside and is none any more.
         """
         loss = None
@@ -112,8 +138,10 @@ class FrameOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         found = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
+        for group in self.param_groups:
+            check_rate(type(self).__name__, group["lr"])
         if len(found) > 1:  # a single one is checked on the way
-            self._check_gradients(found)
+            self._check_gradients([bucket for _, bucket in found])
         for group, bucket in found:
             with FullPrecision(bucket.params[0].device):
                 self._move(group, bucket)
@@ -121,69 +149,36 @@ class FrameOptimizer(torch.optim.Optimizer):
         return loss
 
     @abstractmethod
-    def _increment(
-        self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, defect: Tensor | None
-    ) -> tuple[Tensor, float]:
-        """What is added to W, and its length, the largest of the batch.
+    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """Where frames go: a tangent vector, and how far against it each matrix of the batch; stages what it keeps.
 
         Args:
             group: the settings.
             bucket: where the state is.
             w: frames, shape (*, n, p).
             g: gradients, of the objective that is minimised.
-            defect: to be taken away as well, if given.
         """
 
-    def _check_direction(self, direction: Tangent, bucket: Bucket) -> None:
-        """Raises NonFiniteError unless a direction is finite; to be called before any state is written."""
-        if not math.isfinite(sum(direction.rotation_norms) + sum(direction.rest_norms)):
-            raise NonFiniteError(self._where([bucket]))
+    def _increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """What is added to W, and its length, the largest of the batch.
+
+        Args:
+            group: the settings.
+            w: frames, shape (*, n, p).
+            direction: as `_direction` gives it.
+            steps: as `_direction` gives them.
+            defect: to be taken away as well, if given.
+        """
+        increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
+        return increment, _length(direction, steps)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises OptionError unless the settings are in range."""
-        name = type(self).__name__
-        if not float(group["lr"]) >= 0:
-            raise OptionError(f"{name} needs lr >= 0, got {group['lr']!r}.")
+        check_common(type(self).__name__, group, PRECISIONS)
         if group["manifold"] is None:
-            return
-        if group["manifold"] not in MANIFOLDS:
-            raise OptionError(
-                f"{name} knows no manifold {group['manifold']!r}{did_you_mean(group['manifold'], MANIFOLDS)}"
-            )
-        if group["precision"] not in PRECISIONS:
-            raise OptionError(f"{name} needs precision in {PRECISIONS}, got {group['precision']!r}.")
-        if group["weight_decay"]:
-            raise OptionError(
-                f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
-                "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
-            )
-
-    def _check_members(self, group: dict[str, Any], params: list[Any]) -> None:
-        """Raises unless the frames of a group are frames, and a group without a manifold holds none."""
-        name = type(self).__name__
-        if group.get("manifold") is None:
-            known = frames()
-            for p in params:
-                if id(p) in known:
-                    raise OptimizerError(
-                        f"{name} needs groups that name the manifold of frames, got {known[id(p)].carrier.weight} in "
-                        "one without; give it sk.optim.parameter_groups(model, lr=...)."
-                    )
-            return
-        for p in params:
-            if not isinstance(p, Tensor) or p.is_meta or hasattr(p, "full_tensor"):
-                continue
-            if p.dim() < 2 or p.shape[-2] < p.shape[-1] or p.numel() == 0:
-                raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}.")
-            if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-                raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
-            permitted = FRAME_TOLERANCE * rounding_limit(p.shape[-1], p.dtype)
-            error = orthogonality_error(p).max().item()
-            if not error <= permitted:
-                raise NotAFrameError(
-                    f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
-                    "sk.functional.nearest_frame gives the nearest."
-                )
+            check_torch_settings(type(self).__name__, self.plain, group)
 
     def _check_readers(self, group: dict[str, Any], params: list[Any]) -> None:
         """Raises unless what reads the frames can give the gradient that the group asks for."""
@@ -212,54 +207,105 @@ class FrameOptimizer(torch.optim.Optimizer):
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
 
-    def _check_gradients(self, found: list[tuple[dict[str, Any], Bucket]]) -> None:
-        for device in {bucket.params[0].device for _, bucket in found}:
-            here = [(g, b) for g, b in found if b.params[0].device == device]
-            norms = [norm for _, bucket in here for norm in bucket.gradient_norms()]
-            total = norms[0] if len(norms) == 1 else torch.stack(norms).sum()
-            if not math.isfinite(total.item()):
-                raise NonFiniteError(self._where([bucket for _, bucket in here]))
+    def _check_gradients(self, found: list[Bucket]) -> None:
+        for device in {bucket.params[0].device for bucket in found}:
+            here = [bucket for bucket in found if bucket.params[0].device == device]
+            shares = torch.stack([share for bucket in here for share in bucket.shares_of_overflow()])
+            if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
+                raise NonFiniteError(self._where(here))
 
     def _where(self, found: list[Bucket]) -> str:
-        known, name = frames(), type(self).__name__
-        bad = [
-            known[id(p)].carrier.weight if id(p) in known else f"a frame of shape {tuple(p.shape)}"
-            for bucket in found
-            for p, grad in zip(bucket.params, bucket.local_gradients(), strict=True)
-            if not torch.isfinite(grad).all()
-        ]
-        where = ", ".join(bad) or "a frame on another rank"
-        return f"{name} needs finite gradients, got NaN or infinity in that of {where}; no parameter was changed."
+        known = frames()
+        bad, overflows, sharded = [], [], False
+        for bucket in found:
+            for p, grad, share in zip(
+                bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True
+            ):
+                name = known[id(p)].carrier.weight if id(p) in known else f"a frame of shape {tuple(p.shape)}"
+                sharded = sharded or hasattr(p, "full_tensor")
+                if not torch.isfinite(grad).all():
+                    bad.append(name)
+                elif not share < 1:
+                    overflows.append(name)
+        start = f"{type(self).__name__} needs finite gradients, got"
+        if bad or (sharded and not overflows):
+            where = ", ".join(bad) or "a frame on another rank"
+            return f"{start} NaN or infinity in that of {where}; nothing was changed."
+        return (
+            f"{start} one so large that its norm or its mean square overflows, of {', '.join(overflows) or 'a frame'}; "
+            "nothing was changed."
+        )
 
     def _move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        name = type(self).__name__
         w, g = bucket.frames(), bucket.gradients()
         if group["maximize"]:
             g = -g
         exact = group["precision"] == "exact"
         with_remainder = exact and w.dtype != working_dtype(w.dtype)
-        if with_remainder:
-            bucket.add_remainders()
+        if self._were_changed(bucket):
+            bucket.forget()
+        bucket.refresh(with_remainder)
+        try:
+            direction, steps = self._direction(group, bucket, w, g)
+            finite = math.isfinite(sum(direction.rotation_norms) + sum(direction.rest_norms) + sum(steps))
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise NonFiniteError(self._where([bucket]))
         if float(group["lr"]) == 0:
             # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
-            self._increment(group, bucket, w, g, None)
+            bucket.commit()
             bucket.moved = bucket.moved
             return
         root = math.sqrt(w.shape[-1])
+        if _length(direction, steps) > _LONGEST * root:
+            self._leap(bucket, w, direction, steps)
+            self._remember(bucket)
+            return
         cadence, rounds = (_CADENCE, _ROUNDS) if exact else (_FAST_CADENCE, _FAST_ROUNDS)
         defect, moved = None, bucket.moved
         if moved >= cadence * root:
             defect, norm = self._defect(bucket, w)
             if not norm <= _LOST * root:
                 raise NotAFrameError(
-                    f"{type(self).__name__} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed "
-                    "from outside; assign a frame with sk.assign_."
+                    f"{name} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
+                    "assign a frame with sk.assign_."
                 )
             moved = self._left(bucket, norm)
-        increment, length = self._increment(group, bucket, w, g, defect)
+        increment, length = self._increment(group, w, direction, steps, defect)
+        bucket.commit()
         bucket.add(increment)
         # Without a remainder W is rounded at every step, however small.
         bucket.moved = moved + max(length, 0.0 if with_remainder else cadence * root / rounds)
         self._settle(group, bucket, length)
+        self._remember(bucket)
+
+    def _leap(self, bucket: Bucket, w: Tensor, direction: Tangent, steps: list[float]) -> None:
+        """A step so long that it is no small increment: in float64, to the nearest frame."""
+        wide, lo = working_dtype(w.dtype), bucket.remainders()
+        exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
+        rest = None if direction.rest is None else direction.rest.to(wide)
+        if rest is not None:
+            rest = rest - exact @ (exact.mH @ rest)
+        tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
+        moved = exact + cayley_increment(exact, tangent, as_factor(steps, exact))
+        if not torch.isfinite(moved).all():
+            raise NonFiniteError(
+                f"{type(self).__name__} needs shorter steps, got one of length {_length(direction, steps):.2g}, of "
+                "which nothing finite comes; lower the learning rate. The frame was not changed."
+            )
+        bucket.commit()
+        bucket.assign(nearest_frame(moved))
+        bucket.moved = 0.0
+
+    def _were_changed(self, bucket: Bucket) -> bool:
+        """Whether a frame was written to by somebody else since the last step, as far as is known."""
+        return any(self._versions.get(id(p), p._version) != p._version for p in bucket.params)
+
+    def _remember(self, bucket: Bucket) -> None:
+        # FSDP2 writes to the tensors of sharded parameters without changing their values.
+        self._versions.update({id(p): p._version for p in bucket.params if not hasattr(p, "full_tensor")})
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """What is to be done after an increment of some length: what cannot wait for the next is polished at once."""
@@ -267,16 +313,16 @@ class FrameOptimizer(torch.optim.Optimizer):
         if bucket.moved > _URGENT * cadence * math.sqrt(bucket.params[0].shape[-1]):
             self._polish(bucket)
 
-    def _polish(self, bucket: Bucket) -> float:
-        """Takes W^H W - I away, and returns how large it was."""
+    def _polish(self, bucket: Bucket, coarse: bool = False) -> float:
+        """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
         w = bucket.frames()
-        defect, norm = self._defect(bucket, w)
+        defect, norm = self._defect(bucket, w, coarse)
         bucket.add((w @ defect).mul_(-0.5))
         bucket.moved = self._left(bucket, norm)
         return norm
 
-    def _defect(self, bucket: Bucket, w: Tensor) -> tuple[Tensor, float]:
-        defect = rounded_defect(w, bucket.remainders())
+    def _defect(self, bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
+        defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
         return defect, max(norms_of(defect)[0])
 
     def _left(self, bucket: Bucket, norm: float) -> float:
@@ -294,3 +340,8 @@ class FrameOptimizer(torch.optim.Optimizer):
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
         inner.step()
+
+
+def _length(direction: Tangent, steps: list[float]) -> float:
+    """Frobenius norm of the longest of the increments, to first order."""
+    return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))

@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
-from stiefelkit.functional import Tangent, cayley_increment, riemannian_gradient
+from stiefelkit.functional import Tangent, riemannian_gradient
+from stiefelkit.functional._stiefel_step import SIDES
 from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.checks import check_choice, check_number
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
 __all__ = ["MultiplicativeCayley"]
 
 PRECONDITIONS = (None, "rmsprop")
-SIDES = ("left", "right")
+GRADIENTS = ("exact", "reference")
 
 
 class MultiplicativeCayley(FrameOptimizer):
@@ -97,38 +98,37 @@ class MultiplicativeCayley(FrameOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if not 0 <= group["alpha"] < 1:
-            raise OptionError(f"MultiplicativeCayley needs alpha in [0, 1), got {group['alpha']!r}.")
-        for key in ("eps", "momentum", "weight_decay"):
-            if not group[key] >= 0:
-                raise OptionError(f"MultiplicativeCayley needs {key} >= 0, got {group[key]!r}.")
-        for key, known in (("precondition", PRECONDITIONS), ("side", SIDES), ("gradient", ("exact", "reference"))):
-            if group[key] not in known:
-                raise OptionError(f"MultiplicativeCayley needs {key} in {known}, got {group[key]!r}.")
+        name = type(self).__name__
+        check_number(name, group, "alpha", below=1.0)
+        check_number(name, group, "eps")
+        check_number(name, group, "momentum")
+        check_choice(name, group, "precondition", PRECONDITIONS)
+        check_choice(name, group, "side", SIDES)
+        check_choice(name, group, "gradient", GRADIENTS)
 
-    def _increment(
-        self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
         metric = group["manifold"].partition(":")[2]
-        squares = None
         if group["precondition"]:
             g, squares = _preconditioned(g, bucket.state("square_avg"), group["alpha"], group["eps"])
+            bucket.stage("square_avg", squares)
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         direction = riemannian_gradient(w, g, metric, side=group["side"])
-        self._check_direction(direction, bucket)
-        if squares is not None:
-            bucket.set_state("square_avg", squares)
         if group["momentum"]:
-            bucket.set_state("momentum_buffer", direction.covector(w, metric))
-        lr = float(group["lr"])
-        return cayley_increment(w, direction, lr, defect=defect), lr * _length(direction)
+            bucket.stage("momentum_buffer", direction.covector(w, metric))
+        return direction, [float(group["lr"])] * len(direction.rotation_norms)
 
 
 def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tuple[Tensor, Tensor]:
-    """G over the root of the mean square of its entries, and the mean squares: complex numbers, too, of a complex G."""
+    """G over the root of the mean square of its entries, and the mean squares: complex numbers, too, of a complex G.
+
+    Raises:
+        OverflowError: a mean square is not finite.
+    """
     if not g.is_complex():
         squares = squares.mul(alpha).addcmul_(g, g, value=1 - alpha)
+        if not torch.isfinite(squares).all():
+            raise OverflowError
         return g / squares.sqrt().add_(eps), squares
     scaled, found = _preconditioned(_parts(g), _parts(squares), alpha, eps)
     return torch.view_as_complex(scaled), torch.view_as_complex(found)
@@ -136,7 +136,3 @@ def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tup
 
 def _parts(t: Tensor) -> Tensor:
     return torch.view_as_real(t.resolve_conj().contiguous())
-
-
-def _length(direction: Tangent) -> float:
-    return max(direction.norms("euclidean"))

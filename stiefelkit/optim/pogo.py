@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
-from stiefelkit.functional import norms_of, riemannian_gradient
+from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.checks import check_choice, check_moments
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.steps import TINY, bounded_steps, check_moments, second_moments
+from stiefelkit.optim.steps import as_factor, inverse, second_moments
 
 __all__ = ["POGO"]
 
@@ -28,11 +28,11 @@ class POGO(FrameOptimizer):
     R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment
     for each matrix. X is off the manifold by lr^2 R^H R, and the step back leaves 3/4 of the square of that.
 
-    In precision "fast" this is the published algorithm with one step back: ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4
-    after each step, which does not accumulate. In "exact" further steps back, in float64, bring the frame within 2
-    rounding limits. The moment is one of the ambient space, as published; nothing takes it along, so that long steps
-    with much of it may end in a cycle around the optimum where `CayleySGD` does not. Steps that leave
-    ||X^H X - I||_F > 1/2 are shortened. Other groups are moved by torch.optim.Adam.
+    The published algorithm takes one step back, after which ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4. Here further
+    steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact", in float64).
+    The moment is one of the ambient space, as published; nothing takes it along, so that long steps with much of it may
+    end in a cycle around the optimum where `CayleySGD` does not. Steps that leave ||X^H X - I||_F > 1/2 are shortened.
+    Other groups are moved by torch.optim.Adam.
 
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
     lr ||R||_2 is below 0.1.
@@ -96,44 +96,50 @@ class POGO(FrameOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if group["base"] not in BASES:
-            raise OptionError(f"POGO needs base in {BASES}, got {group['base']!r}.")
-        check_moments("POGO", group)
+        check_choice(type(self).__name__, group, "base", BASES)
+        check_moments(type(self).__name__, group)
 
-    def _increment(
-        self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
         metric, adam = group["manifold"].partition(":")[2], group["base"] == "adam"
         first, second = group["betas"]
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first if adam else 1.0)
         direction = riemannian_gradient(w, moment, metric)
-        self._check_direction(direction, bucket)
-        bucket.set_state("exp_avg", moment)
+        bucket.stage("exp_avg", moment)
         scales = [1.0] * len(direction.rotation_norms)
         if adam:
-            counts, squares = second_moments(bucket, norms_of(g)[0], second)
             scales = [
-                1 / max((1 - first**k) * ((v / (1 - second**k)) ** 0.5 + group["eps"]), TINY)
-                for k, v in zip(counts, squares, strict=True)
+                inverse((1 - first**k) * ((v / (1 - second**k)) ** 0.5 + group["eps"]))
+                for k, v in second_moments(bucket, norms_of(g)[0], second)
             ]
-        steps, length = bounded_steps(w, direction, scales, {**group, "q": math.inf})
-        increment = direction.vector(w) * -steps
+        longest = math.sqrt(w.shape[-1])
+        steps = [
+            s * float(group["lr"]) if s * float(group["lr"]) * norm <= longest else longest / norm
+            for s, norm in zip(scales, direction.norms("euclidean"), strict=True)
+        ]
+        return direction, steps
+
+    def _increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
+    ) -> tuple[Tensor, float]:
+        along = direction.vector(w)
+        increment = along * (-as_factor(steps, w))
         moved = w + increment
         left = defect_of(moved)
-        norm = max(norms_of(left)[0])
-        if norm > LONGEST:
-            # X^H X - I grows as the square of the step
-            shorter = (0.9 * LONGEST / norm) ** 0.5
-            increment, length = increment * shorter, length * shorter
+        norms = norms_of(left)[0]
+        if max(norms) > LONGEST:
+            # X^H X - I grows as the square of the step.
+            steps = [s * min(1.0, (0.9 * LONGEST / x) ** 0.5) if x else s for s, x in zip(steps, norms, strict=True)]
+            increment = along * (-as_factor(steps, w))
             moved = w + increment
             left = defect_of(moved)
+        length = max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
         return increment.sub_((moved @ left).mul_(0.5)), length
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        bucket.moved = 0.0  # every step has measured X^H X - I
-        if group["precision"] == "fast":
-            return
-        target = 0.3 * rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
-        left = math.inf
+        bucket.moved = 0.0  # every step measures X^H X - I
+        exact = group["precision"] == "exact"
+        limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
+        target = 0.3 * limit if exact else 3 * limit
+        left = math.inf if exact else 0.75 * length**4
         while left > target:
-            left = 0.75 * self._polish(bucket) ** 2
+            left = 0.75 * self._polish(bucket, coarse=not exact) ** 2

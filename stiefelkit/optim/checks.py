@@ -1,0 +1,146 @@
+"""What settings and members of groups must be."""
+
+import inspect
+import math
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
+from stiefelkit.guard import MANIFOLDS, frames
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.param import FRAME_TOLERANCE
+
+__all__ = [
+    "check_bound",
+    "check_choice",
+    "check_common",
+    "check_members",
+    "check_moments",
+    "check_number",
+    "check_rate",
+    "check_spelling",
+    "check_torch_settings",
+]
+
+
+def check_rate(name: str, lr: Any) -> None:
+    """Raises OptionError unless a learning rate is a finite number, not negative."""
+    if isinstance(lr, Tensor) and lr.numel() == 1:
+        lr = lr.item()
+    if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 <= lr < math.inf:
+        raise OptionError(f"{name} needs a finite lr >= 0, got {lr!r}.")
+
+
+def check_number(name: str, group: dict[str, Any], key: str, low: float = 0.0, below: float = math.inf) -> None:
+    """Raises OptionError unless a setting is a number, low <= number < below."""
+    value = group[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < below:
+        upper = "" if below == math.inf else f" and < {below:g}"
+        raise OptionError(f"{name} needs {key} >= {low:g}{upper}, got {value!r}.")
+
+
+def check_choice(name: str, group: dict[str, Any], key: str, known: Collection[Any]) -> None:
+    """Raises OptionError unless a setting is one of those known."""
+    if group[key] not in known:
+        raise OptionError(f"{name} needs {key} in {tuple(known)}, got {group[key]!r}.")
+
+
+def check_bound(name: str, group: dict[str, Any]) -> None:
+    """Raises OptionError unless the bound of the step and the tolerance are positive."""
+    q, tolerance = group["q"], group["tolerance"]
+    if not isinstance(q, int | float) or not q > 0:
+        raise OptionError(f"{name} needs q > 0, got {q!r}.")
+    if tolerance is not None and not (isinstance(tolerance, float) and 0 < tolerance < 1):
+        raise OptionError(f"{name} needs a tolerance between 0 and 1, or None, got {tolerance!r}.")
+
+
+def check_moments(name: str, group: dict[str, Any]) -> None:
+    """Raises OptionError unless the decays of two moments and what is added to the second are in range."""
+    betas = group["betas"]
+    two = isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(b, int | float) for b in betas)
+    if not (two and all(0 <= b < 1 for b in betas)):
+        raise OptionError(f"{name} needs two betas in [0, 1), got {betas!r}.")
+    check_number(name, group, "eps")
+
+
+def check_common(name: str, group: dict[str, Any], precisions: Collection[str]) -> None:
+    """Raises OptionError unless what all optimizers of frames have is in range."""
+    check_rate(name, group["lr"])
+    check_choice(name, group, "precision", precisions)
+    check_choice(name, group, "maximize", (False, True))
+    check_number(name, group, "weight_decay")
+    manifold = group["manifold"]
+    if manifold is None:
+        return
+    if manifold not in MANIFOLDS:
+        raise OptionError(f"{name} knows no manifold {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
+    if group["weight_decay"]:
+        raise OptionError(
+            f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
+            "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
+        )
+
+
+def check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+    """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
+    known = inspect.signature(plain.__init__).parameters
+    settings = {key: value for key, value in group.items() if key in known and key != "params"}
+    try:
+        plain([torch.zeros(1)], **settings)  # type: ignore[call-arg]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(
+            f"{name} needs settings that torch.optim.{plain.__name__} takes, got one that it refuses: {error}."
+        ) from error
+
+
+def check_spelling(name: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raises OptionError for a key that is nearly one of those known; others are the user's own."""
+    for key in given:
+        hint = did_you_mean(key, known)
+        if key not in known and hint.startswith("; did you mean") and len(key) > 3 and _near(key, known):
+            raise OptionError(f"{name} has no setting {key!r}{hint}")
+
+
+def _near(key: str, known: Collection[str]) -> bool:
+    import difflib
+
+    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.85))
+
+
+def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
+    """Raises unless the frames of a group are frames, and a group without a manifold holds none.
+
+    Raises:
+        OptimizerError: a group without a manifold holds a frame of some module.
+        ShapeError, OptionError, NotAFrameError: a parameter of a manifold is no frame.
+    """
+    if manifold is None:
+        known = frames()
+        for p in params:
+            if id(p) in known:
+                raise OptimizerError(
+                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].carrier.weight} in one "
+                    "without; give it sk.optim.parameter_groups(model, lr=...)."
+                )
+        return
+    if len({id(p) for p in params}) != len(params):
+        raise OptionError(f"{name} needs each frame once in a group, got one of them twice.")
+    for p in params:
+        if not isinstance(p, Tensor) or p.is_meta or hasattr(p, "full_tensor"):
+            continue
+        if p.dim() < 2 or p.shape[-2] < p.shape[-1] or p.numel() == 0:
+            raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}.")
+        if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+            raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
+        if 0 in p.stride():
+            raise OptionError(f"{name} needs frames with memory of their own, got an expanded one; .clone() it.")
+        permitted = FRAME_TOLERANCE * rounding_limit(p.shape[-1], p.dtype)
+        error = orthogonality_error(p).max().item()
+        if not error <= permitted:
+            raise NotAFrameError(
+                f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
+                "sk.functional.nearest_frame gives the nearest."
+            )
