@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from stiefelkit import guard, registry
 from stiefelkit.errors import CheckpointError, ImageError, NonFiniteError, UnfilledError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit
+from stiefelkit.metrics import orthogonality_error
 from stiefelkit.param import OrthogonalParam, coarser, frame_tolerance, keep_precision
 
 __all__ = ["CoordinateList"]
@@ -240,13 +240,11 @@ class CoordinateList(parametrize.ParametrizationList):
 
     @torch.no_grad()
     def _refine_(self, name: str, before: torch.dtype) -> None:
-        """Takes the nearest frame for one that was cast up, to whose finer dtype it is none, or is not quite one."""
+        """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
         c = self.coordinates[name]
-        if name not in self.param.manifolds or self._is_unfilled() or hasattr(c, "device_mesh"):
+        if name not in self.param.manifolds or coarser(c.dtype, before) == c.dtype:
             return
-        cast_up = coarser(c.dtype, before) != c.dtype
-        permitted = 2 * rounding_limit(c.shape[-1], c.dtype) + torch.finfo(c.dtype).eps
-        if cast_up or orthogonality_error(c).max().item() > max(permitted, permitted_error(c.shape[-1], c.dtype)):
+        if not self._is_unfilled() and not hasattr(c, "device_mesh"):
             c.copy_(nearest_frame(c.detach()))
 
     def _is_unfilled(self) -> bool:

@@ -1,0 +1,366 @@
+"""Optimizers of frames where things go wrong: huge steps, casts, foreign states, changes from outside."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors, init
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+
+NAMES = ["MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"]
+every_optimizer = pytest.mark.parametrize("name", NAMES)
+
+
+def frame(n, p, dtype=torch.float32, seed=0):
+    exact = init.haar((n, p), working_dtype(dtype), torch.Generator().manual_seed(seed))
+    return nn.Parameter(exact.to(dtype).contiguous())
+
+
+def gradient(w, seed=0, size=1.0):
+    g = torch.randn(w.shape, dtype=w.dtype, generator=torch.Generator().manual_seed(seed))
+    return size * g / g.norm()
+
+
+def make(name, *ws, metric="canonical", **options) -> Any:
+    groups = [{"params": list(ws), "manifold": f"stiefel:{metric}"}]
+    return getattr(sk.optim, name)(groups, **options)
+
+
+def excess(w):
+    """||W^H W - I||_F in limits, less the scatter of one eps."""
+    p, dtype = w.shape[-1], w.dtype
+    return (orthogonality_error(w).max().item() - torch.finfo(dtype).eps) / rounding_limit(p, dtype)
+
+
+def run(optimizer, w, gradients):
+    for g in gradients:
+        w.grad = g.clone()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("lr", [1e2, 1e3, 1e4, 1e6, 1e8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(100, 3), (65, 64), (20, 4), (63, 63), (5, 1)], ids=str)
+@every_optimizer
+def test_steps_of_any_length_end_at_a_frame(name, shape, dtype, lr):
+    w = frame(*shape, dtype)
+    optimizer = make(name, w, lr=lr, **({} if name in ("MultiplicativeCayley", "POGO") else {"q": math.inf}))
+    for seed in range(4):
+        a, b = gradient(frame(shape[0], 1, dtype), seed), gradient(frame(shape[1], 1, dtype), seed + 9)
+        run(optimizer, w, [a @ b.mH if seed % 2 else gradient(w, seed)])
+        assert excess(w) <= (20 if dtype == torch.float64 else 2)
+
+
+def test_a_long_step_is_the_cayley_transform_too():
+    w = frame(12, 4)
+    g = gradient(w)
+    exact, g64 = w.detach().double(), g.double()
+    b = g64 @ exact.mT - exact @ g64.mT
+    eye = torch.eye(12, dtype=torch.float64)
+    expected = torch.linalg.solve(eye + 500 * b, (eye - 500 * b) @ exact)
+    run(make("MultiplicativeCayley", w, lr=1e3), w, [g])
+    assert torch.dist(w, expected) < 1e-3
+
+
+@every_optimizer
+def test_a_step_of_which_nothing_finite_comes_is_an_error_and_changes_nothing(name):
+    w = frame(8, 3)
+    optimizer = make(name, w, lr=0.1)
+    run(optimizer, w, [gradient(w)])
+    before, state = w.detach().clone(), copy.deepcopy(optimizer.state_dict()["state"])
+    for size in (1e19, 3e37):
+        w.grad = gradient(w, 3, size=size)
+        if name in ("CayleySGD", "POGO") and size == 1e19:
+            continue  # bounded
+        try:
+            optimizer.step()
+        except errors.NonFiniteError as error:
+            said = str(error)
+        else:
+            said = ""
+        if said:
+            assert "another rank" not in said
+            assert torch.equal(w, before)
+            after = optimizer.state_dict()["state"]
+            assert all(torch.equal(torch.as_tensor(state[0][k]), torch.as_tensor(after[0][k])) for k in state[0])
+        else:
+            assert excess(w) <= 2
+            w.data.copy_(before)
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+@every_optimizer
+def test_a_gradient_that_overflows_moves_no_other_frame(name):
+    first, second = frame(16, 16), frame(20, 4)
+    optimizer = make(name, first, second, lr=0.1)
+    before = [w.detach().clone() for w in (first, second)]
+    first.grad, second.grad = gradient(first), gradient(second, size=1.7e19)
+    with pytest.raises(errors.NonFiniteError, match="overflows"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, (first, second), strict=True))
+
+
+@every_optimizer
+def test_moments_that_overflow_are_an_error_and_not_written(name):
+    options = {"MultiplicativeCayley": dict(precondition="rmsprop"), "POGO": dict(base="adam")}.get(name, {})
+    w = frame(16, 16)
+    optimizer = make(name, w, lr=0.1, **options)
+    for size in (5e18, 1e20, 1e22):
+        w.grad = gradient(w, size=size)
+        try:
+            optimizer.step()
+        except errors.NonFiniteError:
+            pass
+    run(optimizer, w, [gradient(w, seed) for seed in range(3)])
+    assert all(torch.isfinite(v).all() for v in optimizer.state[w].values() if isinstance(v, torch.Tensor))
+    assert excess(w) <= 2
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-20])
+@every_optimizer
+def test_gradients_near_nothing_keep_the_frame(name, size):
+    w = frame(6, 4)
+    options = {"CayleyAdam": dict(eps=0.0), "POGO": dict(base="adam", eps=0.0)}.get(name, {})
+    run(make(name, w, lr=0.1, **options), w, [gradient(w, seed, size) for seed in range(5)])
+    assert excess(w) <= 2
+
+
+@pytest.mark.parametrize("n", [64, 100, 128, 200, 255, 300])
+@pytest.mark.parametrize("length", [0.1, 0.2, 0.3, 0.4, 0.47])
+def test_a_steady_rotation_with_one_fast_plane_stays_a_frame(n, length):
+    generator = torch.Generator().manual_seed(n)
+    u, v = torch.linalg.qr(torch.randn(n, 2, generator=generator))[0].unbind(1)
+    z = torch.randn(n, n, generator=generator)
+    z = z - z.mT
+    plane = torch.outer(u, v) - torch.outer(v, u)
+    for ratio in (1.5, 3.0, 4.5):
+        a = z / torch.linalg.matrix_norm(z, 2) + ratio * plane
+        a = a / torch.linalg.matrix_norm(a, 2)
+        w = frame(n, n)
+        optimizer = make("MultiplicativeCayley", w, lr=length)
+        for _ in range(12):
+            run(optimizer, w, [w.detach() @ a / 2])
+            assert excess(w) <= 2
+
+
+@pytest.mark.parametrize("shape", [(180, 180), (300, 255), (130, 130), (64, 64)], ids=str)
+@pytest.mark.parametrize("share", [0.0999, 0.1399, 0.198, 0.5, 1.9])
+def test_lengths_just_below_each_threshold_stay_within_two_limits(shape, share):
+    w = frame(*shape)
+    optimizer = make("MultiplicativeCayley", w, lr=1.0)
+    for seed in range(10):
+        g = gradient(w, seed)
+        tangent = sk.functional.riemannian_gradient(w.detach(), g)
+        (norm,) = tangent.norms("euclidean")
+        run(optimizer, w, [g * (share * math.sqrt(shape[1]) / norm)])
+        assert excess(w) <= 2
+
+
+@every_optimizer
+def test_casts_between_steps(name):
+    net: Any = sk.orthogonal(nn.Linear(8, 8, bias=False), "weight", "stiefel")
+    optimizer = getattr(sk.optim, name)(sk.optim.parameter_groups(net, lr=1e-2))
+    for dtype, bound in ((torch.float32, 2), (torch.float64, 20), (torch.float32, 2), (torch.bfloat16, 2)):
+        net.to(dtype)
+        (w,) = sk.coordinates(net, "weight").values()
+        run(optimizer, w, [gradient(w, seed) for seed in range(3)])
+        assert excess(w) <= bound
+
+
+@pytest.mark.parametrize("pair", [(torch.float32, torch.float64), (torch.complex64, torch.complex128)], ids=str)
+@every_optimizer
+def test_states_load_into_another_dtype(name, pair):
+    nets: Any = [sk.orthogonal(nn.Linear(8, 8, bias=False, dtype=dtype), "weight", "stiefel") for dtype in pair]
+    optimizers = [getattr(sk.optim, name)(sk.optim.parameter_groups(net, lr=1e-2)) for net in nets]
+    (w,) = sk.coordinates(nets[0], "weight").values()
+    run(optimizers[0], w, [gradient(w, seed) for seed in range(3)])
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    (w,) = sk.coordinates(nets[1], "weight").values()
+    run(optimizers[1], w, [gradient(w, seed) for seed in range(3)])
+    assert excess(w) <= 20
+
+
+@every_optimizer
+def test_foreign_state_dicts_and_settings_are_refused_before_anything_changes(name):
+    w = frame(16, 16)
+    optimizer = make(name, w, lr=1e-2)
+    run(optimizer, w, [gradient(w)])
+    kept = copy.deepcopy(optimizer.state_dict())
+    ours = copy.deepcopy(kept)
+    for change in (dict(precision="excat"), dict(lr=-1.0), dict(manifold="stiefel:euclidean"), dict(manifold=None)):
+        wrong = copy.deepcopy(ours)
+        wrong["param_groups"][0] |= change
+        with pytest.raises((errors.OptionError, errors.CheckpointError)):
+            optimizer.load_state_dict(wrong)
+    with pytest.raises(errors.CheckpointError, match="manifold"):
+        optimizer.load_state_dict(torch.optim.RMSprop([w], lr=1e-2).state_dict())
+    assert optimizer.state_dict()["param_groups"] == kept["param_groups"]
+    run(optimizer, w, [gradient(w)])
+    assert excess(w) <= 2
+
+
+@every_optimizer
+def test_what_fast_optimizers_make_is_a_frame_to_everybody(name):
+    net: Any = sk.orthogonal(nn.Linear(64, 64, bias=False), "weight", "stiefel")
+    options = dict(betas=(0.0, 0.999)) if name == "POGO" else {}
+    optimizer = getattr(sk.optim, name)(sk.optim.parameter_groups(net, lr=0.2), precision="fast", **options)
+    (w,) = sk.coordinates(net, "weight").values()
+    for seed in range(20):
+        run(optimizer, w, [gradient(w, seed, size=8.0)])
+        assert excess(w) <= 30
+    copy.deepcopy(net).load_state_dict(net.state_dict())
+
+
+@every_optimizer
+def test_one_wild_frame_does_not_hold_the_others_of_its_shape_back(name):
+    def moved(gradients):
+        ws = [frame(8, 8, seed=i) for i in range(len(gradients))]
+        before = ws[0].detach().clone()
+        for w, g in zip(ws, gradients, strict=True):
+            w.grad = g.clone()
+        make(name, *ws, lr=1e-2).step()
+        assert all(excess(w) <= 2 for w in ws)
+        return ws[0].detach() - before
+
+    calm = gradient(frame(8, 8))
+    alone, beside = moved([calm]), moved([calm, gradient(frame(8, 8), 1, size=1e6)])
+    assert torch.allclose(alone, beside, atol=1e-6)
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-3, 0.5])
+@pytest.mark.parametrize("shape", [(100, 3), (3, 1), (30, 20)], ids=str)
+def test_a_loose_tolerance_leaves_tall_frames_frames(shape, tolerance):
+    w = frame(*shape)
+    run(make("CayleySGD", w, lr=0.1, tolerance=tolerance), w, [gradient(w, seed) for seed in range(20)])
+    assert excess(w) <= 2
+
+
+def test_a_frame_that_is_barely_one_is_mended_at_the_next_step():
+    net: Any = sk.orthogonal(nn.Linear(16, 16, bias=False), "weight", "stiefel")
+    optimizer = sk.optim.MultiplicativeCayley(sk.optim.parameter_groups(net, lr=1e-5))
+    (w,) = sk.coordinates(net, "weight").values()
+    run(optimizer, w, [gradient(w)])
+    state = net.state_dict()
+    key = next(key for key in state if key.endswith("original0"))
+    state[key] = state[key] * (1 + 30 * rounding_limit(16, torch.float32) / 8)
+    net.load_state_dict(state)
+    assert excess(w) > 10
+    run(optimizer, w, [gradient(w)])
+    assert excess(w) <= 2
+
+
+@pytest.mark.parametrize("change", ["assign", "reset", "load"])
+def test_a_remainder_does_not_survive_a_new_frame(change):
+    net: Any = sk.orthogonal(nn.Linear(64, 64, bias=False), "weight", "stiefel")
+    other: Any = sk.orthogonal(nn.Linear(64, 64, bias=False), "weight", "stiefel")
+    optimizer = sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=1e-6))
+    (w,) = sk.coordinates(net, "weight").values()
+    run(optimizer, w, [gradient(w)])
+    old = optimizer.state[w]["lo"].clone()
+    {
+        "assign": lambda: sk.assign_(net, "weight", other.weight.detach()),
+        "reset": lambda: sk.reset_(net, "weight"),
+        "load": lambda: net.load_state_dict(other.state_dict()),
+    }[change]()
+    new = w.detach().clone()
+    run(optimizer, w, [gradient(w)])
+    master = w.detach().double() + optimizer.state[w]["lo"].double()
+    assert orthogonality_error(master).item() < 0.1 * rounding_limit(64, torch.float32)
+    assert torch.dist(optimizer.state[w]["lo"], old) > 0.1 * old.norm()
+    assert torch.dist(w, new) < 1e-4
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+@every_optimizer
+def test_rates_that_go_wrong_later_are_noticed(name, lr):
+    w = frame(4, 4)
+    optimizer = make(name, w, lr=0.1)
+    optimizer.param_groups[0]["lr"] = lr
+    before = w.detach().clone()
+    with pytest.raises(errors.OptionError, match="finite lr"):
+        run(optimizer, w, [gradient(w)])
+    assert torch.equal(w, before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(lr=math.inf),
+        dict(lr="a"),
+        dict(lr=None),
+        dict(maximize="no"),
+        dict(weight_decay=-1.0),
+        dict(precision="exakt"),
+        dict(foreach=True, lr=-1.0),
+    ],
+    ids=str,
+)
+@every_optimizer
+def test_nonsense_is_refused_when_the_optimizer_is_made(name, options):
+    net: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
+    with pytest.raises(errors.OptionError):
+        getattr(sk.optim, name)([{"params": [net.bias]}], **options)
+
+
+def test_nonsense_of_single_optimizers_is_refused():
+    bias = [{"params": [nn.Parameter(torch.zeros(3))]}]
+    cases: Any = (
+        (sk.optim.CayleySGD, dict(nesterov=True, momentum=0.0)),
+        (sk.optim.CayleySGD, dict(momentum=None)),
+        (sk.optim.CayleyAdam, dict(betas=0.9)),
+        (sk.optim.CayleyAdam, dict(betas=("a", "b"))),
+        (sk.optim.CayleyAdam, dict(eps="x")),
+        (sk.optim.POGO, dict(betas=(0.9, 2.0))),
+    )
+    for make_it, options in cases:
+        with pytest.raises(errors.OptionError):
+            make_it(bias, **options)
+    w = frame(4, 4)
+    for wrong, error in (
+        (dict(params=[w, w]), errors.OptionError),
+        (dict(params=[w], precisionn="fast"), errors.OptionError),
+        (dict(params=[nn.Parameter(frame(4, 4).detach().expand(2, 4, 4))]), errors.OptionError),
+    ):
+        with pytest.raises(error):
+            sk.optim.CayleySGD([{"manifold": "stiefel:canonical", **wrong}], lr=0.1)
+    sk.optim.CayleySGD([{"params": [w], "manifold": "stiefel:canonical", "my_own_note": 3}], lr=0.1)
+
+
+def test_clipping_of_huge_gradients_measures_them():
+    net: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
+    for p in net.parameters():
+        p.grad = torch.randn_like(p) * 1e30
+    total = sk.optim.clip_grad_norm_(net, 1.0)
+    assert math.isfinite(total)
+    assert sk.optim.clip_grad_norm_(net, 1.0).item() == pytest.approx(1.0, rel=1e-3)
+    with pytest.raises(errors.OptionError):
+        sk.optim.clip_grad_norm_(net, "a")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16, torch.float64], ids=str)
+def test_the_nearest_frame_in_every_dtype(dtype):
+    for spread in (1.0, 0.01):
+        w = torch.eye(8, 5) + spread * torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+        found = sk.functional.nearest_frame(w.to(dtype))
+        assert found.dtype == dtype
+        assert excess(found) <= (20 if dtype == torch.float64 else 2)
+
+
+def test_the_split_of_a_gradient_refuses_what_it_does_not_know():
+    w, g = frame(5, 3).detach(), torch.zeros(5, 3)
+    cases: Any = (
+        ((w, g, "foo"), errors.OptionError),
+        ((w, g.mT), errors.ShapeError),
+        ((w.mT, g.mT), errors.ShapeError),
+    )
+    for arguments, error in cases:
+        with pytest.raises(error):
+            sk.functional.riemannian_gradient(*arguments)
+    with pytest.raises(errors.OptionError):
+        sk.functional.riemannian_gradient(w, g, side="top")
