@@ -54,6 +54,16 @@ class Adding(Task):
         "scurnn": Recipe(
             Settings(hidden_size=116, steps=8000, batch_size=50, optimizer="adam", lr=1e-3, rates={"skew": 1e-3})
         ),
+        "full_urnn": Recipe(
+            Settings(
+                hidden_size=116,
+                steps=8000,
+                batch_size=50,
+                optimizer="multiplicative_cayley",
+                lr=1e-3,
+                rates={"stiefel": 1e-3},
+            )
+        ),
         "lstm": Recipe(Settings(hidden_size=60, steps=8000, batch_size=50, optimizer="adam", lr=1e-2, clip_norm=1.0)),
     }
 
