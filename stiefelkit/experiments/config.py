@@ -185,8 +185,8 @@ class Config:
         idle = [] if frames else [option for option in self.optimizer_options if option in _of_frames_alone(factory)]
         if idle:
             raise OptionError(
-                f"Optimizer {self.optimizer!r} needs a frame to act on for {', '.join(idle)}, got {self.model!r} without "
-                f"one; leave the option out, or name another --optimizer."
+                f"Optimizer {self.optimizer!r} needs a frame to act on for {', '.join(idle)}, got {self.model!r} "
+                f"without one; leave the option out, or name another --optimizer."
             )
         try:
             optimizer = factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)

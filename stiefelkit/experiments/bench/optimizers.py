@@ -50,13 +50,13 @@ class Plan(Conditions):
         step_length(WHO, self.step_length)
         known_words(WHO, "optimizer of frames", self.optimizers, [*own_optimizers(), *peer_optimizers.names()])
         known_words(WHO, "precision", self.precisions, PRECISIONS)
-        if not (self.contenders() or self.rivals()):
+        if self._own() and not self.contenders():
             raise OptionError(f"{WHO} needs an optimizer in precision exact or fast, got none.")
 
     def contenders(self) -> dict[str, str]:
         """Name in the table to method, for ours in each precision that they have."""
-        found, own = {}, own_optimizers()
-        for name in [name for name in self.optimizers if name in own] if self.optimizers else own:
+        found = {}
+        for name in self._own():
             for precision in self.precisions or PRECISIONS:
                 try:
                     check_method(f"{name}:{precision}")
@@ -64,6 +64,9 @@ class Plan(Conditions):
                     continue
                 found[f"{name} ({precision})"] = f"{name}:{precision}"
         return found
+
+    def _own(self) -> list[str]:
+        return [name for name in own_optimizers() if name in self.optimizers or not self.optimizers]
 
     def rivals(self) -> dict[str, str]:
         """The same for peers: those that are named, else all or none."""

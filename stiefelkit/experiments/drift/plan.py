@@ -90,8 +90,8 @@ class Plan:
         out_of_reach = [] if moves_frames else [name for name in self.methods or maps if _is_frame(name, self.dtype)]
         if self.methods and out_of_reach:
             raise OptimizerError(
-                f"{WHO} needs an optimizer that keeps {out_of_reach[0]!r} on its manifold, got {self.optimizer!r}; name "
-                "one with --optimizer, such as multiplicative_cayley."
+                f"{WHO} needs an optimizer that keeps {out_of_reach[0]!r} on its manifold, got {self.optimizer!r}; "
+                "name one with --optimizer, such as multiplicative_cayley."
             )
         if not self.methods:
             maps = [name for name in maps if name not in out_of_reach]
