@@ -134,6 +134,9 @@ def test_one_precision_has_nothing_to_compare_with(capsys):
         ("--precisions exakt", 'did you mean "exact"'),
         ("--step-length 0", "step_length"),
         ("--step-length nan", "step_length"),
+        ("--step-length 1e30", "step_length <= 100"),
+        ("--dtype bfloat16", "'bfloat16'; did you mean"),
+        ("--optimizers geoopt_sgd", "geoopt_sgd_"),
         ("--sizes 4x8", "4 x 8"),
         ("--json nowhere/rows.json", "nowhere"),
     ],
@@ -147,9 +150,19 @@ def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
     assert not list(Path().iterdir())
 
 
-def test_half_precision_has_no_optimizer_and_the_reason_is_told(capsys):
-    assert bench("--sizes 3 --dtype bfloat16", *QUICK) == 2
-    assert "float32 or better" in capsys.readouterr().err
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_the_longest_step_that_is_taken_ends_no_race(dtype):
+    (heat,) = heats(plan(step_length=100.0, dtype=dtype))
+    ours = {f"{name} ({precision})" for name in own_optimizers() for precision in ("exact", "fast")}
+    assert {row.contender for row in heat.rows} | set(heat.left_out) == {*ours, *peer_optimizers.names()}
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_peers_that_are_named_race_and_no_others(peers):
+    (heat,) = heats(plan(optimizers=("geoopt_sgd_canonical",), peers=peers))
+    assert [row.contender for row in heat.rows] == ["geoopt_sgd_canonical"]
+    (heat,) = heats(plan(optimizers=("pogo", "geoopt_adam_euclidean"), precisions=("fast",), peers=peers))
+    assert [row.contender for row in heat.rows] == ["pogo (fast)", "geoopt_adam_euclidean"]
 
 
 def test_precisions_that_an_optimizer_has_not_are_left_out(monkeypatch):

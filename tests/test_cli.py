@@ -16,6 +16,8 @@ import torch
 import stiefelkit
 from stiefelkit.cli import main
 from stiefelkit.experiments import checkpoint
+from stiefelkit.experiments.config import optimizers
+from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers
 from stiefelkit.experiments.session import Session
 
 torch.set_num_threads(1)
@@ -249,11 +251,46 @@ def test_drift_prints_draws_and_overwrites_nothing(capsys: pytest.CaptureFixture
     assert main("drift --steps 3 --sizes 3 --dtype complex128 --methods cayley --out complex".split()) == 0
 
 
-def test_list_names_every_parametrization_model_and_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_parametrization_optimizer_model_and_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
-    for name in [*stiefelkit.available(), "scornn", "scurnn", "lstm", "digits", "copying", "adding"]:
+    for name in [
+        *stiefelkit.available(),
+        *optimizers.names(),
+        "scornn",
+        "scurnn",
+        "lstm",
+        "digits",
+        "copying",
+        "adding",
+    ]:
         assert name in shown
+    rows = {line.split()[1]: line for line in shown.splitlines() if line.startswith("│")}
+    assert "frames, and all other parameters as RMSprop does" in rows["multiplicative_cayley"]
+    assert "all parameters but frames" in rows["adam"]
+
+
+def test_help_of_drift_says_what_methods_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drift", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in (*own_optimizers(), *peer_optimizers.names(), "multiplicative_cayley:fast", '"unconstrained"'):
+        assert name in shown
+    assert "drift.json is replaced after each method" in shown
+
+
+@pytest.mark.parametrize("option", ["gradient reference", "side right", "precondition rmsprop", "precision fast"])
+def test_options_for_frames_are_refused_where_there_are_none(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"{TRAIN} --optimizer multiplicative_cayley --optimizer-options.{option}"
+    assert f"needs a frame to act on for {option.split()[0]}, got 'scornn'" in refused(words, capsys)
+
+
+def test_the_full_capacity_urnn_learns_to_add(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--T 5 --hidden-size 16 --steps 300 --eval-every 150 --test-size 200 --out run"
+    assert main(["train", "adding", "--model", "full_urnn", *words.split()]) == 0
+    assert config("run")["rates"] == {"stiefel": 1e-3}
+    lines = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "test"]
+    assert losses[-1] < 1 / 12, losses
 
 
 @pytest.mark.parametrize("words", ["--version", "-v"])

@@ -185,8 +185,13 @@ def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason(tmp_pat
     assert {*done, *left_out} == {(method, n, p) for method in asked.methods for n, p in asked.sizes}
     assert set(own_optimizers()) | set(peer_optimizers.names()) < set(asked.methods)
     assert "complex" in left_out["geoopt_sgd_euclidean", 4, 4]
-    assert "MultiplicativeCayley" in left_out["stiefel", 4, 4]
     assert ("geoopt_sgd_canonical", 4, 4) in done
+
+
+def test_a_parametrization_of_frames_is_among_all_methods_where_the_optimizer_moves_frames():
+    free, moved = (set(plan(optimizer=name).methods) for name in ("adam", "cayley_sgd"))
+    assert moved - free == {"stiefel"}
+    assert not free - moved
 
 
 def test_a_parametrization_of_frames_is_trained_by_an_optimizer_of_frames(tmp_path):
@@ -254,7 +259,9 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
         ("--methods geoopt_sgd_canonical:fast", "geoopt_sgd_canonical"),
         ("--methods geoopt_sgd", "geoopt_sgd_"),
         ("--gradients fix", 'did you mean "fixed"'),
+        ("--methods cayley,stiefel", "'stiefel' on its manifold, got 'adam'; name one with --optimizer"),
         ("--step-length 0", "step_length"),
+        ("--step-length 1e30", "step_length <= 100"),
         ("--look-every 0", "look_every"),
         ("--threads 0", "threads"),
         ("--sizes 4x8", "4 x 8"),

@@ -8,6 +8,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.registry import Registry
 
 # name, (input, hidden, output), count: the figures that the papers print, in full.
 PAPERS = [
@@ -91,6 +92,15 @@ def test_full_urnn_starts_as_its_code_does():
     assert torch.equal(sk.models.create("full_urnn", 2, 4, 3, bias_bound=0.0).rnn.bias_l0, torch.zeros(4))  # type: ignore[union-attr]
 
 
+def test_full_urnn_draws_the_same_by_the_class_as_by_its_name():
+    nets: list[Any] = []
+    for given in ("stiefel", sk.parametrizations.StiefelPoint):
+        torch.manual_seed(0)
+        nets.append(sk.models.create("full_urnn", 2, 8, 3, parametrization=given))
+    assert {net.rnn.parametrizations.weight_hh_l0.scheme for net in nets} == {"restricted"}
+    assert torch.equal(*(net.rnn.weight_hh_l0 for net in nets))
+
+
 @pytest.mark.parametrize("name", ["cayley", "householder", "givens", "matrix_exp", "fourier", "stiefel"])
 def test_full_urnn_takes_any_unitary_map(name):
     net: Any = sk.models.create("full_urnn", 2, 8, 3, parametrization=name)
@@ -128,7 +138,9 @@ def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):
     assert text in str(caught.value)
 
 
-def test_a_model_is_registered_by_name():
+def test_a_model_is_registered_by_name(monkeypatch):
+    own = Registry("model", dict(sk.models._models._targets), "nobody.home")
+    monkeypatch.setattr(sk.models, "_models", own)
     sk.models.register("mine", "stiefelkit.models.scornn:scornn")
     net: Any = sk.models.create("mine", 1, 2, 3)
     assert net.output.weight.shape == (3, 2)

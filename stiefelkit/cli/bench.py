@@ -11,6 +11,7 @@ from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.bar import Bar
+from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import literal, whole
 from stiefelkit.errors import OptionError
@@ -140,10 +141,12 @@ def optimizers(
         batch: number of frames.
         dtype: float32, float64, complex64 or complex128.
         device: cpu or cuda.
-        optimizers: names, separated by commas; all that move frames, plugins among them, if left out.
+        optimizers: names, separated by commas, peers' among them; all of ours that move frames, plugins too, if left
+            out.
         precisions: exact, fast, or both, separated by commas.
-        step_length: of the first step.
-        peers: race geoopt's RiemannianSGD and RiemannianAdam; what takes over 20 s for a step is left out.
+        step_length: of the first step, at most 100.
+        peers: race geoopt's RiemannianSGD and RiemannianAdam, or those of them that --optimizers names; what takes over
+            20 s for a step is left out.
         repeats: samples of each contender at most.
         seconds: time for the samples of each contender; slow ones get five samples at least.
         threads: CPU threads.
@@ -200,11 +203,9 @@ def _table(plan: Conditions, heat: Heat, compares_precisions: bool) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {_three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
-    table = Table(title=title, caption=caption)
-    table.add_column("contender", no_wrap=True)
+    columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if compares_precisions else [])]
+    table = table_of(title, caption, ["contender"], columns)
     of_fast = _exact_over_fast(heat.rows)
-    for name in ("ms", "g", "ratio", "error", *(["exact/fast"] if compares_precisions else [])):
-        table.add_column(name, justify="right")
     following = [*heat.families[1:], None]
     for row, family, after in zip(heat.rows, heat.families, following, strict=True):
         ratio = "-" if row.ratio_to_best_peer is None else _three_digits(row.ratio_to_best_peer)

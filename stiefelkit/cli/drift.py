@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.bar import Bar
+from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import whole
 from stiefelkit.experiments.drift.measure import measure
@@ -35,28 +36,20 @@ def drift(
     seed: Annotated[int, Parameter(converter=whole)] = 0,
     out: Path = Path("runs/drift"),
 ) -> int:
-    """Takes weights through many optimizer steps, and measures their orthogonality on the way.
-
-    Methods are parametrizations, trained by --optimizer; "unconstrained", a weight that nothing holds; optimizers that
-    move the frame itself (multiplicative_cayley, cayley_sgd, cayley_adam, pogo), in precision exact, or fast as in
-    multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical, geoopt_adam_euclidean, ...). Optimizers of frames
-    have no momentum here, and a learning rate by which the first step has the length --step-length, so all go
-    equally far.
-
-    The table shows the largest ||W^H W - I||_F, computed in float64, of all looks up to a step, over what rounding an
-    exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so
-    Ctrl-C loses only the one at work.
+    """Measures drift, prints a table and the files; the words of its help stand in the table of commands.
 
     Args:
         steps: optimizer steps; 100000 for what adds up slowly.
-        methods: separated by commas; all, those of frames in precision exact, if left out.
+        methods: separated by commas; if left out all that --optimizer can train, and those of frames in precision
+            exact.
         sizes: n, or n x p for tall frames (1024x64), separated by commas.
         dtype: float32, float64, complex64 or complex128.
         gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
             G = A W with one random skew A.
-        optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, or the name of an installed plugin.
+        optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, one that moves frames (the method
+            "stiefel" needs such), or the name of an installed plugin.
         lr: its learning rate.
-        step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame.
+        step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
         look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
             miss a peak.
         threads: CPU threads.
@@ -96,11 +89,7 @@ def _table(plan: Plan, curves: list[Curve]) -> Table:
     shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
     title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
     caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"
-    table = Table(title=title, caption=caption)
-    for name in ("method", "size"):
-        table.add_column(name, no_wrap=True)
-    for step in shown:
-        table.add_column(f"to {step}", justify="right")
+    table = table_of(title, caption, ["method", "size"], [f"to {step}" for step in shown])
     for curve in curves:
         worst = (curve.worst_until(step) for step in shown)
         table.add_row(curve.method, f"{curve.n} x {curve.p}", *(f"{ratio:.3g}" for ratio in worst))

@@ -1,12 +1,27 @@
 """The range checks that every dataclass of options makes, worded once."""
 
 import math
+from collections.abc import Collection, Iterable
 
 import torch
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, did_you_mean
 
-__all__ = ["at_least", "at_most", "finite_positive", "non_negative", "usable_device"]
+__all__ = [
+    "at_least",
+    "at_most",
+    "finite_positive",
+    "known_words",
+    "non_negative",
+    "step_length",
+    "tall_sizes",
+    "usable_device",
+    "usable_seed",
+    "usable_threads",
+]
+
+LONGEST_STEP = 100.0
+"""Longer ones turn a frame many times round and, far beyond, overflow."""
 
 
 def at_least(who: str, name: str, value: int, least: int) -> None:
@@ -15,8 +30,8 @@ def at_least(who: str, name: str, value: int, least: int) -> None:
         raise OptionError(f"{who} needs {name} to be an integer >= {least}, got {value!r}.")
 
 
-def at_most(who: str, name: str, value: int, most: int) -> None:
-    """Raises OptionError if an integer option is above `most`."""
+def at_most(who: str, name: str, value: float, most: float) -> None:
+    """Raises OptionError if a number is above `most`."""
     if value > most:
         raise OptionError(f"{who} needs {name} <= {most}, got {value!r}.")
 
@@ -31,6 +46,40 @@ def non_negative(who: str, name: str, value: float) -> None:
     """Raises OptionError unless a number is finite and at least zero."""
     if not (math.isfinite(value) and value >= 0):
         raise OptionError(f"{who} needs a finite {name} >= 0, got {value!r}.")
+
+
+def step_length(who: str, value: float) -> None:
+    """Raises OptionError unless a step of this length can be made."""
+    finite_positive(who, "step_length", value)
+    at_most(who, "step_length", value, LONGEST_STEP)
+
+
+def usable_seed(who: str, value: int) -> None:
+    """Raises OptionError unless torch takes the seed."""
+    at_least(who, "seed", value, 0)
+    at_most(who, "seed", value, 2**63 - 1)
+
+
+def usable_threads(who: str, value: int) -> None:
+    """Raises OptionError unless so many threads can be asked for."""
+    at_least(who, "threads", value, 1)
+    at_most(who, "threads", value, 1024)
+
+
+def tall_sizes(who: str, sizes: Collection[tuple[int, int]]) -> None:
+    """Raises OptionError unless there is a size, and all are those of frames."""
+    if not sizes:
+        raise OptionError(f"{who} needs one size or more, got none.")
+    for n, p in sizes:
+        if not n >= p >= 1:
+            raise OptionError(f"{who} needs sizes n x p with n >= p >= 1, got {n} x {p}.")
+
+
+def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str]) -> None:
+    """Raises OptionError for the first word that is not known."""
+    for word in words:
+        if word not in known:
+            raise OptionError(f"{who} has no {kind} {word!r}{did_you_mean(word, known)}")
 
 
 def usable_device(who: str, name: str) -> None:

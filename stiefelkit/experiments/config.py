@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.experiments.checks import at_least, at_most, finite_positive, non_negative, usable_device
+from stiefelkit.experiments.checks import (
+    at_least,
+    finite_positive,
+    non_negative,
+    usable_device,
+    usable_seed,
+    usable_threads,
+)
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
 from stiefelkit.registry import Registry
@@ -75,11 +82,10 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every", "threads"):
+        for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"):
             at_least(WHO, name, getattr(self, name), 1)
-        at_least(WHO, "seed", self.seed, 0)
-        at_most(WHO, "seed", self.seed, 2**63 - 1)
-        at_most(WHO, "threads", self.threads, 1024)
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
         finite_positive(WHO, "lr", self.lr)
         non_negative(WHO, "clip_norm", self.clip_norm)
         for coordinate, rate in self.rates.items():
@@ -164,7 +170,7 @@ class Config:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
 
         Raises:
-            OptionError: the optimizer has no such option, or refuses it.
+            OptionError: the optimizer has no such option, or refuses it, or it is one for frames and there is none.
             OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
         """
         from stiefelkit.host import manifolds
@@ -175,19 +181,31 @@ class Config:
         for option in self.optimizer_options:
             if option not in known:
                 raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
+        frames = list(manifolds(model))
+        idle = [] if frames else [option for option in self.optimizer_options if option in _of_frames_alone(factory)]
+        if idle:
+            raise OptionError(
+                f"Optimizer {self.optimizer!r} needs a frame to act on for {', '.join(idle)}, got {self.model!r} "
+                f"without one; leave the option out, or name another --optimizer."
+            )
         try:
             optimizer = factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
         except (TypeError, ValueError) as error:
             if isinstance(error, StiefelkitError):
                 raise
             raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
-        frames = list(manifolds(model))
         if frames and not getattr(optimizer, "moves_frames", False):
             raise OptimizerError(
                 f"{WHO} {self.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
                 f"{self.optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
             )
         return optimizer
+
+
+def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:
+    """Options of an optimizer of frames that the one which moves the other parameters does not have."""
+    plain = getattr(factory, "plain", None)
+    return set() if plain is None else {*inspect.signature(factory).parameters} - {*inspect.signature(plain).parameters}
 
 
 def _check_model(name: str) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.config import optimizers
 from stiefelkit.metrics import working_dtype
+from stiefelkit.optim.frame_optimizer import PRECISIONS
 from stiefelkit.registry import Registry
 
-__all__ = ["PRECISIONS", "MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
+__all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
 
-PRECISIONS = ("exact", "fast")
 MANIFOLD = "stiefel:canonical"
 EVEN: dict[str, dict[str, Any]] = {
     "cayley_adam": {"q": math.inf},

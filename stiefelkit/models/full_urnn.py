@@ -6,6 +6,7 @@ from stiefelkit.errors import OptionError
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.registry import find_parametrization
 
 __all__ = ["full_urnn"]
 
@@ -50,6 +51,7 @@ def full_urnn(
     """
     if not 0 <= bias_bound < float("inf"):
         raise OptionError(f"full_urnn needs bias_bound >= 0, got {bias_bound!r}.")
+    is_stiefel = find_parametrization(parametrization) is find_parametrization("stiefel")
     rnn = OrthogonalRNN(
         input_size,
         hidden_size,
@@ -58,7 +60,7 @@ def full_urnn(
         activation="modrelu",
         batch_first=True,
         trainable_h0=True,
-        init="restricted" if init is None and parametrization == "stiefel" else init,
+        init="restricted" if init is None and is_stiefel else init,
     )
     bound = (3 / (2 * hidden_size)) ** 0.5
     nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]

@@ -1,21 +1,29 @@
 """What all races have in common: their conditions, the running of one heat, and its result."""
 
 import math
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from stiefelkit.errors import OptionError, StiefelkitError, did_you_mean
+from stiefelkit.errors import StiefelkitError
 from stiefelkit.experiments.bench.measure import clock_of, product_of, race
 from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.bench.rows import Row
-from stiefelkit.experiments.checks import at_least, at_most, finite_positive, usable_device
+from stiefelkit.experiments.checks import (
+    at_least,
+    finite_positive,
+    known_words,
+    tall_sizes,
+    usable_device,
+    usable_seed,
+    usable_threads,
+)
 from stiefelkit.experiments.drift.plan import DTYPES as WIDE_DTYPES
 from stiefelkit.metrics import rounding_limit
 
-__all__ = ["DTYPES", "WHO", "Conditions", "Course", "Heat", "Watch", "check_words"]
+__all__ = ["DTYPES", "WHO", "Conditions", "Course", "Heat", "Watch"]
 
 WHO = "The race"
 DTYPES = {**WIDE_DTYPES, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,33 +60,23 @@ class Conditions:
     threads: int = 1
     seed: int = 0
 
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = DTYPES
+    """Those that can be raced."""
+
     def __post_init__(self) -> None:
         """Checks names and ranges."""
-        for name in ("batch", "repeats", "threads"):
+        for name in ("batch", "repeats"):
             at_least(WHO, name, getattr(self, name), 1)
-        at_least(WHO, "seed", self.seed, 0)
-        at_most(WHO, "seed", self.seed, 2**63 - 1)
-        at_most(WHO, "threads", self.threads, 1024)
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
         finite_positive(WHO, "seconds", self.seconds)
-        if not self.sizes:
-            raise OptionError(f"{WHO} needs one size or more, got none.")
-        for n, p in self.sizes:
-            if not n >= p >= 1:
-                raise OptionError(f"{WHO} needs sizes n x p with n >= p >= 1, got {n} x {p}.")
-        if self.dtype not in DTYPES:
-            raise OptionError(f"{WHO} has no dtype {self.dtype!r}{did_you_mean(self.dtype, DTYPES)}")
+        tall_sizes(WHO, self.sizes)
+        known_words(WHO, "dtype", [self.dtype], self.dtypes)
         usable_device(WHO, self.device)
 
     def problem(self, n: int, p: int, options: dict[str, Any] | None = None) -> Problem:
         """The problem of one size."""
         return Problem(n, p, self.batch, DTYPES[self.dtype], torch.device(self.device), dict(options or {}), self.seed)
-
-
-def check_words(kind: str, words: Iterable[str], known: Collection[str]) -> None:
-    """Raises OptionError for the first word that is not known."""
-    for word in words:
-        if word not in known:
-            raise OptionError(f"{WHO} has no {kind} {word!r}{did_you_mean(word, known)}")
 
 
 @dataclass(frozen=True)

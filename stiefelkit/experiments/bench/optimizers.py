@@ -2,27 +2,22 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from stiefelkit.errors import DtypeError, OptionError
-from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch, check_words
+from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch
 from stiefelkit.experiments.bench.measure import clock_of
 from stiefelkit.experiments.bench.problem import Problem
-from stiefelkit.experiments.checks import finite_positive
-from stiefelkit.experiments.frame_optimizers import (
-    PRECISIONS,
-    MovedFrame,
-    check_method,
-    own_optimizers,
-    peer_optimizers,
-    start,
-)
+from stiefelkit.experiments.checks import known_words, step_length
+from stiefelkit.experiments.drift.plan import DTYPES
+from stiefelkit.experiments.frame_optimizers import MovedFrame, check_method, own_optimizers, peer_optimizers, start
 from stiefelkit.experiments.threads import threads
 from stiefelkit.metrics import orthogonality_error
+from stiefelkit.optim.frame_optimizer import PRECISIONS
 
 __all__ = ["GRADIENTS", "Plan", "heats"]
 
@@ -37,7 +32,8 @@ class Plan(Conditions):
     """What to race.
 
     Args:
-        optimizers: names of those that move frames; all of them if empty.
+        optimizers: names of those that move frames, ours and peers; all of ours if empty. Peers that are named race,
+            and no others.
         precisions: of ours; exact and fast if empty.
         step_length: of the first step, lr ||B||_2.
     """
@@ -46,19 +42,21 @@ class Plan(Conditions):
     precisions: tuple[str, ...] = PRECISIONS
     step_length: float = 0.1
 
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = DTYPES
+
     def __post_init__(self) -> None:
         """Checks names and ranges."""
         super().__post_init__()
-        finite_positive(WHO, "step_length", self.step_length)
-        check_words("optimizer of frames", self.optimizers, own_optimizers())
-        check_words("precision", self.precisions, PRECISIONS)
-        if not self.contenders():
+        step_length(WHO, self.step_length)
+        known_words(WHO, "optimizer of frames", self.optimizers, [*own_optimizers(), *peer_optimizers.names()])
+        known_words(WHO, "precision", self.precisions, PRECISIONS)
+        if self._own() and not self.contenders():
             raise OptionError(f"{WHO} needs an optimizer in precision exact or fast, got none.")
 
     def contenders(self) -> dict[str, str]:
         """Name in the table to method, for ours in each precision that they have."""
         found = {}
-        for name in self.optimizers or own_optimizers():
+        for name in self._own():
             for precision in self.precisions or PRECISIONS:
                 try:
                     check_method(f"{name}:{precision}")
@@ -67,9 +65,14 @@ class Plan(Conditions):
                 found[f"{name} ({precision})"] = f"{name}:{precision}"
         return found
 
+    def _own(self) -> list[str]:
+        return [name for name in own_optimizers() if name in self.optimizers or not self.optimizers]
+
     def rivals(self) -> dict[str, str]:
-        """The same for peers, none unless asked for."""
-        return {name: name for name in peer_optimizers.available()} if self.peers else {}
+        """The same for peers: those that are named, else all or none."""
+        known = peer_optimizers.names()
+        named = [name for name in self.optimizers if name in known]
+        return {name: name for name in named or (peer_optimizers.available() if self.peers else ())}
 
 
 def heats(plan: Plan, watch: Watch = lambda what, done, rounds: None) -> Iterator[Heat]:

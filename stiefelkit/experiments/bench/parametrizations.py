@@ -10,9 +10,10 @@ import torch
 from stiefelkit.attach import available
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.bench.contenders import OPERATIONS, Contender, Entry, members, options_of
-from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch, check_words
+from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch
 from stiefelkit.experiments.bench.peers import missing_packages, peers
 from stiefelkit.experiments.bench.problem import Problem
+from stiefelkit.experiments.checks import known_words
 from stiefelkit.experiments.threads import threads
 from stiefelkit.metrics import orthogonality_error
 
@@ -42,12 +43,14 @@ class Plan(Conditions):
         for name in self.members:
             if name not in known:
                 raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
-        check_words("precision", self.precisions, {"exact", "fast"}.union(*(cls.precisions for cls in known.values())))
-        check_words("operation", self.operations, OPERATIONS)
+        known_words(
+            WHO, "precision", self.precisions, {"exact", "fast"}.union(*(cls.precisions for cls in known.values()))
+        )
+        known_words(WHO, "operation", self.operations, OPERATIONS)
         if not self.operations:
             raise OptionError(f"{WHO} needs one operation or more, got none.")
         own = {option for name in self.members or known for option in options_of(known[name])}
-        check_words("option", self.options, own)
+        known_words(WHO, "option", self.options, own)
         if not self.contenders():
             raise OptionError(f"{WHO} needs a member with precision {' or '.join(self.precisions)}, got none of those.")
 

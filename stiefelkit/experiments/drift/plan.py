@@ -4,10 +4,19 @@ from dataclasses import dataclass
 
 import torch
 
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.experiments.checks import at_least, at_most, finite_positive
+from stiefelkit.errors import OptimizerError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.experiments.checks import (
+    at_least,
+    finite_positive,
+    known_words,
+    step_length,
+    tall_sizes,
+    usable_seed,
+    usable_threads,
+)
 from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.frame_optimizers import PRECISIONS, check_method, own_optimizers, peer_optimizers
+from stiefelkit.experiments.frame_optimizers import check_method, own_optimizers, peer_optimizers
+from stiefelkit.optim.frame_optimizer import PRECISIONS
 
 __all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "Plan"]
 
@@ -30,7 +39,8 @@ class Plan:
     Args:
         steps: optimizer steps.
         methods: parametrizations, trained by `optimizer`; "unconstrained"; optimizers of frames, with ":fast" behind
-            them for that precision; their peers. All of them if empty, but frames in precision "exact" only.
+            them for that precision; their peers. All of them if empty, but frames in precision "exact" only, and
+            parametrizations whose coordinate is a frame only with an `optimizer` that moves it.
         sizes: (n, p) of the weights, n >= p.
         dtype: float32, float64, complex64 or complex128.
         gradients: "random" draws one for each step; "fixed" keeps the first; "rotation" is G = A W with one random
@@ -58,22 +68,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""
-        for name in ("steps", "look_every", "threads"):
+        for name in ("steps", "look_every"):
             at_least(WHO, name, getattr(self, name), 1)
-        at_least(WHO, "seed", self.seed, 0)
-        at_most(WHO, "seed", self.seed, 2**63 - 1)
-        at_most(WHO, "threads", self.threads, 1024)
-        for name in ("lr", "step_length"):
-            finite_positive(WHO, name, getattr(self, name))
-        if not self.sizes:
-            raise OptionError(f"{WHO} needs one size or more, got none.")
-        for n, p in self.sizes:
-            if not n >= p >= 1:
-                raise OptionError(f"{WHO} needs sizes n x p with n >= p >= 1, got {n} x {p}.")
-        for kind, value, known in (("dtype", self.dtype, DTYPES), ("gradients", self.gradients, GRADIENTS)):
-            if value not in known:
-                raise OptionError(f"{WHO} has no {kind} {value!r}{did_you_mean(value, known)}")
-        optimizers.get(self.optimizer)
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
+        finite_positive(WHO, "lr", self.lr)
+        step_length(WHO, self.step_length)
+        tall_sizes(WHO, self.sizes)
+        known_words(WHO, "dtype", [self.dtype], DTYPES)
+        known_words(WHO, "gradients", [self.gradients], GRADIENTS)
+        moves_frames = getattr(optimizers.get(self.optimizer), "moves_frames", False)
         maps, ours, peers = _known()
         known = [*maps, *ours, *(f"{name}:{PRECISIONS[1]}" for name in ours), *peers]
         for method in self.methods:
@@ -83,8 +87,28 @@ class Plan:
                 raise UnknownNameError(
                     f"No parametrization or optimizer of frames is named {method!r}{did_you_mean(method, known)}"
                 )
+        out_of_reach = [] if moves_frames else [name for name in self.methods or maps if _is_frame(name, self.dtype)]
+        if self.methods and out_of_reach:
+            raise OptimizerError(
+                f"{WHO} needs an optimizer that keeps {out_of_reach[0]!r} on its manifold, got {self.optimizer!r}; "
+                "name one with --optimizer, such as multiplicative_cayley."
+            )
         if not self.methods:
+            maps = [name for name in maps if name not in out_of_reach]
             object.__setattr__(self, "methods", (*maps, *ours, *peers))
+
+
+def _is_frame(method: str, dtype: str) -> bool:
+    """Whether a method is a parametrization with a coordinate that must stay on a manifold, at whatever size."""
+    from stiefelkit import available
+
+    cls = available().get(method)
+    if cls is None or cls.supports((4, 4), DTYPES[dtype]) is not None:
+        return False
+    try:
+        return bool(cls((4, 4), dtype=DTYPES[dtype]).manifolds)
+    except StiefelkitError:
+        return False
 
 
 def _known() -> tuple[list[str], list[str], list[str]]:
