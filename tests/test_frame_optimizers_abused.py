@@ -16,7 +16,7 @@ NAMES = ["MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"]
 every_optimizer = pytest.mark.parametrize("name", NAMES)
 
 
-def frame(n, p, dtype=torch.float32, seed=0):
+def frame(n, p, dtype=torch.float32, seed=0) -> Any:
     exact = init.haar((n, p), working_dtype(dtype), torch.Generator().manual_seed(seed))
     return nn.Parameter(exact.to(dtype).contiguous())
 
@@ -48,8 +48,9 @@ def run(optimizer, w, gradients):
 @pytest.mark.parametrize("shape", [(100, 3), (65, 64), (20, 4), (63, 63), (5, 1)], ids=str)
 @every_optimizer
 def test_steps_of_any_length_end_at_a_frame(name, shape, dtype, lr):
-    w = frame(*shape, dtype)
-    optimizer = make(name, w, lr=lr, **({} if name in ("MultiplicativeCayley", "POGO") else {"q": math.inf}))
+    w = frame(*shape, dtype=dtype)
+    options: Any = {} if name in ("MultiplicativeCayley", "POGO") else {"q": math.inf}
+    optimizer = make(name, w, lr=lr, **options)
     for seed in range(4):
         a, b = gradient(frame(shape[0], 1, dtype), seed), gradient(frame(shape[1], 1, dtype), seed + 9)
         run(optimizer, w, [a @ b.mH if seed % 2 else gradient(w, seed)])

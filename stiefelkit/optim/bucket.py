@@ -49,8 +49,12 @@ class Bucket:
         """A bound of each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
         found = []
         for p in self.params:
-            largest = _whole(torch.linalg.vector_norm(_gradient(p), ord=math.inf))
-            found.append(largest.double() * (p.numel() / torch.finfo(p.dtype).max) ** 0.5)
+            grad, most = _gradient(p), torch.finfo(p.dtype).max ** 0.5
+            if hasattr(grad, "full_tensor"):  # the largest of all ranks would lose a NaN, a sum does not
+                found.append(_whole(torch.linalg.vector_norm(grad)).double() / most)
+            else:
+                largest = torch.linalg.vector_norm(grad, ord=math.inf)
+                found.append(largest.double() * (p.numel() ** 0.5 / most))
         return found
 
     def local_gradients(self) -> list[Tensor]:
