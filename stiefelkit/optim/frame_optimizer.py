@@ -22,10 +22,10 @@ from stiefelkit.optim.steps import as_factor
 __all__ = ["FrameOptimizer"]
 
 PRECISIONS = ("exact", "fast")
-_CADENCE, _FAST_CADENCE = 0.1, 1.0
-"""Length of the increments since the last polish, over sqrt(p), that brings the next one."""
-_URGENT = 1.4
-"""Share of that from which the polish does not wait for the next increment."""
+_CADENCE, _FAST_CADENCE = 0.07, 1.0
+"""Length of the increments since the last polish, over `_reach`, that brings the next one."""
+_URGENT, _FAST_URGENT = 0.14, 1.4
+"""The same from which the polish does not wait for the next increment; so far that two short steps do not reach it."""
 _ROUNDS, _FAST_ROUNDS = 8, 16
 """Steps after which it comes at the latest, if there is no remainder."""
 _LONGEST = 2.0
@@ -39,7 +39,7 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.1 sqrt(p) and is taken
+    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.07 sqrt(p) and is taken
     away with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder,
     does this at 1.0 sqrt(p), after 16 steps at most, and stays within 30 limits. float64 and complex128 frames have no
     remainder; "exact" polishes them every 8 steps at least, which keeps them within 20 limits.
@@ -263,9 +263,10 @@ class FrameOptimizer(torch.optim.Optimizer):
             self._leap(bucket, w, direction, steps)
             self._remember(bucket)
             return
-        cadence, rounds = (_CADENCE, _ROUNDS) if exact else (_FAST_CADENCE, _FAST_ROUNDS)
+        share, rounds = (_CADENCE, _ROUNDS) if exact else (_FAST_CADENCE, _FAST_ROUNDS)
+        cadence = share * _reach(w)
         defect, moved = None, bucket.moved
-        if moved >= cadence * root:
+        if moved >= cadence:
             defect, norm = self._defect(bucket, w)
             if not norm <= _LOST * root:
                 raise NotAFrameError(
@@ -277,7 +278,7 @@ class FrameOptimizer(torch.optim.Optimizer):
         bucket.commit()
         bucket.add(increment)
         # Without a remainder W is rounded at every step, however small.
-        bucket.moved = moved + max(length, 0.0 if with_remainder else cadence * root / rounds)
+        bucket.moved = moved + max(length, 0.0 if with_remainder else cadence / rounds)
         self._settle(group, bucket, length)
         self._remember(bucket)
 
@@ -309,8 +310,8 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """What is to be done after an increment of some length: what cannot wait for the next is polished at once."""
-        cadence = _CADENCE if group["precision"] == "exact" else _FAST_CADENCE
-        if bucket.moved > _URGENT * cadence * math.sqrt(bucket.params[0].shape[-1]):
+        urgent = _URGENT if group["precision"] == "exact" else _FAST_URGENT
+        if bucket.moved > urgent * _reach(bucket.params[0]):
             self._polish(bucket)
 
     def _polish(self, bucket: Bucket, coarse: bool = False) -> float:
@@ -340,6 +341,12 @@ class FrameOptimizer(torch.optim.Optimizer):
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
         inner.step()
+
+
+def _reach(w: Tensor) -> float:
+    """sqrt(p), and up to twice that for tall frames, to whose columns most of what is rounded is orthogonal."""
+    n, p = w.shape[-2:]
+    return math.sqrt(p) * min(2.0, math.sqrt(n / p))
 
 
 def _length(direction: Tangent, steps: list[float]) -> float:
