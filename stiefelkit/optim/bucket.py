@@ -153,11 +153,13 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
     found = []
     for alike in sorted_.values():
         at_once: list[Tensor] = []
+        count = 0
         for p in alike:
-            if at_once and sum(q.numel() for q in at_once) + p.numel() > _LARGEST:
+            if at_once and count + p.numel() > _LARGEST:
                 found.append(Bucket(at_once, [states[q] for q in at_once]))
-                at_once = []
+                at_once, count = [], 0
             at_once.append(p)
+            count += p.numel()
         found.append(Bucket(at_once, [states[q] for q in at_once]))
     return found
 
