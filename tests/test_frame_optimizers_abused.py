@@ -365,3 +365,24 @@ def test_the_split_of_a_gradient_refuses_what_it_does_not_know():
             sk.functional.riemannian_gradient(*arguments)
     with pytest.raises(errors.OptionError):
         sk.functional.riemannian_gradient(w, g, side="top")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@every_optimizer
+def test_nan_in_any_frame_of_a_batch_changes_no_frame_and_no_state(name, place):
+    ws = [frame(6, 6, seed=i) for i in range(3)]
+    options = {"MultiplicativeCayley": dict(precondition="rmsprop", momentum=0.5), "POGO": dict(base="adam")}
+    optimizer = make(name, *ws, lr=0.1, **options.get(name, {}))
+    for w in ws:
+        w.grad = gradient(w)
+    optimizer.step()
+    before = [w.detach().clone() for w in ws]
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    ws[place].grad[1, 2] = math.nan
+    with pytest.raises(errors.NonFiniteError, match="NaN"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, ws, strict=True))
+    after = optimizer.state_dict()["state"]
+    for i, kept in state.items():
+        assert kept.keys() == after[i].keys()
+        assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(after[i][k])) for k, v in kept.items())

@@ -93,9 +93,12 @@ def test_what_holds_no_frame_is_left_alone():
 
 def test_an_optimizer_that_declares_that_it_moves_frames_may_have_them():
     net = make()
-    optimizer = Moving(net.parameters(), lr=0.0)
+    frame = net.parametrizations.weight.stiefel
+    before = frame.detach().clone()
+    optimizer = Moving(net.parameters(), lr=0.1)
     backward(net)
     optimizer.step()
+    assert not torch.equal(frame, before)
 
 
 def test_a_frozen_frame_may_stand_in_any_optimizer_until_it_trains():

@@ -26,6 +26,7 @@ class Bucket:
         self.states = states
         self.is_single = len(params) == 1 and params[0].dim() == 2
         self._staged: list[tuple[str, Tensor]] = []
+        self._staged_each: list[tuple[str, list[Any]]] = []
 
     @property
     def moved(self) -> float:
@@ -136,8 +137,16 @@ class Bucket:
         """Keeps what `state` shall read from `commit` on."""
         self._staged.append((key, value))
 
+    def stage_each(self, key: str, values: list[Any]) -> None:
+        """The same for a state that is no tensor of the frame's shape, one for each frame."""
+        self._staged_each.append((key, values))
+
     def commit(self) -> None:
         """Writes what was staged."""
+        for key, values in self._staged_each:
+            for state, value in zip(self.states, values, strict=True):
+                state[key] = value
+        self._staged_each.clear()
         for key, value in self._staged:
             for state, part in zip(self.states, self.scatter(value), strict=True):
                 _local(state[key]).copy_(part)

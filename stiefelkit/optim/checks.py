@@ -1,5 +1,6 @@
 """What settings and members of groups must be."""
 
+import difflib
 import inspect
 import math
 from collections.abc import Collection
@@ -99,15 +100,8 @@ def check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: d
 def check_spelling(name: str, given: Collection[str], known: Collection[str]) -> None:
     """Raises OptionError for a key that is nearly one of those known; others are the user's own."""
     for key in given:
-        hint = did_you_mean(key, known)
-        if key not in known and hint.startswith("; did you mean") and len(key) > 3 and _near(key, known):
-            raise OptionError(f"{name} has no setting {key!r}{hint}")
-
-
-def _near(key: str, known: Collection[str]) -> bool:
-    import difflib
-
-    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.85))
+        if key not in known and difflib.get_close_matches(key, known, n=1, cutoff=0.85):
+            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, known)}")
 
 
 def check_members(name: str, manifold: str | None, params: list[Any]) -> None:

@@ -17,7 +17,7 @@ from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.optim.checks import check_common, check_members, check_rate, check_spelling, check_torch_settings
-from stiefelkit.optim.steps import as_factor
+from stiefelkit.optim.steps import as_factor, length_of
 
 __all__ = ["FrameOptimizer"]
 
@@ -172,7 +172,7 @@ class FrameOptimizer(torch.optim.Optimizer):
             defect: to be taken away as well, if given.
         """
         increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
-        return increment, _length(direction, steps)
+        return increment, length_of(direction, steps)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises OptionError unless the settings are in range."""
@@ -259,7 +259,7 @@ class FrameOptimizer(torch.optim.Optimizer):
             bucket.moved = bucket.moved
             return
         root = math.sqrt(w.shape[-1])
-        if _length(direction, steps) > _LONGEST * root:
+        if length_of(direction, steps) > _LONGEST * root:
             self._leap(bucket, w, direction, steps)
             self._remember(bucket)
             return
@@ -293,7 +293,7 @@ class FrameOptimizer(torch.optim.Optimizer):
         moved = exact + cayley_increment(exact, tangent, as_factor(steps, exact))
         if not torch.isfinite(moved).all():
             raise NonFiniteError(
-                f"{type(self).__name__} needs shorter steps, got one of length {_length(direction, steps):.2g}, of "
+                f"{type(self).__name__} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
                 "which nothing finite comes; lower the learning rate. The frame was not changed."
             )
         bucket.commit()
@@ -347,8 +347,3 @@ def _reach(w: Tensor) -> float:
     """sqrt(p), and up to twice that for tall frames, to whose columns most of what is rounded is orthogonal."""
     n, p = w.shape[-2:]
     return math.sqrt(p) * min(2.0, math.sqrt(n / p))
-
-
-def _length(direction: Tangent, steps: list[float]) -> float:
-    """Frobenius norm of the longest of the increments, to first order."""
-    return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))

@@ -13,7 +13,7 @@ from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import check_choice, check_moments
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
-from stiefelkit.optim.steps import as_factor, inverse, second_moments
+from stiefelkit.optim.steps import as_factor, inverse, length_of, second_moments
 
 __all__ = ["POGO"]
 
@@ -132,8 +132,7 @@ class POGO(FrameOptimizer):
             increment = along * (-as_factor(steps, w))
             moved = w + increment
             left = defect_of(moved)
-        length = max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
-        return increment.sub_((moved @ left).mul_(0.5)), length
+        return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         bucket.moved = 0.0  # every step measures X^H X - I

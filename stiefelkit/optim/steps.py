@@ -8,14 +8,14 @@ from torch import Tensor
 from stiefelkit.functional import Tangent
 from stiefelkit.optim.bucket import Bucket
 
-__all__ = ["as_factor", "bounded_steps", "inverse", "second_moments"]
+__all__ = ["as_factor", "bounded_steps", "inverse", "length_of", "second_moments"]
 
 
 def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tuple[int, float]]:
-    """Counts the step and updates v <- decay v + (1 - decay) ||G||^2; returns both for each matrix of the batch.
+    """Stages the next count of steps and v <- decay v + (1 - decay) ||G||^2; returns both for each matrix of the batch.
 
     Raises:
-        OverflowError: a moment is not finite in the dtype of the frame; nothing is written.
+        OverflowError: a moment is not finite in the dtype of the frame.
     """
     counts: list[int] = []
     squares: list[float] = []
@@ -25,14 +25,13 @@ def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tup
         own = norms[len(squares) : len(squares) + len(old)]
         squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, own, strict=True)]
         counts += [state.get("step", 0) + 1] * len(old)
-    if not max(squares) < torch.finfo(bucket.params[0].dtype).max:
+    largest = torch.finfo(bucket.params[0].dtype).max
+    if not all(square < largest for square in squares):  # also for NaN
         raise OverflowError
-    written = 0
-    for p, state in zip(bucket.params, bucket.states, strict=True):
-        count = math.prod(p.shape[:-2])
-        new = torch.tensor(squares[written : written + count], dtype=p.real.dtype, device=p.device)
-        state["step"], state["exp_avg_sq"] = state.get("step", 0) + 1, new.view(p.shape[:-2])
-        written += count
+    sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
+    new = torch.tensor(squares, dtype=bucket.params[0].real.dtype, device=bucket.params[0].device).split(sizes)
+    bucket.stage_each("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
+    bucket.stage_each("step", [state.get("step", 0) + 1 for state in bucket.states])
     return list(zip(counts, squares, strict=True))
 
 
@@ -55,3 +54,8 @@ def as_factor(steps: list[float], like: Tensor) -> float | Tensor:
     if len(set(steps)) == 1:
         return steps[0]
     return torch.tensor(steps, dtype=like.real.dtype, device=like.device)[:, None, None]
+
+
+def length_of(direction: Tangent, steps: list[float]) -> float:
+    """Frobenius norm of the longest of the increments, to first order."""
+    return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
