@@ -1,6 +1,14 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
-from stiefelkit.functional._activations import ACTIVATIONS, COMPLEX_ACTIVATIONS, find_activation, modrelu
+from stiefelkit.functional._activations import (
+    ACTIVATIONS,
+    COMPLEX_ACTIVATIONS,
+    find_activation,
+    leaky_relu,
+    modrelu,
+    oplu,
+    split_activation,
+)
 from stiefelkit.functional._butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._cayley import cayley
 from stiefelkit.functional._cayley_inverse import cayley_inverse
@@ -51,11 +59,13 @@ __all__ = [
     "householder_inverse",
     "householder_linear",
     "layer_inverse",
+    "leaky_relu",
     "matrix_exp",
     "mesh_size",
     "modrelu",
     "nearest_frame",
     "norms_of",
+    "oplu",
     "pack_skew",
     "pack_skew_gradient",
     "pack_trapezoid",
@@ -68,6 +78,7 @@ __all__ = [
     "scan",
     "skew_logarithm",
     "skew_size",
+    "split_activation",
     "split_defect",
     "spread_band",
     "tall_logarithm",
