@@ -7,6 +7,7 @@ import torch
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.functional._scan.engine import Engine
+from stiefelkit.functional._scan.triton_kernels import supports
 
 __all__ = ["BACKENDS", "Request", "choose", "engine"]
 
@@ -20,7 +21,7 @@ class Request:
 
     Args:
         device: of the tensors.
-        dtype: of the recurrence.
+        dtype: that is computed with.
         n: units of the state.
         activation: its name.
     """
@@ -34,11 +35,10 @@ class Request:
 def reason_against(backend: str, request: Request) -> str | None:
     """Why a backend cannot run a scan; None if it can."""
     if backend == "triton":
-        from stiefelkit.functional._scan import triton
-
-        return triton.reason_against(request)
+        width = request.n * (1 + request.dtype.is_complex)
+        return supports(request.device, request.dtype, width, request.activation)
     if backend == "cuda_graphs" and request.device.type != "cuda":
-        return f"a CUDA device, got {request.device.type}"
+        return f"a GPU, got {request.device.type}"
     return None
 
 
@@ -63,6 +63,10 @@ def choose(backend: str, request: Request) -> str:
 @functools.cache
 def engine(backend: str) -> Engine:
     """The implementation of a fast backend."""
+    if backend == "triton":
+        from stiefelkit.functional._scan.triton import Triton
+
+        return Triton()
     from stiefelkit.functional._scan.inplace import InPlace
 
     if backend == "cuda_graphs":
