@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.attach import orthogonal
-from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.functional import find_activation, scan
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.functional import find_activation, scan, split_activation
 from stiefelkit.host import carrier_of, carriers
+from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
@@ -24,13 +25,15 @@ class _Recurrent(nn.Module):
 
     frame_gradients: ClassVar[tuple[str, ...]] = ("exact", "reference")
     """Kinds of dL/dW that an optimizer may ask the carrier of W for; "reference" of complex W only."""
+    input_blocks: ClassVar[int] = 1
+    """How many matrices of U stand on top of each other."""
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         *,
-        parametrization: str | type[OrthogonalParam],
+        parametrization: str | type[OrthogonalParam] | None,
         field: Field,
         activation: str,
         bias: bool,
@@ -50,6 +53,8 @@ class _Recurrent(nn.Module):
         if field == "complex" and dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
         find_activation(activation, field == "complex")
+        if split_activation(activation)[0] == "oplu" and hidden_size % 2:
+            raise OptionError(f'{name} needs an even hidden_size with activation="oplu", got {hidden_size}.')
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.dtype = bias, trainable_h0, dtype
@@ -66,17 +71,40 @@ class _Recurrent(nn.Module):
         def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
 
-        w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
         self.register_parameter(
-            f"weight_ih{suffix}", parameter(parts * n, width, bound=(6 / (parts * n + width)) ** 0.5)
+            f"weight_ih{suffix}",
+            parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5),
         )
-        self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
-        orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
+        if self.parametrization is None:
+            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(self._free_matrix(device, **options)))
+        else:
+            w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
+            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
+            orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
         if self.has_bias:
             size = n if self.activation == "modrelu" else parts * n
             self.register_parameter(f"bias{suffix}", parameter(size))
         if self.trainable_h0:
             self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
+
+    def _free_matrix(
+        self,
+        device: torch.device | str | None,
+        init: str | None = None,
+        generator: torch.Generator | None = None,
+        **unknown: Any,
+    ) -> Tensor:
+        """Draws a recurrent matrix that nothing holds orthogonal afterwards; [Re; Im] if it is complex."""
+        for key in unknown:
+            raise OptionError(
+                f"{type(self).__name__} without a parametrization has no option {key!r}"
+                f"{did_you_mean(key, ('generator', 'init'))}"
+            )
+        n = self.hidden_size
+        w = draw(
+            "haar" if init is None else init, (n, n), torch.complex128 if self.is_complex else torch.float64, generator
+        )
+        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype)
 
     def _run(
         self,
@@ -88,13 +116,11 @@ class _Recurrent(nn.Module):
         reverse: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Runs one recurrence over time-major or packed input; reads each of its weights once."""
-        w, u = getattr(self, f"weight_hh{suffix}"), getattr(self, f"weight_ih{suffix}")
+        w, u = self._join(getattr(self, f"weight_hh{suffix}")), getattr(self, f"weight_ih{suffix}")
         carrier = carrier_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         inside = self.activation == "modrelu"
-        if h_0 is None and self.trainable_h0:
-            h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
-        first = w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
+        first = self._first(suffix, h_0, batch, w)
         out, h_n = scan(
             x,
             w,
@@ -110,9 +136,15 @@ class _Recurrent(nn.Module):
         assert out is not None
         return out, h_n
 
+    def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
+        """The first state: the one given, the trained one, or zero; in the dtype of W."""
+        if h_0 is None and self.trainable_h0:
+            h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
+        return w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
+
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
-        if not self.is_complex:
+        if not self.is_complex or parts.is_complex():
             return parts
         return torch.complex(*(parts if parts.dtype == torch.float64 else parts.float()).chunk(2))
 
@@ -156,13 +188,14 @@ class OrthogonalRNN(_Recurrent):
     papers; with others it is added to the input projection. W is evaluated once a forward.
 
     With `field="complex"` states and outputs are complex, of `hidden_size` complex numbers, while every parameter is
-    real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates.
+    real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates, or as
+    [Re; Im] if it is free.
 
     Args:
         input_size: width m of the input.
         hidden_size: width n of the state.
         num_layers: how many layers are stacked.
-        parametrization: of W, a registered name or a class.
+        parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
         field: "real" (orthogonal W) or "complex" (unitary W).
         activation: a name in `stiefelkit.functional.ACTIVATIONS`; complex: "modrelu" or "identity".
         bias: whether there is a bias; modReLU without one is the identity, and the net linear.
@@ -172,7 +205,8 @@ class OrthogonalRNN(_Recurrent):
         trainable_h0: whether the first state is a parameter, initially U(-0.01, 0.01), used when no h_0 is given.
         device: of the parameters.
         dtype: real dtype of the parameters; the complex field uses its complex counterpart.
-        **options: options of the parametrization (`negative=`) and `init=`.
+        **options: options of the parametrization (`negative=`) and `init=`; a free W takes the schemes of
+            `stiefelkit.init`, "haar" when none is named.
 
     Shape:
         input (T, B, m), (B, T, m) with batch_first, (T, m) unbatched, or a PackedSequence; h_0 (layers * directions,
@@ -193,7 +227,7 @@ class OrthogonalRNN(_Recurrent):
         hidden_size: int,
         num_layers: int = 1,
         *,
-        parametrization: str | type[OrthogonalParam] = "cayley",
+        parametrization: str | type[OrthogonalParam] | None = "cayley",
         field: Field = "real",
         activation: str = "modrelu",
         bias: bool = True,
@@ -291,7 +325,7 @@ class OrthogonalRNNCell(_Recurrent):
     Args:
         input_size: width m of the input.
         hidden_size: width n of the state.
-        parametrization: of W, a registered name or a class.
+        parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
         field: "real" or "complex".
         activation: as in `OrthogonalRNN`.
         bias: whether there is a bias.
@@ -313,7 +347,7 @@ class OrthogonalRNNCell(_Recurrent):
         input_size: int,
         hidden_size: int,
         *,
-        parametrization: str | type[OrthogonalParam] = "cayley",
+        parametrization: str | type[OrthogonalParam] | None = "cayley",
         field: Field = "real",
         activation: str = "modrelu",
         bias: bool = True,

@@ -85,7 +85,7 @@ def goru_scan(
         moved = h @ matrices
         r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, : 2 * n]).chunk(2, dim=-1)
         c = act(torch.addcmul(row[:, 2 * n :], r, moved[:, 2 * n :]), activation_bias)
-        h = torch.lerp(c, h, g)
+        h = c + g * (h - c)
         outputs.append(h)
     last = torch.cat([h, *reversed(ended)]) if ended else h
     if last_only:
