@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.functional import goru_scan
-from stiefelkit.nn.rnn import OrthogonalRNN
+from stiefelkit.nn.layers import Layers
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["GORU"]
 
 
-class GORU(OrthogonalRNN):
+class GORU(Layers):
     r"""Multi-layer gated recurrent unit whose candidate state turns by an orthogonal Q.
 
     r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r), g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g),
@@ -33,6 +33,7 @@ class GORU(OrthogonalRNN):
         dropout: probability with which outputs between layers are zeroed in training.
         bidirectional: whether a second direction runs from the end.
         trainable_h0: whether the first state is a parameter, used when no h_0 is given.
+        backend: what runs the recurrence, as in `stiefelkit.functional.goru_scan`.
         device: of the parameters.
         dtype: of the parameters.
         **options: options of the parametrization and `init=`.
@@ -50,7 +51,6 @@ class GORU(OrthogonalRNN):
     (torch.Size([5, 2, 8]), torch.Size([1, 2, 8]))
     """
 
-    frame_gradients = ("exact",)
     input_blocks: ClassVar[int] = 3
 
     def __init__(
@@ -66,6 +66,7 @@ class GORU(OrthogonalRNN):
         dropout: float = 0.0,
         bidirectional: bool = False,
         trainable_h0: bool = False,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -81,6 +82,7 @@ class GORU(OrthogonalRNN):
             dropout=dropout,
             bidirectional=bidirectional,
             trainable_h0=trainable_h0,
+            backend=backend,
             device=device,
             dtype=dtype,
             **options,
@@ -103,9 +105,10 @@ class GORU(OrthogonalRNN):
         batch: int,
         batch_sizes: list[int] | None = None,
         reverse: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        last_only: bool = False,
+    ) -> tuple[Tensor | None, Tensor]:
         q, w, u = (getattr(self, f"weight_{name}{suffix}") for name in ("hh", "gates", "ih"))
-        out, h_n = goru_scan(
+        return goru_scan(
             x,
             self._first(suffix, h_0, batch, q),
             q,
@@ -116,6 +119,6 @@ class GORU(OrthogonalRNN):
             activation=self.activation,
             batch_sizes=batch_sizes,
             reverse=reverse,
+            backend=self.backend,
+            last_only=last_only,
         )
-        assert out is not None
-        return out, h_n

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from stiefelkit.functional import find_activation, scan
-from stiefelkit.nn.rnn import OrthogonalRNN
+from stiefelkit.nn.layers import Layers
 
 __all__ = ["LinearTransitionRNN"]
 
 
-class LinearTransitionRNN(OrthogonalRNN):
+class LinearTransitionRNN(Layers):
     """Multi-layer RNN h_t = act(x_t U^T + b) + h_{t-1} W^T, with the arguments and shapes of `OrthogonalRNN`.
 
     The bias stands inside the activation for modReLU, and is added to the input projection for others.
@@ -22,8 +22,6 @@ class LinearTransitionRNN(OrthogonalRNN):
     torch.Size([5, 2, 8])
     """
 
-    frame_gradients = ("exact",)
-
     def _run(
         self,
         suffix: str,
@@ -32,19 +30,20 @@ class LinearTransitionRNN(OrthogonalRNN):
         batch: int,
         batch_sizes: list[int] | None = None,
         reverse: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        last_only: bool = False,
+    ) -> tuple[Tensor | None, Tensor]:
         w, u = (self._join(getattr(self, f"{name}{suffix}")) for name in ("weight_hh", "weight_ih"))
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         if bias is not None and self.activation != "modrelu":
             bias = self._join(bias)
         driven = find_activation(self.activation, self.is_complex)(x.to(w.dtype) @ u.mT, bias)
-        out, h_n = scan(
+        return scan(
             driven,
             w,
             self._first(suffix, h_0, batch, w),
             activation="identity",
             batch_sizes=batch_sizes,
             reverse=reverse,
+            backend=self.backend,
+            last_only=last_only,
         )
-        assert out is not None
-        return out, h_n
