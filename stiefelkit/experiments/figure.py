@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stiefelkit.errors import RunError
 
@@ -69,7 +69,7 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> 
             raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
 
 
-def legend(axes: "Axes", loc: str) -> None:
+def legend(axes: "Axes", loc: Literal["best", "upper right"]) -> None:
     """Names the curves of a panel: inside, or beside it where they are many."""
     if len(axes.get_legend_handles_labels()[1]) <= len(COLOURS):
         axes.legend(loc=loc)
