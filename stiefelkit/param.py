@@ -101,13 +101,17 @@ def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
         return fn(t)
 
 
+def option_names(cls: type["OrthogonalParam"]) -> list[str]:
+    """The names of a class's options, `precision` among them."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
+
+
 def check_options(cls: type["OrthogonalParam"], options: Any) -> None:
     """Raises OptionError unless options are a mapping whose keys the class takes."""
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
-    known = [
-        key for key in inspect.signature(cls.__init__).parameters if key not in ("self", "shape", "dtype", "device")
-    ]
+    known = option_names(cls)
     for key in options:
         if key not in known:
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")

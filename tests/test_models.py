@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -28,12 +29,36 @@ PAPERS = [
     ("full_urnn", (129, 128, 129), 128**2 + 128 * (258 + 258 + 3) + 129),  # speech, "83k"
     ("lstm", (10, 68, 9), 4 * 68 * (68 + 10 + 1) + 68 * 9 + 9),
     ("lstm", (1, 128, 10), 4 * 128 * (128 + 1 + 1) + 1280 + 10),
+    ("gru", (1, 128, 10), 3 * 128 * (128 + 1 + 1) + 1280 + 10),
+    ("ornn:reflections=16", (2, 128, 1), 2569),  # adding, Mhammedi et al., "2.6k"
+    ("ornn:reflections=32", (1, 256, 10), 11034),  # pixel MNIST, "11k"
+    ("ornn", (1, 20, 10), 20 * 21 // 2 + 20 + 20 + 200 + 10 + 20),
+    ("restricted_urnn", (10, 470, 9), 10 * 470 + 2 * 470 * (10 + 9) + 9),  # copying, "22k", Wisdom et al.
+    ("restricted_urnn", (1, 512, 10), 10 * 512 + 2 * 512 * 11 + 10),  # pixel MNIST, "16k"
+    ("eurnn:layers=2", (2, 512, 1), 1534 + 512 * 2 * 2 + 512 + 512 + 1),  # 1534 = 2 (n - 1) + n in W
+    ("eurnn:layout=fft", (2, 512, 1), 5120 + 512 * 2 * 2 + 512 + 512 + 1),  # 5120 = n log2(n) + n in W
+    ("eurnn", (2, 16, 1), 16**2 + 16 * 2 * 2 + 16 + 16 + 1),  # as many layers as units: the whole of U(n)
+    ("exprnn", (1, 170, 10), 170 * 169 // 2 + 170 + 170 + 1700 + 10),  # pixel MNIST, as scoRNN, "16k"
+    ("exprnn", (1, 360, 10), 68950),  # "69k"
+    ("lie_urnn", (2, 30, 1), 900 + 2 * 60 + 30 + 60 + 1),
+    ("margin_rnn", (10, 128, 9), 128 * 127 + 128 + 1280 + 128 + 9 * 128 + 9 + 128),
+    ("irnn", (1, 100, 10), 100**2 + 100 + 100 + 1000 + 10 + 100),
+    ("henaff_rnn", (10, 80, 9), 80**2 + 800 + 80 + 720 + 9),
+    ("goru", (10, 128, 9), 64 * 7 + 2 * 128**2 + 3 * 1280 + 3 * 128 + 9 * 128 + 9),
 ]
+
+
+def parsed(name: str) -> tuple[str, dict[str, Any]]:
+    """A model and one option, "ornn:reflections=16"."""
+    name, _, option = name.partition(":")
+    key, _, value = option.partition("=")
+    return name, {key: int(value) if value.isdigit() else value} if key else {}
 
 
 @pytest.mark.parametrize(("name", "sizes", "count"), PAPERS)
 def test_parameter_counts_are_the_papers(name, sizes, count):
-    assert sk.models.count_parameters(sk.models.create(name, *sizes)) == count
+    name, options = parsed(name)
+    assert sk.models.count_parameters(sk.models.create(name, *sizes, **options)) == count
 
 
 @pytest.mark.parametrize("name", sk.models.names())
@@ -46,6 +71,229 @@ def test_every_model_reads_sequences_and_trains_every_parameter(name):
     every.square().sum().backward()
     trained = [p for p in net.parameters() if p.requires_grad]
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in trained)
+
+
+REAL = ["scornn", "ornn", "exprnn", "margin_rnn", "irnn", "henaff_rnn", "goru"]
+COMPLEX = ["scurnn", "full_urnn", "restricted_urnn", "eurnn", "lie_urnn"]
+GATED = ["lstm", "gru"]
+MAPS = ["cayley", "householder", "givens", "matrix_exp", "margin", "rebased", "stiefel"]
+
+
+def test_the_lists_here_hold_every_model():
+    assert sorted(REAL + COMPLEX + GATED) == sk.models.names()
+
+
+@pytest.mark.parametrize("name", sk.models.names())
+def test_every_model_learns(name):
+    torch.manual_seed(0)
+    net: Any = sk.models.create(name, 2, 8, 3)
+    x, y = torch.rand(16, 12, 2), torch.randint(3, (16,))
+    plain = [p for key, p in net.named_parameters() if "parametrizations" not in key and p.requires_grad]
+    opt = torch.optim.Adam(plain, lr=1e-2)
+    frames = [p for key, p in net.named_parameters() if "parametrizations" in key]
+    if name != "full_urnn":
+        opt.add_param_group({"params": frames, "lr": 1e-2})
+    losses = []
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(net(x, last_only=True), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert math.isfinite(losses[-1])
+
+
+@pytest.mark.parametrize("parametrization", [*MAPS, None])
+@pytest.mark.parametrize("name", REAL + GATED)
+def test_every_real_model_takes_every_real_map(name, parametrization):
+    net: Any = sk.models.create(name, 2, 4, 3, parametrization=parametrization)
+    _check_map(net, parametrization, "weight_hh_l0")
+
+
+@pytest.mark.parametrize("parametrization", [*MAPS, "fourier", None])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_every_complex_model_takes_every_complex_map(name, parametrization):
+    net: Any = sk.models.create(name, 2, 4, 3, parametrization=parametrization)
+    _check_map(net, parametrization, "weight_hh_l0")
+
+
+def _check_map(net: Any, parametrization: str | None, weight: str) -> None:
+    if parametrization is None:
+        assert not sk.drift(net)
+        assert isinstance(getattr(net.rnn, weight), nn.Parameter)
+    else:
+        assert type(net.rnn.parametrizations[weight].param) is sk.available()[parametrization]
+        assert all(found.error <= 1e-5 for found in sk.drift(net).values())
+    out = net(torch.randn(2, 5, 2))
+    assert out.shape == (2, 5, 3)
+    out.square().sum().backward()
+    assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("activation", sk.functional.ACTIVATIONS)
+@pytest.mark.parametrize("name", REAL)
+def test_every_real_model_takes_every_activation(name, activation):
+    net: Any = sk.models.create(name, 2, 4, 3, activation=activation)
+    assert net.rnn.activation == activation
+    assert sk.models.count_parameters(net) == sk.models.count_parameters(sk.models.create(name, 2, 4, 3))
+    assert torch.isfinite(net(torch.randn(2, 5, 2))).all()
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_models_take_the_activations_of_complex_states(name):
+    net: Any = sk.models.create(name, 2, 4, 3, activation="identity")
+    assert net.rnn.activation == "identity"
+    assert torch.isfinite(net(torch.randn(2, 5, 2))).all()
+    with pytest.raises(errors.DtypeError, match="got 'tanh'"):
+        sk.models.create(name, 2, 4, 3, activation="tanh")
+
+
+def test_options_of_another_map_apply():
+    net: Any = sk.models.create("scornn", 2, 8, 3, parametrization="householder", reflections=2, init="identity")
+    assert net.rnn.parametrizations.weight_hh_l0.param.reflections == 2
+    net = sk.models.create("eurnn", 2, 8, 3, parametrization="cayley", init="helfrich")
+    assert net.rnn.parametrizations.weight_hh_l0.scheme == "helfrich"
+    net = sk.models.create("irnn", 2, 8, 3, init="haar")
+    assert sk.metrics.orthogonality_error(net.rnn.weight_hh_l0) < 1e-5
+    net = sk.models.create("lstm", 2, 8, 3, parametrization="householder", reflections=2)
+    assert net.rnn.parametrizations.weight_hh_l0.param.shape == (4, 8, 8)
+
+
+def test_gates_of_frames_run_as_torchs_layers_do():
+    for name, kind in (("lstm", nn.LSTM), ("gru", nn.GRU)):
+        net: Any = sk.models.create(name, 2, 4, 3, parametrization="cayley")
+        twin: Any = kind(2, 4, batch_first=True)
+        with torch.no_grad():
+            twin.weight_ih_l0.copy_(net.rnn.weight_ih_l0)
+            twin.weight_hh_l0.copy_(net.rnn.weight_hh_l0.flatten(0, 1))
+            twin.bias_ih_l0.copy_(net.rnn.bias_ih_l0)
+            twin.bias_hh_l0.zero_()
+        x = torch.randn(3, 5, 2)
+        assert torch.allclose(net.rnn(x)[0], twin(x)[0], atol=1e-6)
+        assert torch.allclose(net(x, last_only=True), net.output(twin(x)[0][:, -1]), atol=1e-6)
+
+
+def test_ornn_starts_as_its_code_does():
+    net: Any = sk.models.create("ornn", 2, 10, 3, reflections=4)
+    rnn = net.rnn
+    u = sk.functional.unpack_trapezoid(rnn.parametrizations.weight_hh_l0.reflectors.detach(), 10, 4, False)
+    assert torch.allclose(torch.linalg.vector_norm(u, dim=0), torch.ones(4))
+    assert rnn.parametrizations.weight_hh_l0.signs.tolist() == [1] * 10
+    eye, w = torch.eye(10), torch.eye(10)
+    for j in range(4):
+        w = w @ (eye - 2 * torch.outer(u[:, j], u[:, j]))
+    assert torch.allclose(rnn.weight_hh_l0, w, atol=1e-6)
+    assert torch.equal(rnn.bias_l0, torch.zeros(10))
+    assert 0.05 < rnn.h0_l0.abs().max() <= math.sqrt(3 / 20)
+    assert rnn.activation == "leaky_relu"
+
+
+def test_the_last_of_n_reflectors_of_ornn_is_a_random_sign():
+    seen = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net: Any = sk.models.create("ornn", 1, 6, 1)
+        carrier = net.rnn.parametrizations.weight_hh_l0
+        u = sk.functional.unpack_trapezoid(carrier.reflectors.detach(), 6, 6, False)
+        assert carrier.signs.tolist()[:5] == [1] * 5
+        # Five reflections have determinant -1; the paper's last factor is the single entry.
+        assert torch.linalg.det(net.rnn.weight_hh_l0).sign() == -u[5, 5].sign()
+        seen.add(u[5, 5].item())
+    assert len(seen) == 2
+
+
+def test_eurnn_starts_as_its_code_does_and_reads_the_real_part():
+    net: Any = sk.models.create("eurnn", 2, 8, 3, layers=2)
+    rnn = net.rnn
+    for angles in rnn.parametrizations.weight_hh_l0.coordinates.values():
+        assert 1 < angles.abs().max() <= math.pi
+    assert 0 < rnn.weight_ih_l0.abs().max() <= 0.01
+    assert torch.equal(rnn.bias_l0, torch.zeros(8))
+    assert not rnn.trainable_h0
+    x = torch.randn(2, 5, 2)
+    assert torch.allclose(net(x), net.output(rnn(x)[0].real))
+    assert torch.equal(net.output.bias, torch.zeros(3))
+    theirs: Any = sk.models.create("eurnn", 2, 200, 3, layers=2, output_init="reference")
+    assert math.sqrt(6 / 203) < theirs.output.weight.abs().max() <= math.sqrt(6 / 5)
+    assert torch.equal(theirs.output.bias, torch.full((3,), 0.01))
+
+
+def test_exprnn_starts_as_its_code_does():
+    net: Any = sk.models.create("exprnn", 2, 200, 100)
+    rnn = net.rnn
+    w = rnn.weight_hh_l0
+    blocks = torch.block_diag(*(w[i : i + 2, i : i + 2] for i in range(0, 200, 2)))
+    assert torch.equal(w, blocks)
+    assert torch.linalg.eigvals(w).angle().abs().max() > 3
+    assert rnn.weight_ih_l0.std().item() == pytest.approx(1, rel=0.2)
+    assert net.output.weight.std().item() == pytest.approx(0.1, rel=0.2)
+    assert 0 < rnn.bias_l0.abs().max() <= 0.01
+    assert not rnn.trainable_h0
+
+
+def test_restricted_urnn_starts_as_its_code_does():
+    net: Any = sk.models.create("restricted_urnn", 2, 10, 3)
+    rnn = net.rnn
+    coordinates = rnn.parametrizations.weight_hh_l0.coordinates
+    assert 1 < coordinates["phase"].abs().max() <= math.pi
+    assert 0.1 < coordinates["reflectors"].abs().max() <= math.sqrt(6 / 22)
+    assert rnn.weight_ih_l0.abs().max() <= math.sqrt(6 / 22)
+    assert 0 < rnn.bias_l0.abs().max() <= 0.01
+    assert 0.1 < rnn.h0_l0.abs().max() <= math.sqrt(3 / 20)
+
+
+def test_lie_urnn_starts_with_normal_coefficients():
+    net: Any = sk.models.create("lie_urnn", 2, 50, 3)
+    skew = net.rnn.parametrizations.weight_hh_l0.skew
+    assert skew.mean().item() == pytest.approx(0, abs=0.1)
+    assert skew.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_margin_rnn_starts_orthogonal_with_a_trained_zero_state():
+    net: Any = sk.models.create("margin_rnn", 2, 10, 3, margin=0.3)
+    carrier = net.rnn.parametrizations.weight_hh_l0
+    assert carrier.param.margin == 0.3
+    assert torch.equal(carrier.coordinates["spectrum"], torch.zeros(10))
+    assert sk.metrics.orthogonality_error(net.rnn.weight_hh_l0) < 1e-5
+    assert torch.equal(net.rnn.h0_l0, torch.zeros(10))
+
+
+def test_irnn_starts_at_the_identity():
+    net: Any = sk.models.create("irnn", 2, 300, 3, input_std=0.001)
+    assert torch.equal(net.rnn.weight_hh_l0, torch.eye(300))
+    assert torch.equal(net.rnn.bias_l0, torch.zeros(300))
+    assert torch.equal(net.rnn.h0_l0, torch.zeros(300))
+    assert net.rnn.weight_ih_l0.std().item() == pytest.approx(0.001, rel=0.2)
+    x = torch.rand(2, 5, 2)
+    states = net.rnn(x)[0]
+    assert torch.allclose(states[:, -1], (x @ net.rnn.weight_ih_l0.mT).relu().sum(1), atol=0.01)
+
+
+@pytest.mark.parametrize("parametrization", [None, "cayley"])
+def test_henaff_rnn_moves_its_states_linearly(parametrization):
+    net: Any = sk.models.create("henaff_rnn", 2, 6, 3, parametrization=parametrization).double()
+    rnn = net.rnn
+    nn.init.normal_(rnn.bias_l0)
+    x = torch.randn(2, 5, 2, dtype=torch.float64)
+    h = torch.zeros(2, 6, dtype=torch.float64)
+    for t in range(5):
+        h = (x[:, t] @ rnn.weight_ih_l0.mT + rnn.bias_l0).relu() + h @ rnn.weight_hh_l0.mT
+    assert torch.allclose(rnn(x)[1][0], h)
+    other: Any = sk.models.create("henaff_rnn", 2, 6, 3, init="identity")
+    assert torch.equal(other.rnn.weight_hh_l0, torch.eye(6))
+
+
+def test_goru_starts_as_its_code_does():
+    net: Any = sk.models.create("goru", 2, 8, 3)
+    rnn = net.rnn
+    carrier = rnn.parametrizations.weight_hh_l0
+    assert carrier.param.layout == "fft"
+    assert carrier.signs.tolist() == [1] * 8
+    assert 1 < carrier.angle.abs().max() <= math.pi
+    assert max(rnn.weight_ih_l0.abs().max(), rnn.weight_gates_l0.abs().max()) <= 0.01
+    assert rnn.bias_gates_l0.tolist() == [2.0] * 8 + [0.0] * 8
+    assert torch.equal(rnn.bias_l0, torch.full((8,), 0.01))
 
 
 def test_scornn_starts_as_its_code_does():
@@ -101,13 +349,6 @@ def test_full_urnn_draws_the_same_by_the_class_as_by_its_name():
     assert torch.equal(*(net.rnn.weight_hh_l0 for net in nets))
 
 
-@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "matrix_exp", "fourier", "stiefel"])
-def test_full_urnn_takes_any_unitary_map(name):
-    net: Any = sk.models.create("full_urnn", 2, 8, 3, parametrization=name)
-    assert net(torch.randn(2, 5, 2)).shape == (2, 5, 3)
-    assert type(net.rnn.parametrizations.weight_hh_l0.param) is sk.available()[name]
-
-
 def test_the_lstm_has_one_bias_and_an_open_forget_gate():
     net: Any = sk.models.create("lstm", 2, 4, 3, forget_bias=2.0)
     assert net.rnn.bias_ih_l0.tolist() == [0.0] * 4 + [2.0] * 4 + [0.0] * 8
@@ -130,6 +371,33 @@ def test_separate_coordinates_take_separate_rates():
         (("full_urnn", 1, 2, 3), {"bias_bound": -1.0}, errors.OptionError, "bias_bound >= 0"),
         (("full_urnn", 1, 2, 3), {"parametrization": "caley"}, errors.UnknownNameError, 'did you mean "cayley"'),
         (("full_urnn", 1, 2, 3), {"init": "restrictd"}, errors.OptionError, 'did you mean "restricted"'),
+        (
+            ("scornn", 1, 4, 3),
+            {"parametrization": "householder", "negative": 2},
+            errors.OptionError,
+            "scornn with householder has no option 'negative'",
+        ),
+        (
+            ("scornn", 1, 4, 3),
+            {"parametrization": None, "negative": 2},
+            errors.OptionError,
+            "without a parametrization",
+        ),
+        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, "a complex weight"),
+        (("scornn", 1, 4, 3), {"activaton": "relu"}, errors.OptionError, 'did you mean "activation"'),
+        (("scornn", 1, 4, 3), {"parametrization": 3}, errors.OptionError, "a name or a subclass"),
+        (("ornn", 1, 4, 3), {"reflections": 5}, errors.OptionError, "between 1 and p = 4"),
+        (("ornn", 1, 3, 3), {"activation": "oplu"}, errors.OptionError, "even hidden_size"),
+        (("eurnn", 1, 4, 3), {"output_init": "theirs"}, errors.OptionError, 'output_init "glorot" or "reference"'),
+        (("eurnn", 1, 6, 3), {"layout": "fft"}, errors.DtypeError, "power of two"),
+        (("goru", 1, 6, 3), {}, errors.DtypeError, "power of two"),
+        (("goru", 1, 8, 3), {"layers": 2}, errors.OptionError, 'layout "brickwall" for layers='),
+        (("margin_rnn", 1, 4, 3), {"margin": 1.0}, errors.OptionError, "margin in [0, 1)"),
+        (("irnn", 1, 4, 3), {"input_std": 0.0}, errors.OptionError, "input_std > 0"),
+        (("irnn", 1, 4, 3), {"init": "identiy"}, errors.OptionError, 'did you mean "identity"'),
+        (("lstm", 1, 4, 3), {"activation": "relu"}, errors.OptionError, "no option 'activation'"),
+        (("lstm", 1, 4, 3), {"parametrization": "cayley", "activation": "relu"}, errors.OptionError, "'activation'"),
+        (("gru", 1, 4, 3), {"init": "haar"}, errors.OptionError, "GRU needs a parametrization for the options init"),
     ],
 )
 def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):

@@ -87,8 +87,11 @@ class Recipe:
     options: Callable[[int], dict[str, Any]] = lambda n: {}
 
     def filled(self, settings: Settings) -> Settings:
-        """Returns `settings` with the gaps filled from this recipe."""
+        """Returns `settings` with the gaps filled from this recipe.
+
+        The options here belong to the model's own parametrization: those of another are the user's alone.
+        """
         merged = settings.over(self.settings)
-        if merged.hidden_size is None:
+        if merged.hidden_size is None or "parametrization" in settings.options:
             return merged
         return dataclasses.replace(merged, options={**self.options(merged.hidden_size), **merged.options})

@@ -35,7 +35,7 @@ from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
 from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations_plan import mesh_size
-from stiefelkit.functional._scan import BACKENDS, scan, scan_backend
+from stiefelkit.functional._scan import BACKENDS, goru_scan, scan, scan_backend
 from stiefelkit.functional._stiefel_step import Tangent, cayley_increment, norms_of, riemannian_gradient
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "diagonal",
     "exponential",
     "find_activation",
+    "goru_scan",
     "haar_angles",
     "haar_indices",
     "householder",

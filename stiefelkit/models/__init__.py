@@ -8,15 +8,26 @@ from torch import nn
 
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.models.sequence import SequenceModel, count_parameters
-from stiefelkit.registry import Registry
+from stiefelkit.param import option_names
+from stiefelkit.registry import Registry, find_parametrization, parametrizations
 
 __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
 
 _models = Registry(
     "model",
     {
+        "eurnn": "stiefelkit.models.eurnn:eurnn",
+        "exprnn": "stiefelkit.models.exprnn:exprnn",
         "full_urnn": "stiefelkit.models.full_urnn:full_urnn",
+        "goru": "stiefelkit.models.goru:goru",
+        "gru": "stiefelkit.models.gru:gru",
+        "henaff_rnn": "stiefelkit.models.henaff_rnn:henaff_rnn",
+        "irnn": "stiefelkit.models.irnn:irnn",
+        "lie_urnn": "stiefelkit.models.lie_urnn:lie_urnn",
         "lstm": "stiefelkit.models.lstm:lstm",
+        "margin_rnn": "stiefelkit.models.margin_rnn:margin_rnn",
+        "ornn": "stiefelkit.models.ornn:ornn",
+        "restricted_urnn": "stiefelkit.models.restricted_urnn:restricted_urnn",
         "scornn": "stiefelkit.models.scornn:scornn",
         "scurnn": "stiefelkit.models.scurnn:scurnn",
     },
@@ -32,14 +43,15 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         input_size: width of the input.
         hidden_size: width of the state.
         output_size: width of the output.
-        **options: the model's own, `negative=` for "scornn".
+        **options: the model's own, such as `activation=` and `parametrization=`, and those of its parametrization, such
+            as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
 
     Returns:
         A module that maps (B, T, input_size) to (B, T, output_size), or to (B, output_size) with `last_only=True`.
 
     Raises:
         UnknownNameError: no model has this name.
-        OptionError: the model has no such option, or a size is no positive integer.
+        OptionError: neither the model nor its parametrization has such an option, or a size is no positive integer.
 
     >>> net = create("scornn", 1, 8, 10, negative=4)
     >>> import torch
@@ -51,11 +63,28 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     for key, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
-    known = [key for key in inspect.signature(build).parameters if key not in sizes]
+    if options.get("parametrization") == "none":  # the command line has no None
+        options["parametrization"] = None
+    known, which = _known_options(build, options)
     for key in options:
-        if key not in known:
-            raise OptionError(f"{name} has no option {key!r}{did_you_mean(key, known)}")
+        if key not in known or key in sizes:
+            raise OptionError(f"{name}{which} has no option {key!r}{did_you_mean(key, known)}")
     return build(**sizes, **options)
+
+
+def _known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tuple[list[str], str]:
+    """Names that a model takes beside the sizes, those of its parametrization included, and which one that is."""
+    own = list(inspect.signature(build).parameters.values())[3:]
+    known = [option.name for option in own if option.kind is not option.VAR_KEYWORD]
+    if len(known) == len(own) or "parametrization" not in known:
+        return known, ""
+    default = next(option.default for option in own if option.name == "parametrization")
+    chosen = given.get("parametrization", default)
+    known += ["init", "generator"]
+    if chosen is None:
+        return known, " without a parametrization"
+    cls = find_parametrization(chosen)
+    return known + option_names(cls), f" with {parametrizations.name_of(cls) or cls.__name__}"
 
 
 def names() -> list[str]:

@@ -1,12 +1,13 @@
 """Full-capacity uRNN: unitary RNN whose recurrent matrix may be any unitary one."""
 
+from typing import Any
+
 from torch import nn
 
 from stiefelkit.errors import OptionError
+from stiefelkit.models.parts import Map, map_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.param import OrthogonalParam
-from stiefelkit.registry import find_parametrization
 
 __all__ = ["full_urnn"]
 
@@ -16,9 +17,10 @@ def full_urnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: str | type[OrthogonalParam] = "stiefel",
-    init: str | None = None,
+    parametrization: Map = "stiefel",
+    activation: str = "modrelu",
     bias_bound: float = 0.01,
+    **options: Any,
 ) -> SequenceModel:
     """Builds the full-capacity uRNN: W any unitary matrix, trained as it is, complex modReLU.
 
@@ -37,13 +39,14 @@ def full_urnn(
         input_size: m.
         hidden_size: n, complex.
         output_size: p.
-        parametrization: of W; any other unitary map trains with any optimizer.
-        init: first W; None for "restricted" with "stiefel", and for the map's own scheme with others. "haar" is what
-            the authors' second, Keras code draws.
+        parametrization: of W; any other unitary map, and None for a free W, trains with any optimizer.
+        activation: any complex one.
         bias_bound: modReLU's bias starts as U(-bias_bound, bias_bound); their pixel-by-pixel MNIST has 0.
+        **options: of the parametrization, and `init=`: "restricted" with "stiefel" if left out. "haar" is what the
+            authors' second, Keras code draws.
 
     Raises:
-        OptionError: the bound is negative, or the map has no such scheme.
+        OptionError: the bound is negative, or the map has no such option or scheme.
         UnknownNameError: no parametrization has this name.
 
     References:
@@ -51,22 +54,18 @@ def full_urnn(
     """
     if not 0 <= bias_bound < float("inf"):
         raise OptionError(f"full_urnn needs bias_bound >= 0, got {bias_bound!r}.")
-    is_stiefel = find_parametrization(parametrization) is find_parametrization("stiefel")
     rnn = OrthogonalRNN(
         input_size,
         hidden_size,
         parametrization=parametrization,
         field="complex",
-        activation="modrelu",
+        activation=activation,
         batch_first=True,
         trainable_h0=True,
-        init="restricted" if init is None and is_stiefel else init,
+        **map_options(parametrization, "stiefel", {"init": "restricted"}, options),
     )
     bound = (3 / (2 * hidden_size)) ** 0.5
     nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
     nn.init.uniform_(rnn.bias_l0, -bias_bound, bias_bound)  # type: ignore[arg-type]
     nn.init.uniform_(rnn.h0_l0, -bound, bound)  # type: ignore[arg-type]
-    output = nn.Linear(2 * hidden_size, output_size)
-    nn.init.xavier_uniform_(output.weight)
-    nn.init.zeros_(output.bias)
-    return SequenceModel(rnn, output)
+    return SequenceModel(rnn, read_out(2 * hidden_size, output_size))

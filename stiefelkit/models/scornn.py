@@ -1,14 +1,25 @@
 """scoRNN: orthogonal RNN with the scaled Cayley transform."""
 
+from typing import Any
+
 from torch import nn
 
+from stiefelkit.models.parts import Map, map_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
 __all__ = ["scornn"]
 
 
-def scornn(input_size: int, hidden_size: int, output_size: int, *, negative: int | None = None) -> SequenceModel:
+def scornn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "cayley",
+    activation: str = "modrelu",
+    **options: Any,
+) -> SequenceModel:
     """Builds scoRNN: W = (I + A)^-1 (I - A) D, modReLU, states as columns.
 
     As in the authors' code: A block-diagonal with eigenvalues of the transform on a quarter arc ("helfrich"),
@@ -23,7 +34,9 @@ def scornn(input_size: int, hidden_size: int, output_size: int, *, negative: int
         input_size: m.
         hidden_size: n.
         output_size: p.
-        negative: rho, how many signs are -1; n/2 when None.
+        parametrization: of W, any real one; None for a free W.
+        activation: any real one.
+        **options: of the parametrization, and `init=`: `negative=`, rho, how many signs are -1, is n/2 if left out.
 
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
@@ -31,14 +44,10 @@ def scornn(input_size: int, hidden_size: int, output_size: int, *, negative: int
     rnn = OrthogonalRNN(
         input_size,
         hidden_size,
-        parametrization="cayley",
-        activation="modrelu",
+        parametrization=parametrization,
+        activation=activation,
         batch_first=True,
-        negative=hidden_size // 2 if negative is None else negative,
-        init="helfrich",
+        **map_options(parametrization, "cayley", {"negative": hidden_size // 2, "init": "helfrich"}, options),
     )
     nn.init.uniform_(rnn.weight_ih_l0, -0.01, 0.01)  # type: ignore[arg-type]
-    output = nn.Linear(hidden_size, output_size)
-    nn.init.xavier_uniform_(output.weight)
-    nn.init.zeros_(output.bias)
-    return SequenceModel(rnn, output)
+    return SequenceModel(rnn, read_out(hidden_size, output_size))

@@ -1,14 +1,25 @@
 """scuRNN: unitary RNN with the scaled Cayley transform and trained phases."""
 
+from typing import Any
+
 from torch import nn
 
+from stiefelkit.models.parts import Map, map_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
 __all__ = ["scurnn"]
 
 
-def scurnn(input_size: int, hidden_size: int, output_size: int) -> SequenceModel:
+def scurnn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "cayley",
+    activation: str = "modrelu",
+    **options: Any,
+) -> SequenceModel:
     """Builds scuRNN: W = (I + A)^-1 (I - A) diag(e^{i theta}), A skew-Hermitian, complex modReLU.
 
     As in the authors' code: Re A as in scoRNN and Im A = 0, theta uniform on (0, 2 pi), input weights Glorot-uniform
@@ -23,6 +34,9 @@ def scurnn(input_size: int, hidden_size: int, output_size: int) -> SequenceModel
         input_size: m.
         hidden_size: n, complex.
         output_size: p.
+        parametrization: of W, any complex one; None for a free W.
+        activation: any complex one.
+        **options: of the parametrization, and `init=`.
 
     References:
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
@@ -30,17 +44,14 @@ def scurnn(input_size: int, hidden_size: int, output_size: int) -> SequenceModel
     rnn = OrthogonalRNN(
         input_size,
         hidden_size,
-        parametrization="cayley",
+        parametrization=parametrization,
         field="complex",
-        activation="modrelu",
+        activation=activation,
         batch_first=True,
         trainable_h0=True,
-        init="helfrich",
+        **map_options(parametrization, "cayley", {"init": "helfrich"}, options),
     )
     nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
     nn.init.uniform_(rnn.bias_l0, -0.01, 0.01)  # type: ignore[arg-type]
     nn.init.uniform_(rnn.h0_l0, -0.01, 0.01)  # type: ignore[arg-type]
-    output = nn.Linear(2 * hidden_size, output_size)
-    nn.init.xavier_uniform_(output.weight)
-    nn.init.zeros_(output.bias)
-    return SequenceModel(rnn, output)
+    return SequenceModel(rnn, read_out(2 * hidden_size, output_size))

@@ -17,15 +17,17 @@ class SequenceModel(nn.Module):
     Args:
         rnn: a layer with the interface of torch.nn.RNN or torch.nn.LSTM, batch first, one direction.
         output: linear layer on the states.
+        real_part: read Re h alone of complex states.
 
     Shape:
         (B, T, m) to (B, T, output_size), or to (B, output_size) with `last_only`.
     """
 
-    def __init__(self, rnn: nn.Module, output: nn.Linear):
+    def __init__(self, rnn: nn.Module, output: nn.Linear, *, real_part: bool = False):
         super().__init__()
         self.rnn = rnn
         self.output = output
+        self.real_part = real_part
 
     def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
         """Returns the outputs at every step, or at the last one."""
@@ -33,7 +35,7 @@ class SequenceModel(nn.Module):
         if last_only:
             states = (last[0] if isinstance(last, tuple) else last)[-1]
         if states.is_complex():
-            states = torch.cat([states.real, states.imag], dim=-1)
+            states = states.real if self.real_part else torch.cat([states.real, states.imag], dim=-1)
         return self.output(states)
 
 

@@ -1,5 +1,6 @@
 """Products of Householder reflectors, real and complex."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -7,7 +8,14 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ImageError, OptionError
-from stiefelkit.functional import householder, householder_inverse, householder_linear, trapezoid_size
+from stiefelkit.functional import (
+    householder,
+    householder_inverse,
+    householder_linear,
+    pack_trapezoid,
+    trapezoid_size,
+    unpack_trapezoid,
+)
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
 
@@ -53,6 +61,7 @@ class Householder(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "mhammedi")
 
     signs: Tensor
 
@@ -175,12 +184,29 @@ class Householder(OrthogonalParam):
     def initial(
         self, scheme: str, generator: torch.Generator | None = None
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Draws a frame, or, for "haar" with fewer reflectors than columns, reflectors uniform on their spheres."""
-        if scheme != "haar" or self.traits.onto:
+        """Draws a frame, or the reflectors themselves.
+
+        "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialisation
+        of oRNN: the same for any number of reflectors, of unit length; D = I, but a random last sign where the last
+        reflector has a single entry; phases uniform on (-pi, pi).
+        """
+        if scheme != "mhammedi" and (scheme != "haar" or self.traits.onto):
             return self.initial_frame(scheme, generator)
+        (*batch, n, p), k = self.shape, self.reflections
         device = None if generator is None else generator.device
-        drawn = tuple(
+        drawn = [
             torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
             for shape in self.coordinates.values()
-        )
-        return drawn, {} if self.is_complex else {"signs": torch.ones_like(self.signs)}
+        ]
+        signs = torch.ones(*batch, p, dtype=torch.int8, device=device)
+        if scheme == "mhammedi":
+            u = unpack_trapezoid(drawn[0], n, k, self.is_complex)
+            u = u / torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+            drawn[0] = pack_trapezoid(u)
+            if self.is_complex:
+                uniform = torch.rand(drawn[1].shape, dtype=torch.float64, device=device, generator=generator)
+                drawn[1] = (2 * uniform - 1) * math.pi
+            elif k == n:
+                # The reflector of a single entry is -1; the paper's last factor is the entry itself.
+                signs[..., -1] = -u[..., -1, -1].to(torch.int8)
+        return tuple(drawn), {} if self.is_complex else {"signs": signs}

@@ -55,6 +55,7 @@ class MatrixExp(OrthogonalParam):
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
+    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "gaussian")
 
     rotation: Tensor
 
@@ -143,7 +144,15 @@ class MatrixExp(OrthogonalParam):
     def initial(
         self, scheme: str, generator: torch.Generator | None = None
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Draws a frame; square real ones from the rotations (for "haar" by their own uniform measure)."""
+        """Draws a frame; square real ones from the rotations (for "haar" by their own uniform measure).
+
+        "gaussian" draws coordinates from N(0, 1), as Hyland and Ratsch do.
+        """
+        if scheme == "gaussian":
+            device = None if generator is None else generator.device
+            (shape,), (*batch, n, p) = self.coordinates.values(), self.shape
+            skew = torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
+            return (skew,), {"rotation": identity_buffer(tuple(batch), p, self.dtype, device)} if n > p else {}
         w = init.draw(scheme, self.shape, working_dtype(self.dtype), generator)
         if not self.traits.onto:
             w[..., -1] *= torch.linalg.det(w).sign()[..., None]

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stiefelkit.experiments.checks import at_least, at_most
-from stiefelkit.experiments.recipe import Recipe, Settings
+from stiefelkit.experiments.recipe import Recipe
+from stiefelkit.experiments.tasks.digits_recipes import RECIPES
 from stiefelkit.experiments.tasks.task import Task, generator
 
 __all__ = ["Digits"]
@@ -42,55 +43,7 @@ class Digits(Task):
     last_only: ClassVar[bool] = True
     headline: ClassVar[str] = "accuracy"
     loss_label: ClassVar[str] = "cross-entropy (nats)"
-    recipes: ClassVar[dict[str, Recipe]] = {
-        "scornn": Recipe(
-            Settings(
-                hidden_size=96,
-                steps=2400,
-                batch_size=64,
-                optimizer="rmsprop",
-                lr=3e-3,
-                rates={"skew": 3e-4},
-                optimizer_options={"alpha": 0.9},
-                schedule="cosine",
-            ),
-            options=lambda n: {"negative": n // 10},
-        ),
-        "scurnn": Recipe(
-            Settings(
-                hidden_size=64,
-                steps=2400,
-                batch_size=64,
-                optimizer="adam",
-                lr=2e-3,
-                rates={"skew": 1e-3},
-                schedule="cosine",
-            )
-        ),
-        "full_urnn": Recipe(
-            Settings(
-                hidden_size=64,
-                steps=2400,
-                batch_size=32,
-                optimizer="multiplicative_cayley",
-                lr=2e-3,
-                rates={"stiefel": 3e-4},
-                optimizer_options={"precondition": "rmsprop"},
-                schedule="cosine",
-            )
-        ),
-        "lstm": Recipe(
-            Settings(
-                hidden_size=96,
-                steps=2400,
-                batch_size=64,
-                optimizer="adam",
-                lr=3e-3,
-                clip_norm=1.0,
-                schedule="cosine",
-            )
-        ),
-    }
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

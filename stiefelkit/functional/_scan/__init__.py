@@ -1,6 +1,7 @@
-"""The recurrence h_t = act(x_t U^T + h_{t-1} W^T) over a whole sequence."""
+"""Recurrences over a whole sequence: h_t = act(x_t U^T + h_{t-1} W^T), and its gated kin."""
 
 from stiefelkit.functional._scan.backends import BACKENDS
 from stiefelkit.functional._scan.dispatch import scan, scan_backend
+from stiefelkit.functional._scan.goru import goru_scan
 
-__all__ = ["BACKENDS", "scan", "scan_backend"]
+__all__ = ["BACKENDS", "goru_scan", "scan", "scan_backend"]

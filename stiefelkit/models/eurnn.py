@@ -1,0 +1,70 @@
+"""EURNN: unitary RNN with a mesh of rotations."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.errors import OptionError
+from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+__all__ = ["eurnn"]
+
+
+def eurnn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "givens",
+    activation: str = "modrelu",
+    output_init: str = "glorot",
+    **options: Any,
+) -> SequenceModel:
+    """Builds EURNN: W = D F_L ... F_1, layers of rotations of neighbours or of the Fourier pattern, complex modReLU.
+
+    As in the authors' code: every angle and phase U(-pi, pi) ("uniform"), input weights U(-0.01, 0.01) in real and
+    imaginary part, modReLU's bias zero, h_0 zero and not trained, and a read-out of Re h alone. The modReLU has no
+    epsilon (`stiefelkit.functional.modrelu`); theirs adds 0.01, and 1e-5 before 2018, to |z|. Coordinates: `angle` and
+    `phase`; one rate for all in the paper.
+
+    Parameters: L(n - 1) + n + 2nm + n + np + p for an even number L of layers, n log2(n) in the place of L(n - 1) for
+    the Fourier pattern.
+
+    Args:
+        input_size: m.
+        hidden_size: n, complex.
+        output_size: p.
+        parametrization: of W, any complex one; None for a free W.
+        activation: any complex one.
+        output_init: "glorot": read-out Glorot-uniform with zero bias. "reference": U(-b, b), b^2 = 6 / (p + m), with
+            bias 0.01, as the authors' code has it, where m stands in the place of n.
+        **options: of the parametrization, and `init=`: `layers=`, L, is n if left out, the whole of U(n) (the tables
+            have 2); `layout="fft"` has log2(n) layers, for n a power of two.
+
+    Raises:
+        OptionError: there is no such `output_init`, or the map has no such option.
+
+    References:
+        Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljacic, Tunable efficient unitary neural networks (EUNN)
+        and their application to RNNs, ICML 2017.
+    """
+    if output_init not in ("glorot", "reference"):
+        raise OptionError(f'eurnn needs output_init "glorot" or "reference", got {output_init!r}.')
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        field="complex",
+        activation=activation,
+        batch_first=True,
+        **map_options(parametrization, "givens", {"init": "uniform"}, options),
+    )
+    nn.init.uniform_(rnn.weight_ih_l0, -0.01, 0.01)  # type: ignore[arg-type]
+    output = read_out(hidden_size, output_size)
+    if output_init == "reference":
+        bound = (6 / (output_size + input_size)) ** 0.5
+        nn.init.uniform_(output.weight, -bound, bound)
+        nn.init.constant_(output.bias, 0.01)
+    return SequenceModel(rnn, output, real_part=True)

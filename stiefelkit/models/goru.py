@@ -1,0 +1,60 @@
+"""GORU: gated recurrent unit with an orthogonal candidate state."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import GORU
+
+__all__ = ["goru"]
+
+
+def goru(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "givens",
+    activation: str = "modrelu",
+    reset_bias: float = 2.0,
+    **options: Any,
+) -> SequenceModel:
+    """Builds GORU: gates r and g, candidate modReLU(r * (Q h) + U_c x), Q a mesh of rotations of the Fourier pattern.
+
+    As in the authors' code: angles U(-pi, pi) ("uniform") and no signs after the mesh, input weights and the dense
+    matrices of the gates U(-0.01, 0.01), the reset gate's bias 2, modReLU's 0.01, h_0 zero and not trained. The update
+    gate's bias is zero, the read-out Glorot-uniform with zero bias. The modReLU has no epsilon
+    (`stiefelkit.functional.modrelu`); theirs adds 0.001 to |z|. Coordinate: `angle`; one rate for all in the paper.
+
+    Parameters: (n/2) log2(n) + 2n^2 + 3nm + 3n + np + p; the mesh has L(n - 1)/2 for an even number L of layers of
+    neighbours.
+
+    Args:
+        input_size: m.
+        hidden_size: n, a power of two for the Fourier pattern.
+        output_size: p.
+        parametrization: of Q, any real one; None for a free Q.
+        activation: of the candidate, any real one.
+        reset_bias: initial bias of the reset gate.
+        **options: of the parametrization, and `init=`: `layout=` is "fft" if left out; "brickwall" takes any n, and
+            `layers=`.
+
+    References:
+        Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
+        forget, 2017.
+    """
+    rnn = GORU(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        activation=activation,
+        batch_first=True,
+        **map_options(parametrization, "givens", {"layout": "fft", "init": "uniform"}, options),
+    )
+    for weight in (rnn.weight_ih_l0, rnn.weight_gates_l0):
+        nn.init.uniform_(weight, -0.01, 0.01)  # type: ignore[arg-type]
+    nn.init.constant_(rnn.bias_gates_l0[:hidden_size], reset_bias)  # type: ignore[index]
+    nn.init.constant_(rnn.bias_l0, 0.01)  # type: ignore[arg-type]
+    return SequenceModel(rnn, read_out(hidden_size, output_size))

@@ -1,0 +1,61 @@
+"""IRNN: a free recurrent matrix that starts as the identity."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.errors import OptionError
+from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+__all__ = ["irnn"]
+
+
+def irnn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = None,
+    activation: str = "relu",
+    input_std: float | None = None,
+    **options: Any,
+) -> SequenceModel:
+    """Builds IRNN: h_t = relu(U x_t + W h_{t-1} + b) with W = I at first, and free.
+
+    Biases are zero, h_0 is trained from zero, input and read-out weights are Glorot-uniform, as in the code that the
+    orthogonal papers compare with, which also clips gradients. Nothing keeps W near the identity.
+
+    Parameters: n^2 + nm + n + np + p + n.
+
+    Args:
+        input_size: m.
+        hidden_size: n.
+        output_size: p.
+        parametrization: of W, any real one; None, the paper's, for a free W.
+        activation: any real one.
+        input_std: standard deviation of normal input weights, 0.001 in the paper; Glorot-uniform ones when None.
+        **options: of the parametrization, and `init=`, "identity" if left out.
+
+    Raises:
+        OptionError: the standard deviation is not positive, or the map has no such option.
+
+    References:
+        Le, Jaitly, Hinton, A simple way to initialize recurrent networks of rectified linear units, 2015.
+    """
+    if input_std is not None and not 0 < input_std < float("inf"):
+        raise OptionError(f"irnn needs input_std > 0, got {input_std!r}.")
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        activation=activation,
+        batch_first=True,
+        trainable_h0=True,
+        **{"init": "identity", **options},
+    )
+    if input_std is not None:
+        nn.init.normal_(rnn.weight_ih_l0, std=input_std)  # type: ignore[arg-type]
+    nn.init.zeros_(rnn.h0_l0)  # type: ignore[arg-type]
+    return SequenceModel(rnn, read_out(hidden_size, output_size))

@@ -1,0 +1,50 @@
+"""Unitary RNN in coordinates of the Lie algebra u(n)."""
+
+from typing import Any
+
+from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+__all__ = ["lie_urnn"]
+
+
+def lie_urnn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "matrix_exp",
+    activation: str = "modrelu",
+    **options: Any,
+) -> SequenceModel:
+    """Builds the unitary RNN W = exp(sum of l_e T_e), T_e a basis of u(n), complex modReLU.
+
+    As in the authors' code the n^2 coefficients l_e, the coordinate `skew`, are N(0, 1) ("gaussian"), and no first
+    state is trained: here it is zero, there it is drawn anew for each batch. Their code has tanh of real and imaginary
+    part and a fixed gain; modReLU keeps the phase. Input weights are Glorot-uniform on their real shape (m, 2n), the
+    read-out of [Re h, Im h] too; biases are zero.
+
+    Parameters: n^2 + 2nm + n + 2np + p.
+
+    Args:
+        input_size: m.
+        hidden_size: n, complex.
+        output_size: p.
+        parametrization: of W, any complex one; None for a free W.
+        activation: any complex one.
+        **options: of the parametrization, and `init=`.
+
+    References:
+        Hyland, Ratsch, Learning unitary operators with help from u(n), AAAI 2017.
+    """
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        field="complex",
+        activation=activation,
+        batch_first=True,
+        **map_options(parametrization, "matrix_exp", {"init": "gaussian"}, options),
+    )
+    return SequenceModel(rnn, read_out(2 * hidden_size, output_size))

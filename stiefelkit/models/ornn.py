@@ -1,0 +1,57 @@
+"""oRNN: orthogonal RNN with Householder reflections."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+__all__ = ["ornn"]
+
+
+def ornn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "householder",
+    activation: str = "leaky_relu",
+    **options: Any,
+) -> SequenceModel:
+    """Builds oRNN: W = H(u_1) H(u_2) ... H(u_k), leaky ReLU of slope 0.1 or OPLU.
+
+    As in the authors' code: reflectors of unit length, uniform on their spheres ("mhammedi"), input and read-out
+    weights Glorot-uniform, biases zero, that of the input inside the activation, h_0 trained from U(-b, b),
+    b^2 = 3 / 2n. After each step they divide the reflectors by their lengths, which changes no weight; here the
+    lengths stay as the optimizer leaves them. With n reflectors the last one, of a single entry, is a sign that keeps
+    its first value, and with it det W. Coordinate: `reflectors`; one Adam and one rate for all in the paper.
+
+    Parameters: nk - k(k - 1)/2 + nm + n + np + p + n.
+
+    Args:
+        input_size: m.
+        hidden_size: n.
+        output_size: p.
+        parametrization: of W, any real one; None for a free W.
+        activation: any real one; "oplu" is the paper's other, with pairs (i, i + n/2).
+        **options: of the parametrization, and `init=`: `reflections=`, k, is n if left out.
+
+    References:
+        Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
+        Householder reflections, ICML 2017.
+    """
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        activation=activation,
+        batch_first=True,
+        trainable_h0=True,
+        **map_options(parametrization, "householder", {"init": "mhammedi"}, options),
+    )
+    bound = (3 / (2 * hidden_size)) ** 0.5
+    nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.h0_l0, -bound, bound)  # type: ignore[arg-type]
+    return SequenceModel(rnn, read_out(hidden_size, output_size))

@@ -1,0 +1,35 @@
+"""What several models share: the read-out, and options that belong to one map."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.registry import find_parametrization
+
+__all__ = ["Map", "map_options", "read_out"]
+
+Map = str | type[OrthogonalParam] | None
+"""What `parametrization=` takes: a registered name, a class, or None for a free matrix."""
+
+
+def map_options(parametrization: Map, home: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options given, over a model's own ones if the map is the one that they belong to.
+
+    Args:
+        parametrization: the map asked for.
+        home: name of the map of the paper.
+        own: options and init that the paper has for it.
+        given: options that the caller named; the map refuses those that it does not have.
+    """
+    at_home = parametrization is not None and find_parametrization(parametrization) is find_parametrization(home)
+    return {**own, **given} if at_home else dict(given)
+
+
+def read_out(inputs: int, outputs: int) -> nn.Linear:
+    """Returns a linear layer with Glorot-uniform weights and zero bias."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

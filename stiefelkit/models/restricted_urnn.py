@@ -1,0 +1,58 @@
+"""Restricted-capacity uRNN: the first unitary RNN, a product of cheap factors."""
+
+from typing import Any
+
+from torch import nn
+
+from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+__all__ = ["restricted_urnn"]
+
+
+def restricted_urnn(
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = "fourier",
+    activation: str = "modrelu",
+    **options: Any,
+) -> SequenceModel:
+    """Builds the restricted-capacity uRNN: W = D3 R2 F^-1 D2 P R1 F D1 with 7n parameters, complex modReLU.
+
+    As in the authors' code: phases U(-pi, pi), reflectors U(-b, b) with b^2 = 6 / (2 + 2n), P uniform; input weights
+    Glorot-uniform on their real shape (m, 2n), modReLU's bias U(-0.01, 0.01), h_0 trained from U(-b, b),
+    b^2 = 3 / 2n, read-out of [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon
+    (`stiefelkit.functional.modrelu`); theirs has 1e-5, with a gradient that is no number at 0. The permutation is in
+    the state dict; they never save it. Coordinates: `phase` and `reflectors`.
+
+    Parameters: 7n + 2nm + 3n + 2np + p.
+
+    Args:
+        input_size: m.
+        hidden_size: n, complex.
+        output_size: p.
+        parametrization: of W, any complex one; None for a free W.
+        activation: any complex one.
+        **options: of the parametrization, and `init=`.
+
+    References:
+        Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016.
+    """
+    rnn = OrthogonalRNN(
+        input_size,
+        hidden_size,
+        parametrization=parametrization,
+        field="complex",
+        activation=activation,
+        batch_first=True,
+        trainable_h0=True,
+        **options,
+    )
+    bound = (3 / (2 * hidden_size)) ** 0.5
+    nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.bias_l0, -0.01, 0.01)  # type: ignore[arg-type]
+    nn.init.uniform_(rnn.h0_l0, -bound, bound)  # type: ignore[arg-type]
+    return SequenceModel(rnn, read_out(2 * hidden_size, output_size))

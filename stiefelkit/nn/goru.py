@@ -1,0 +1,124 @@
+"""The gated orthogonal recurrent unit, with the arguments and shapes of torch.nn.GRU."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.functional import goru_scan
+from stiefelkit.nn.layers import Layers
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["GORU"]
+
+
+class GORU(Layers):
+    r"""Multi-layer gated recurrent unit whose candidate state turns by an orthogonal Q.
+
+    r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r), g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g),
+    h_t = g_t * h_{t-1} + (1 - g_t) * act(r_t * (h_{t-1} Q^T) + x_t U_c^T, b_c).
+
+    Arguments and shapes are those of `torch.nn.GRU`; states are real. Parameters: `weight_ih_l0` = [U_r; U_g; U_c],
+    `weight_gates_l0` = [W_r; W_g], dense, `weight_hh_l0` (Q, a frame), `bias_gates_l0` = [b_r; b_g], `bias_l0` (b_c),
+    and `_reverse` for the second direction. Matrices start Glorot-uniform, biases zero.
+
+    Args:
+        input_size: width m of the input.
+        hidden_size: width n of the state.
+        num_layers: how many layers are stacked.
+        parametrization: of Q, a registered name or a class; None for a free matrix, which is only drawn as a frame.
+        activation: a name in `stiefelkit.functional.ACTIVATIONS`.
+        bias: whether there are biases.
+        batch_first: whether input and output are (B, T, .) rather than (T, B, .).
+        dropout: probability with which outputs between layers are zeroed in training.
+        bidirectional: whether a second direction runs from the end.
+        trainable_h0: whether the first state is a parameter, used when no h_0 is given.
+        backend: what runs the recurrence, as in `stiefelkit.functional.goru_scan`.
+        device: of the parameters.
+        dtype: of the parameters.
+        **options: options of the parametrization and `init=`.
+
+    Raises:
+        UnknownNameError, OptionError, DtypeError, ShapeError: as `OrthogonalRNN`.
+
+    References:
+        Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
+        forget, 2017.
+
+    >>> rnn = GORU(3, 8)
+    >>> out, h_n = rnn(torch.randn(5, 2, 3))
+    >>> out.shape, h_n.shape
+    (torch.Size([5, 2, 8]), torch.Size([1, 2, 8]))
+    """
+
+    input_blocks: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        parametrization: str | type[OrthogonalParam] | None = "givens",
+        activation: str = "modrelu",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        trainable_h0: bool = False,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            parametrization=parametrization,
+            activation=activation,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            trainable_h0=trainable_h0,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
+
+    def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
+        super()._add_weights(suffix, width, device, options)
+        n = self.hidden_size
+        gates = torch.empty(2 * n, n, device=device, dtype=self.dtype).uniform_(-1, 1) * (3 / n) ** 0.5
+        self.register_parameter(f"weight_gates{suffix}", nn.Parameter(gates))
+        if self.has_bias:
+            zero = torch.zeros(2 * n, device=device, dtype=self.dtype)
+            self.register_parameter(f"bias_gates{suffix}", nn.Parameter(zero))
+
+    def _run(
+        self,
+        suffix: str,
+        x: Tensor,
+        h_0: Tensor | None,
+        batch: int,
+        batch_sizes: list[int] | None = None,
+        reverse: bool = False,
+        last_only: bool = False,
+    ) -> tuple[Tensor | None, Tensor]:
+        q, w, u = (getattr(self, f"weight_{name}{suffix}") for name in ("hh", "gates", "ih"))
+        return goru_scan(
+            x,
+            self._first(suffix, h_0, batch, q),
+            q,
+            w,
+            u=u,
+            bias=getattr(self, f"bias_gates{suffix}") if self.has_bias else w.new_zeros(len(w)),
+            activation_bias=getattr(self, f"bias{suffix}") if self.has_bias else None,
+            activation=self.activation,
+            batch_sizes=batch_sizes,
+            reverse=reverse,
+            backend=self.backend,
+            last_only=last_only,
+        )

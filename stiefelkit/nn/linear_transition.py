@@ -1,0 +1,49 @@
+"""The recurrent layer whose states move linearly: the activation is on the input alone."""
+
+from torch import Tensor
+
+from stiefelkit.functional import find_activation, scan
+from stiefelkit.nn.layers import Layers
+
+__all__ = ["LinearTransitionRNN"]
+
+
+class LinearTransitionRNN(Layers):
+    """Multi-layer RNN h_t = act(x_t U^T + b) + h_{t-1} W^T, with the arguments and shapes of `OrthogonalRNN`.
+
+    The bias stands inside the activation for modReLU, and is added to the input projection for others.
+
+    References:
+        Henaff, Szlam, LeCun, Recurrent orthogonal networks and long-memory tasks, ICML 2016.
+
+    >>> import torch
+    >>> rnn = LinearTransitionRNN(3, 8, parametrization=None, init="identity", activation="relu")
+    >>> rnn(torch.zeros(5, 2, 3))[0].shape
+    torch.Size([5, 2, 8])
+    """
+
+    def _run(
+        self,
+        suffix: str,
+        x: Tensor,
+        h_0: Tensor | None,
+        batch: int,
+        batch_sizes: list[int] | None = None,
+        reverse: bool = False,
+        last_only: bool = False,
+    ) -> tuple[Tensor | None, Tensor]:
+        w, u = (self._join(getattr(self, f"{name}{suffix}")) for name in ("weight_hh", "weight_ih"))
+        bias = getattr(self, f"bias{suffix}") if self.has_bias else None
+        if bias is not None and self.activation != "modrelu":
+            bias = self._join(bias)
+        driven = find_activation(self.activation, self.is_complex)(x.to(w.dtype) @ u.mT, bias)
+        return scan(
+            driven,
+            w,
+            self._first(suffix, h_0, batch, w),
+            activation="identity",
+            batch_sizes=batch_sizes,
+            reverse=reverse,
+            backend=self.backend,
+            last_only=last_only,
+        )

@@ -1,0 +1,158 @@
+"""What recurrent layers and cells share: U, W, bias and first state, for real and complex states."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.attach import orthogonal
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
+from stiefelkit.functional import BACKENDS, find_activation, split_activation
+from stiefelkit.host import carriers
+from stiefelkit.init import draw
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["Field", "Recurrent"]
+
+Field = Literal["real", "complex"]
+
+
+class Recurrent(nn.Module):
+    """The weights of recurrences, one set for each suffix ("_l0", "_l0_reverse", ""), and the checks of what they read.
+
+    With the field "complex" U is [Re; Im], W complex, or [Re; Im] if it is free, and a trained first state [Re | Im].
+    """
+
+    frame_gradients: ClassVar[tuple[str, ...]] = ("exact",)
+    """Kinds of dL/dW that an optimizer may ask the carrier of W for; "reference" of complex W only."""
+    input_blocks: ClassVar[int] = 1
+    """How many matrices of U stand on top of each other."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        parametrization: str | type[OrthogonalParam] | None,
+        field: Field,
+        activation: str,
+        bias: bool,
+        trainable_h0: bool,
+        backend: str,
+        dtype: torch.dtype | None,
+    ):
+        super().__init__()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        name = self._name
+        for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+        if field not in ("real", "complex"):
+            raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
+        if not dtype.is_floating_point:
+            raise DtypeError(f'{name} needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
+        if field == "complex" and dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
+        find_activation(activation, field == "complex")
+        if split_activation(activation)[0] == "oplu" and hidden_size % 2:
+            raise OptionError(f'{name} needs an even hidden_size with activation="oplu", got {hidden_size}.')
+        if backend not in BACKENDS:
+            raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.parametrization, self.field, self.activation = parametrization, field, activation
+        self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__.removeprefix("Parametrized")
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether states are complex."""
+        return self.field == "complex"
+
+    def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
+        """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
+        n, parts = self.hidden_size, 1 + self.is_complex
+
+        def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
+
+        self.register_parameter(
+            f"weight_ih{suffix}",
+            parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5),
+        )
+        if self.parametrization is None:
+            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(self._free_matrix(device, **options)))
+        else:
+            w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
+            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
+            orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
+        if self.has_bias:
+            size = n if self.activation == "modrelu" else parts * n
+            self.register_parameter(f"bias{suffix}", parameter(size))
+        if self.trainable_h0:
+            self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
+
+    def _free_matrix(
+        self,
+        device: torch.device | str | None,
+        init: str | None = None,
+        generator: torch.Generator | None = None,
+        **unknown: Any,
+    ) -> Tensor:
+        """Draws a recurrent matrix that nothing holds orthogonal afterwards; [Re; Im] if it is complex."""
+        for key in unknown:
+            raise OptionError(
+                f"{self._name} without a parametrization has no option {key!r}"
+                f"{did_you_mean(key, ('generator', 'init'))}"
+            )
+        n = self.hidden_size
+        w = draw(
+            "haar" if init is None else init, (n, n), torch.complex128 if self.is_complex else torch.float64, generator
+        )
+        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype)
+
+    def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
+        """The first state: the one given, the trained one, or zero; in the dtype of W."""
+        if h_0 is None and self.trainable_h0:
+            h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
+        return w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
+
+    def _join(self, parts: Tensor) -> Tensor:
+        """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
+        if not self.is_complex or parts.is_complex():
+            return parts
+        return torch.complex(*(parts if parts.dtype == torch.float64 else parts.float()).chunk(2))
+
+    def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
+        real = next(p.dtype for name, p in self.named_parameters(recurse=False) if name.startswith("weight_ih"))
+        return real, torch.complex128 if real == torch.float64 else torch.complex64
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Recurrent":
+        """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
+        super()._apply(fn, recurse)
+        wanted = self._dtypes()[1]
+        for _, _, _, carrier in carriers(self):
+            if carrier.param.is_complex and carrier.param.dtype != wanted:
+                carrier._apply(lambda t: t.to(wanted) if t.is_complex() else t)
+        return self
+
+    def _check_input(self, x: Tensor, what: str = "an input") -> None:
+        name = self._name
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"{name} needs {what} that is a tensor, got {type(x).__name__}.")
+        fitting = self._dtypes()[: 1 + self.is_complex]
+        if x.dtype not in fitting and not torch.is_autocast_enabled(x.device.type):
+            raise DtypeError(f"{name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
+
+    def _check_width(self, x: Tensor) -> None:
+        name = self._name
+        if x.shape[-1] != self.input_size:
+            raise ShapeError(f"{name} needs an input of width {self.input_size}, got {x.shape[-1]}.")
+
+    def extra_repr(self) -> str:
+        """Sizes and choices."""
+        return f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"

@@ -1,0 +1,183 @@
+"""What every recurrent layer shares: stacks, directions, packed sequences, first states; and free matrices."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN
+
+DOUBLE = torch.float64
+KINDS = [OrthogonalRNN, LinearTransitionRNN, GORU]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def layer(kind, *sizes, **options) -> Any:
+    """A layer in float64 with biases that are not zero."""
+    torch.manual_seed(0)
+    rnn = kind(*sizes, dtype=DOUBLE, **options)
+    for name, parameter in rnn.named_parameters():
+        if name.startswith("bias"):
+            nn.init.normal_(parameter)
+    return rnn
+
+
+def single(rnn, kind, width, suffix, **options) -> Any:
+    """The net of one layer and direction that has the weights of a suffix."""
+    one = layer(kind, width, rnn.hidden_size, **options)
+    state = {key.replace(suffix, "_l0"): value for key, value in rnn.state_dict().items() if key_of(key) == suffix}
+    one.load_state_dict(state)
+    return one
+
+
+def key_of(key: str) -> str:
+    """The suffix of a weight's name in a state dict."""
+    name = key.split(".")[1] if key.startswith("parametrizations") else key
+    return name[name.index("_l") :]
+
+
+@each_kind
+def test_a_net_of_several_layers_is_its_layers_one_after_the_other(kind):
+    rnn = layer(kind, 3, 4, 2, bidirectional=True)
+    x = torch.randn(6, 2, 3, dtype=DOUBLE)
+    out, last = rnn(x)
+    lasts = []
+    for depth, width in enumerate((3, 8)):
+        forward, h_forward = single(rnn, kind, width, f"_l{depth}")(x)
+        backward, h_backward = single(rnn, kind, width, f"_l{depth}_reverse")(x.flip(0))
+        lasts += [h_forward[0], h_backward[0]]
+        x = torch.cat([forward, backward.flip(0)], -1)
+    assert torch.allclose(out, x)
+    assert torch.allclose(last, torch.stack(lasts))
+
+
+@each_kind
+@pytest.mark.parametrize("last_only", [False, True])
+def test_packed_sequences_are_the_sequences_one_by_one(kind, last_only):
+    rnn = layer(kind, 3, 4, 2, bidirectional=True, trainable_h0=True)
+    lengths = [4, 6, 1]
+    x = torch.randn(6, 3, 3, dtype=DOUBLE)
+    out, last = rnn(pack_padded_sequence(x, lengths, enforce_sorted=False), last_only=last_only)
+    padded = None if last_only else pad_packed_sequence(out)[0]
+    for b, length in enumerate(lengths):
+        expected, expected_last = rnn(x[:length, b])
+        assert torch.allclose(last[:, b], expected_last)
+        if padded is not None:
+            assert torch.allclose(padded[:length, b], expected)
+            assert not padded[length:, b].any()
+
+
+@each_kind
+def test_batch_first_and_given_first_states_are_as_torch_has_them(kind):
+    rnn = layer(kind, 3, 4, 2)
+    x, h_0 = torch.randn(6, 2, 3, dtype=DOUBLE), torch.randn(2, 2, 4, dtype=DOUBLE)
+    out, last = rnn(x, h_0)
+    assert torch.equal(last[1], out[-1])
+    assert torch.allclose(rnn(x[3:], rnn(x[:3], h_0)[1])[0], out[3:])
+    other = layer(kind, 3, 4, 2, batch_first=True)
+    other.load_state_dict(rnn.state_dict())
+    assert torch.allclose(other(x.transpose(0, 1), h_0)[0].transpose(0, 1), out)
+    none, end = rnn(x, h_0, last_only=True)
+    assert none is None
+    assert torch.allclose(end, last)
+
+
+@each_kind
+def test_gradients_are_those_of_finite_differences(kind):
+    rnn = layer(kind, 2, 4, trainable_h0=True, activation="tanh")
+    names = [name for name, _ in rnn.named_parameters()]
+
+    def run(x, *values) -> Any:
+        return torch.func.functional_call(rnn, dict(zip(names, values, strict=True)), (x,))
+
+    x = torch.randn(3, 2, 2, dtype=DOUBLE, requires_grad=True)
+    values = [p.detach().clone().requires_grad_() for p in rnn.parameters()]
+    assert torch.autograd.gradcheck(run, (x, *values))
+
+
+@each_kind
+def test_a_free_matrix_is_drawn_as_a_frame_and_moves_as_it_likes(kind):
+    rnn: Any = kind(3, 6, parametrization=None)
+    assert isinstance(rnn.weight_hh_l0, nn.Parameter)
+    assert sk.metrics.orthogonality_error(rnn.weight_hh_l0) < 1e-5
+    assert not sk.drift(rnn)
+    rnn(torch.randn(4, 2, 3))[0].square().sum().backward()
+    torch.optim.SGD(rnn.parameters(), lr=0.1).step()
+    assert sk.metrics.orthogonality_error(rnn.weight_hh_l0) > 1e-3
+    twin = copy.deepcopy(rnn)
+    assert torch.equal(twin.weight_hh_l0, rnn.weight_hh_l0)
+    assert torch.equal(kind(3, 6, parametrization=None, init="identity").weight_hh_l0, torch.eye(6))
+    drawn = [kind(3, 6, parametrization=None, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*(net.weight_hh_l0 for net in drawn))
+
+
+@pytest.mark.parametrize("kind", [OrthogonalRNN, LinearTransitionRNN], ids=lambda kind: kind.__name__)
+def test_a_free_complex_matrix_is_held_as_real_and_imaginary_part(kind):
+    free: Any = kind(3, 4, parametrization=None, field="complex")
+    w = torch.complex(*free.weight_hh_l0.chunk(2))
+    assert sk.metrics.orthogonality_error(w) < 1e-5
+    bound: Any = kind(3, 4, field="complex")
+    bound.weight_hh_l0 = w.detach()
+    state = {key: value for key, value in free.state_dict().items() if key != "weight_hh_l0"}
+    bound.load_state_dict(state, strict=False)
+    x = torch.randn(5, 2, 3)
+    assert torch.allclose(free(x)[0], bound(x)[0], atol=1e-5)
+    assert free.double()(x.double())[0].dtype == torch.complex128
+    assert not any(p.is_complex() for p in free.parameters())
+
+
+@each_kind
+def test_dropout_between_layers_and_casts_are_those_of_every_layer(kind):
+    rnn: Any = kind(3, 4, 2, dropout=0.5)
+    x = torch.randn(5, 2, 3)
+    assert not torch.equal(rnn(x)[0], rnn(x)[0])
+    rnn.eval()
+    assert torch.equal(rnn(x)[0], rnn(x)[0])
+    assert rnn.double()(x.double())[0].dtype == DOUBLE
+
+
+def test_goru_without_biases_has_open_gates_half_way():
+    rnn: Any = GORU(3, 4, bias=False, activation="tanh", dtype=DOUBLE)
+    assert {name.partition("_l0")[0] for name, _ in rnn.named_parameters()} == {
+        "weight_ih",
+        "weight_gates",
+        "parametrizations.weight_hh",
+    }
+    for weight in (rnn.weight_ih_l0, rnn.weight_gates_l0):
+        nn.init.zeros_(weight)
+    h_0 = torch.randn(1, 2, 4, dtype=DOUBLE)
+    out, _ = rnn(torch.randn(1, 2, 3, dtype=DOUBLE), h_0)
+    assert torch.allclose(out, h_0 / 2 + torch.tanh(h_0 @ rnn.weight_hh_l0.mT / 2) / 2)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            dict(parametrization=None, negative=3),
+            errors.OptionError,
+            "without a parametrization has no option",
+        ),
+        (dict(parametrization=None, init="har"), errors.OptionError, 'did you mean "haar"'),
+        (dict(activation="oplu", hidden_size=5), errors.OptionError, "even hidden_size"),
+        (dict(num_layers=0), errors.OptionError, "num_layers >= 1"),
+        (dict(backend="inplac"), errors.UnknownNameError, 'did you mean "inplace"'),
+    ],
+)
+def test_bad_options_are_said_in_one_sentence(kind, options, error, text):
+    with pytest.raises(error) as caught:
+        kind(**{"input_size": 3, "hidden_size": 4, **options})
+    assert text in str(caught.value)
+    assert kind.__name__ in str(caught.value) or "init" in options
+
+
+@each_kind
+def test_input_of_the_wrong_width_names_the_layer(kind):
+    with pytest.raises(errors.ShapeError, match=rf"^{kind.__name__} needs an input of width 3"):
+        kind(3, 4)(torch.zeros(5, 2, 4))
