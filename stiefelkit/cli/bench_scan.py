@@ -63,7 +63,7 @@ def scan(
         case: sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind them if states are; races alone, or after
             --cases.
         activation: of the scan and of the loop.
-        backends: of the scan, separated by commas; the fast ones of the device if left out.
+        backends: of the scan, separated by commas; all fast ones that can do the case if left out.
         peers: race the eager loop, torch's RNN and LSTM.
         memory: measure peak memory too, each contender in a process of its own, a few seconds each.
         training_step: time a whole training step of scornn too, in the first real case, and the scan within it.

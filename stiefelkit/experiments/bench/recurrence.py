@@ -11,20 +11,26 @@ from stiefelkit.experiments.bench.course import WHO, Course, Rules, Watch
 from stiefelkit.experiments.bench.measure import Run
 from stiefelkit.experiments.bench.memory import growth
 from stiefelkit.experiments.bench.recurrence_problem import CASES, Case, Sequences
-from stiefelkit.experiments.bench.recurrences import Enter, backward, limit, ours, picked_backend, recurrence_peers
+from stiefelkit.experiments.bench.recurrences import (
+    Enter,
+    backward,
+    fast_backends,
+    limit,
+    ours,
+    picked_backend,
+    recurrence_peers,
+)
 from stiefelkit.experiments.bench.rows import RecurrenceRow
 from stiefelkit.experiments.bench.training_step import MODEL, whole_and_scan
 from stiefelkit.experiments.checks import known_words
 from stiefelkit.experiments.threads import threads
-from stiefelkit.functional import COMPLEX_ACTIVATIONS, SCAN_BACKENDS, find_activation, split_activation
+from stiefelkit.functional import BACKENDS, COMPLEX_ACTIVATIONS, find_activation, split_activation
 
 __all__ = ["CASES", "DTYPES", "LOSSES", "Case", "Heat", "Plan", "heats"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LOSSES = ("sequence", "last_state")
 STEP = "training_step"
-FASTEST = {"cpu": ("inplace",), "cuda": ("triton", "cuda_graphs", "inplace")}
-"""Backends that race if none is named; the reference is slow by intention."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Plan(Rules):
     Args:
         cases: the sizes; all four of `CASES` that the activation can do if empty.
         activation: of the scan and of the eager loop.
-        backends: of the scan; the fast ones of the device if empty.
+        backends: of the scan; the fast ones that can do the case if empty.
         dtype: of the input; complex states are of the complex dtype that goes with it.
         memory: whether peak memory is measured too, each contender in a process of its own.
         training_step: whether a whole training step of scoRNN is timed too, in the first real case.
@@ -53,7 +59,7 @@ class Plan(Rules):
         """Checks names and ranges."""
         super().__post_init__()
         known_words(WHO, "dtype", [self.dtype], DTYPES)
-        known_words(WHO, "backend", self.backends, SCAN_BACKENDS)
+        known_words(WHO, "backend", self.backends, BACKENDS)
         kind, _ = split_activation(self.activation)
         if not self.cases:
             able = [case for case in CASES.values() if not case.is_complex or kind in COMPLEX_ACTIVATIONS]
@@ -69,10 +75,6 @@ class Plan(Rules):
     def drawn(self, case: Case) -> Sequences:
         """The tensors of a case."""
         return Sequences(case, self.activation, DTYPES[self.dtype], torch.device(self.device), self.seed)
-
-    def own(self) -> tuple[str, ...]:
-        """The backends that race."""
-        return self.backends or FASTEST.get(torch.device(self.device).type, ("inplace",))
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,10 @@ def heats(plan: Plan, watch: Watch = lambda what, done, rounds: None) -> Iterato
             yield _training_step(plan, next(case for case in plan.cases if not case.is_complex), watch)
 
 
-def _starters(plan: Plan) -> dict[str, Starter]:
+def _starters(plan: Plan, drawn: Sequences) -> dict[str, Starter]:
     """Name in the table to contender: each backend, the first of them with the last state alone too, and the peers."""
     found = {}
-    for number, (backend, enter) in enumerate(ours(plan.own()).items()):
+    for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 else LOSSES[:1]:
             found[_label(backend, loss)] = Starter(backend, False, loss, enter)
     peers = recurrence_peers.available() if plan.peers else {}
@@ -142,7 +144,7 @@ def _label(backend: str, loss: str) -> str:
 
 
 def _heat(plan: Plan, drawn: Sequences, watch: Watch) -> Heat:
-    starters = _starters(plan)
+    starters = _starters(plan, drawn)
     rivals = [name for name, starter in starters.items() if starter.is_peer]
     course, left_out = Course(plan, str(drawn.case), rivals, watch), {}
     with torch.random.fork_rng(devices=[]):

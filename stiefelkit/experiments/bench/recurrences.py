@@ -16,10 +16,20 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.bench.measure import Run
 from stiefelkit.experiments.bench.recurrence_problem import Sequences
-from stiefelkit.functional import find_activation, scan, scan_backend
+from stiefelkit.functional import BACKENDS, find_activation, scan, scan_backend
 from stiefelkit.registry import Registry
 
-__all__ = ["LOOP", "Enter", "Recurrence", "backward", "limit", "ours", "picked_backend", "recurrence_peers"]
+__all__ = [
+    "LOOP",
+    "Enter",
+    "Recurrence",
+    "backward",
+    "fast_backends",
+    "limit",
+    "ours",
+    "picked_backend",
+    "recurrence_peers",
+]
 
 LOOP = "eager_loop"
 """The peer that peak memory is compared with."""
@@ -95,7 +105,19 @@ def ours(backends: Iterable[str]) -> dict[str, Enter]:
 
 def picked_backend(drawn: Sequences) -> str:
     """The backend that "auto" picks for the case."""
-    return scan_backend(drawn.w, drawn.activation)
+    return scan_backend(drawn.w, activation=drawn.activation)
+
+
+def fast_backends(drawn: Sequences) -> list[str]:
+    """The backends that can do the case, but for the reference, which is slow by intention."""
+    found = []
+    for backend in BACKENDS:
+        try:
+            chosen = scan_backend(drawn.w, activation=drawn.activation, backend=backend)
+        except OptionError:
+            continue
+        found += [backend] if backend == chosen != "reference" else []
+    return found
 
 
 def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
