@@ -35,11 +35,12 @@ from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
 from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations_plan import mesh_size
-from stiefelkit.functional._scan import scan
+from stiefelkit.functional._scan import BACKENDS, scan, scan_backend
 from stiefelkit.functional._stiefel_step import Tangent, cayley_increment, norms_of, riemannian_gradient
 
 __all__ = [
     "ACTIVATIONS",
+    "BACKENDS",
     "COMPLEX_ACTIVATIONS",
     "Tangent",
     "band_size",
@@ -76,6 +77,7 @@ __all__ = [
     "riemannian_gradient",
     "rotate_butterfly",
     "scan",
+    "scan_backend",
     "skew_logarithm",
     "skew_size",
     "split_activation",

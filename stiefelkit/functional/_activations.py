@@ -80,7 +80,7 @@ def oplu(z: Tensor) -> Tensor:
 
 
 def leaky_relu(z: Tensor, slope: float = DEFAULT_SLOPE) -> Tensor:
-    """z where it is positive, else slope z; at 0 the gradient is the slope's."""
+    """Z where it is positive, else slope z; at 0 the gradient is the slope's."""
     return torch.nn.functional.leaky_relu(z, slope)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.attach import orthogonal
-from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.functional import find_activation, scan
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
+from stiefelkit.functional import BACKENDS, find_activation, scan
 from stiefelkit.host import carrier_of, carriers
 from stiefelkit.param import OrthogonalParam
 
@@ -35,6 +35,7 @@ class _Recurrent(nn.Module):
         activation: str,
         bias: bool,
         trainable_h0: bool,
+        backend: str,
         dtype: torch.dtype | None,
     ):
         super().__init__()
@@ -50,9 +51,11 @@ class _Recurrent(nn.Module):
         if field == "complex" and dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
         find_activation(activation, field == "complex")
+        if backend not in BACKENDS:
+            raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
-        self.has_bias, self.trainable_h0, self.dtype = bias, trainable_h0, dtype
+        self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
 
     @property
     def is_complex(self) -> bool:
@@ -86,7 +89,8 @@ class _Recurrent(nn.Module):
         batch: int,
         batch_sizes: list[int] | None = None,
         reverse: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        last_only: bool = False,
+    ) -> tuple[Tensor | None, Tensor]:
         """Runs one recurrence over time-major or packed input; reads each of its weights once."""
         w, u = getattr(self, f"weight_hh{suffix}"), getattr(self, f"weight_ih{suffix}")
         carrier = carrier_of(self, f"weight_hh{suffix}")
@@ -95,7 +99,7 @@ class _Recurrent(nn.Module):
         if h_0 is None and self.trainable_h0:
             h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
         first = w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
-        out, h_n = scan(
+        return scan(
             x,
             w,
             first,
@@ -105,10 +109,10 @@ class _Recurrent(nn.Module):
             activation=self.activation,
             batch_sizes=batch_sizes,
             reverse=reverse,
+            backend=self.backend,
+            last_only=last_only,
             gradient="exact" if carrier is None else carrier.gradient,
         )
-        assert out is not None
-        return out, h_n
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
@@ -164,12 +168,14 @@ class OrthogonalRNN(_Recurrent):
         num_layers: how many layers are stacked.
         parametrization: of W, a registered name or a class.
         field: "real" (orthogonal W) or "complex" (unitary W).
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`; complex: "modrelu" or "identity".
+        activation: a name in `stiefelkit.functional.ACTIVATIONS`, or "leaky_relu(0.2)" for a slope; complex: "modrelu"
+            or "identity".
         bias: whether there is a bias; modReLU without one is the identity, and the net linear.
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
         dropout: probability with which outputs between layers are zeroed in training.
         bidirectional: whether a second direction runs from the end.
         trainable_h0: whether the first state is a parameter, initially U(-0.01, 0.01), used when no h_0 is given.
+        backend: what runs the recurrence, as in `stiefelkit.functional.scan`.
         device: of the parameters.
         dtype: real dtype of the parameters; the complex field uses its complex counterpart.
         **options: options of the parametrization (`negative=`) and `init=`.
@@ -201,6 +207,7 @@ class OrthogonalRNN(_Recurrent):
         dropout: float = 0.0,
         bidirectional: bool = False,
         trainable_h0: bool = False,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -213,6 +220,7 @@ class OrthogonalRNN(_Recurrent):
             activation=activation,
             bias=bias,
             trainable_h0=trainable_h0,
+            backend=backend,
             dtype=dtype,
         )
         if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
@@ -228,9 +236,16 @@ class OrthogonalRNN(_Recurrent):
                 self._add_weights(f"_l{layer}{direction}", width, device, options)
 
     def forward(
-        self, input: Tensor | PackedSequence, h_0: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Runs the net over a batch of sequences."""
+        self, input: Tensor | PackedSequence, h_0: Tensor | None = None, *, last_only: bool = False
+    ) -> tuple[Any, Tensor]:
+        """Runs the net over a batch of sequences.
+
+        Args:
+            input: the sequences.
+            h_0: first states.
+            last_only: return None for the outputs. The top layer then keeps about T^(1/2) states for the backward
+                pass instead of T, and takes a quarter to a third more time.
+        """
         if h_0 is not None:
             self._check_input(h_0, "an h_0")
         if isinstance(input, PackedSequence):
@@ -239,9 +254,11 @@ class OrthogonalRNN(_Recurrent):
             self._check_state(h_0, sizes[0])
             if h_0 is not None and input.sorted_indices is not None:
                 h_0 = h_0.index_select(1, input.sorted_indices)
-            out, h_n = self._layers(input.data, h_0, sizes[0], sizes)
+            out, h_n = self._layers(input.data, h_0, sizes[0], sizes, last_only)
             if input.unsorted_indices is not None:
                 h_n = h_n.index_select(1, input.unsorted_indices)
+            if out is None:
+                return None, h_n
             return PackedSequence(out, input.batch_sizes, input.sorted_indices, input.unsorted_indices), h_n
         self._check_input(input)
         if input.dim() not in (2, 3):
@@ -253,12 +270,16 @@ class OrthogonalRNN(_Recurrent):
             )
         first_is_batch = batched and self.batch_first
         x = input.transpose(0, 1) if first_is_batch else input if batched else input.unsqueeze(1)
-        out, h_n = self._layers(x, h_0 if batched or h_0 is None else h_0.unsqueeze(1), x.shape[1], None)
+        out, h_n = self._layers(x, h_0 if batched or h_0 is None else h_0.unsqueeze(1), x.shape[1], None, last_only)
         if not batched:
-            return out.squeeze(1), h_n.squeeze(1)
+            return None if out is None else out.squeeze(1), h_n.squeeze(1)
+        if out is None:
+            return None, h_n
         return (out.transpose(0, 1) if first_is_batch else out), h_n
 
-    def _layers(self, x: Tensor, h_0: Tensor | None, batch: int, sizes: list[int] | None) -> tuple[Tensor, Tensor]:
+    def _layers(
+        self, x: Tensor, h_0: Tensor | None, batch: int, sizes: list[int] | None, last_only: bool
+    ) -> tuple[Tensor | None, Tensor]:
         self._check_width(x)
         if sizes is None and x.shape[0] == 0:
             raise ShapeError("OrthogonalRNN needs a sequence of one step or more, got none.")
@@ -266,13 +287,18 @@ class OrthogonalRNN(_Recurrent):
         first = iter([None] * self.num_layers * len(self._directions) if h_0 is None else h_0)
         last = []
         for layer in range(self.num_layers):
-            outputs = []
+            outputs, is_top = [], layer == self.num_layers - 1
             for direction in self._directions:
-                out, h_n = self._run(f"_l{layer}{direction}", x, next(first), batch, sizes, direction == "_reverse")
+                reverse = direction == "_reverse"
+                out, h_n = self._run(
+                    f"_l{layer}{direction}", x, next(first), batch, sizes, reverse, last_only and is_top
+                )
                 outputs.append(out)
                 last.append(h_n)
+            if last_only and is_top:
+                return None, torch.stack(last)
             x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
-            if self.dropout and self.training and layer < self.num_layers - 1:
+            if self.dropout and self.training and not is_top:
                 # One real mask for both parts of a complex output.
                 x = x * F.dropout(torch.ones_like(x.real), self.dropout)
         return x, torch.stack(last)
@@ -296,6 +322,7 @@ class OrthogonalRNNCell(_Recurrent):
         activation: as in `OrthogonalRNN`.
         bias: whether there is a bias.
         trainable_h0: whether the state used when none is given is a parameter.
+        backend: what runs the step, as in `stiefelkit.functional.scan`.
         device: of the parameters.
         dtype: real dtype of the parameters.
         **options: options of the parametrization and `init=`.
@@ -318,6 +345,7 @@ class OrthogonalRNNCell(_Recurrent):
         activation: str = "modrelu",
         bias: bool = True,
         trainable_h0: bool = False,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -330,6 +358,7 @@ class OrthogonalRNNCell(_Recurrent):
             activation=activation,
             bias=bias,
             trainable_h0=trainable_h0,
+            backend=backend,
             dtype=dtype,
         )
         self._add_weights("", input_size, device, options)

@@ -1,0 +1,68 @@
+"""The ways to run a scan, by name, and which of them can run a given one."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.functional._scan.engine import Engine
+
+__all__ = ["BACKENDS", "Request", "choose", "engine"]
+
+BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
+"""Names that `scan` takes as `backend`."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What decides whether a backend can run a scan.
+
+    Args:
+        device: of the tensors.
+        dtype: of the recurrence.
+        n: units of the state.
+        activation: its name.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    n: int
+    activation: str
+
+
+def reason_against(backend: str, request: Request) -> str | None:
+    """Why a backend cannot run a scan; None if it can."""
+    if backend == "triton":
+        from stiefelkit.functional._scan import triton
+
+        return triton.reason_against(request)
+    if backend == "cuda_graphs" and request.device.type != "cuda":
+        return f"a CUDA device, got {request.device.type}"
+    return None
+
+
+def choose(backend: str, request: Request) -> str:
+    """The backend to run a scan with: the one asked for, or for "auto" the fastest that can.
+
+    Raises:
+        UnknownNameError: there is no such backend.
+        OptionError: the one asked for cannot run this scan.
+    """
+    if backend not in BACKENDS:
+        raise UnknownNameError(f"scan has no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
+    if backend != "auto":
+        if reason := reason_against(backend, request):
+            raise OptionError(f"The scan's backend {backend!r} needs {reason}.")
+        return backend
+    if request.device.type != "cuda":
+        return "inplace"
+    return "cuda_graphs" if reason_against("triton", request) else "triton"
+
+
+@functools.cache
+def engine(backend: str) -> Engine:
+    """The implementation of a fast backend."""
+    from stiefelkit.functional._scan.inplace import InPlace
+
+    return InPlace()

@@ -1,0 +1,44 @@
+"""Complex rows as real ones, [Re | Im], and the matrices that act on them."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["fold", "from_blocks", "matrix_blocks", "read_blocks", "row_blocks", "write_blocks"]
+
+
+def matrix_blocks(m: Tensor) -> Tensor:
+    """The real matrix by which rows [Re h | Im h] become those of h m^T, shape (2 columns, 2 rows)."""
+    re, im = m.real.mT, m.imag.mT
+    return torch.cat([torch.cat([re, im], 1), torch.cat([-im, re], 1)])
+
+
+def row_blocks(rows: Tensor) -> Tensor:
+    """[Re | Im] of rows (*, n): a new contiguous tensor (*, 2n); real rows as they are."""
+    return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows.contiguous()
+
+
+def from_blocks(rows: Tensor) -> Tensor:
+    """Undoes `row_blocks`, for complex rows."""
+    return torch.complex(*rows.chunk(2, -1))
+
+
+def read_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
+    """Writes complex rows (*, n) into `blocks` (*, 2n)."""
+    blocks.unflatten(-1, (2, -1)).copy_(torch.view_as_real(rows).transpose(-1, -2))
+    return blocks
+
+
+def write_blocks(blocks: Tensor, rows: Tensor) -> None:
+    """Writes `blocks` (*, 2n) into complex rows (*, n)."""
+    torch.view_as_real(rows).copy_(blocks.unflatten(-1, (2, -1)).transpose(-1, -2))
+
+
+def fold(g: Tensor, half: bool = False) -> Tensor:
+    """The gradient by a complex m from g = d^T h, of rows d behind m and h before it, both [Re | Im].
+
+    d h^H = (Re d Re h + Im d Im h) + i (Im d Re h - Re d Im h), transposes left out; `half` leaves Im h out.
+    """
+    n, k = g.shape[0] // 2, g.shape[1] // 2
+    if half:
+        return torch.complex(g[:n, :k].contiguous(), g[n:, :k].contiguous())
+    return torch.complex(g[:n, :k] + g[n:, k:], g[n:, :k] - g[:n, k:])

@@ -1,0 +1,189 @@
+"""`scan`: checks, what all backends share, and the choice among them."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch  # type: ignore[attr-defined]
+
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.functional._activations import find_activation, split_activation
+from stiefelkit.functional._scan.backends import Request, choose
+from stiefelkit.functional._scan.fused import fused_scan
+from stiefelkit.functional._scan.reference import reference_scan
+
+__all__ = ["scan", "scan_backend"]
+
+GRADIENTS = ("exact", "reference")
+DTYPES = {
+    torch.bfloat16: (torch.float32, torch.float32),
+    torch.float16: (torch.float32, torch.float32),
+    torch.float32: (torch.float32, torch.float32),
+    torch.float64: (torch.float64, torch.float64),
+    torch.complex64: (torch.complex64, torch.float32),
+    torch.complex128: (torch.complex128, torch.float64),
+}
+"""From the dtype of w to the one that is computed with, and its real counterpart."""
+
+
+def scan(
+    x: Tensor,
+    w: Tensor,
+    h0: Tensor,
+    *,
+    u: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation_bias: Tensor | None = None,
+    activation: str = "modrelu",
+    batch_sizes: Sequence[int] | None = None,
+    reverse: bool = False,
+    backend: str = "auto",
+    last_only: bool = False,
+    gradient: str = "exact",
+) -> tuple[Tensor | None, Tensor]:
+    """Runs h_t = act(x_t u^T + bias + h_{t-1} w^T) over time.
+
+    The fast backends keep the states and nothing else of the forward pass (abs, OPLU and the complex modReLU: at most
+    half as much again), work out the derivative of the activation from them, and run in full float32 precision
+    whatever TF32 and autocast are set to. With `last_only` they keep about T^(1/2) states and find the others again
+    in the backward pass. 16-bit w are computed with in float32, and rounded at the end. Only the backend "reference" is
+    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp.
+
+    Args:
+        x: inputs, time-major, shape (T, B, m), real or complex; m = n without `u`. With `batch_sizes`, the packed
+            rows (sum of sizes, m) of torch's PackedSequence.
+        w: recurrent matrix, shape (n, n).
+        h0: first state, shape (B, n).
+        u: input matrix, shape (n, m).
+        bias: added to the input projection, shape (n,).
+        activation_bias: second argument of the activation, shape (n,): modReLU's real bias.
+        activation: a name in `stiefelkit.functional.ACTIVATIONS`, or "leaky_relu(0.2)" for a slope.
+        batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
+        reverse: run from the last step to the first; outputs stay at their own steps.
+        backend: "auto", the fastest that can do it (`scan_backend`); "reference", a loop of autograd's; "inplace",
+            chunk by chunk in torch operators, for any device; "triton", one kernel for all steps, CUDA; "cuda_graphs",
+            "inplace" with captured chunks, CUDA.
+        last_only: return None for the outputs.
+        gradient: "exact", or "reference": the half of dL/dw that the code of Wisdom et al. 2016 takes, the sum over
+            time of dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, with y_t = w h_t. Complex w only, and only once
+            differentiable; dL/dh is exact in both.
+
+    Returns:
+        Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
+
+    Raises:
+        ShapeError: sizes do not fit together.
+        UnknownNameError: there is no such activation or backend.
+        OptionError: `gradient` is neither, or the backend cannot do this.
+        DtypeError: half of the gradient of a real w, complex x with a real w, or integers.
+
+    >>> w = torch.eye(2)
+    >>> out, last = scan(torch.ones(3, 1, 2), w, torch.zeros(1, 2), activation="relu")
+    >>> last
+    tensor([[3., 3.]])
+    """
+    _check(x, w, h0, u, bias, activation_bias, batch_sizes)
+    if gradient not in GRADIENTS:
+        raise OptionError(f"scan knows no gradient {gradient!r}{did_you_mean(gradient, GRADIENTS)}")
+    if gradient == "reference" and not w.is_complex():
+        raise DtypeError(f'scan needs a complex w with gradient="reference", got {w.dtype}.')
+    chosen = scan_backend(w, activation=activation, backend=backend)
+    kind, _ = split_activation(activation)
+    if kind == "oplu" and w.shape[0] % 2:
+        raise ShapeError(f"OPLU needs an even number of units, got {w.shape[0]}.")
+    if kind == "modrelu":
+        activation = activation if activation_bias is not None else "identity"
+    elif activation_bias is not None:
+        bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
+    dtype, real = DTYPES[w.dtype]
+    tensors: tuple[Any, ...] = (
+        x.to(dtype if x.is_complex() or not dtype.is_complex else real),
+        w.to(dtype),
+        h0.to(dtype),
+        None if u is None else u.to(dtype),
+        None if bias is None else bias.to(dtype),
+        None if activation_bias is None else activation_bias.to(real),
+    )
+    settings: dict[str, Any] = {
+        "activation": activation,
+        "sizes": None if batch_sizes is None else tuple(batch_sizes),
+        "reverse": reverse,
+        "last_only": last_only,
+        "half": gradient == "reference",
+    }
+    if chosen == "reference":
+        out, last = reference_scan(*tensors, **settings)
+    else:
+        out, last = fused_scan(*tensors, backend=chosen, **settings)
+    return None if out is None else out.to(w.dtype), last.to(w.dtype)
+
+
+def scan_backend(w: Tensor, *, activation: str = "modrelu", backend: str = "auto") -> str:
+    """Names the backend that `scan` takes.
+
+    Args:
+        w: the recurrent matrix, shape (n, n): its device, dtype and size decide.
+        activation: as in `scan`.
+        backend: as in `scan`; one that is named is returned, if it can do it.
+
+    Raises:
+        UnknownNameError: there is no such activation or backend.
+        OptionError: the one that is named cannot do it.
+        DtypeError: the activation is not defined for complex states.
+
+    >>> scan_backend(torch.eye(4))
+    'inplace'
+    """
+    find_activation(activation, w.is_complex())
+    if backend == "auto" and _is_forward_mode():
+        return "reference"
+    return choose(backend, Request(w.device, w.dtype, w.shape[-1], activation))
+
+
+def _is_forward_mode() -> bool:
+    """Whether torch.func.jvp, or autograd's forward mode, is at work."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    stack = functorch.get_interpreter_stack() or []
+    return any(level.key() == functorch.TransformType.Jvp for level in stack)
+
+
+def _check(
+    x: Tensor,
+    w: Tensor,
+    h0: Tensor,
+    u: Tensor | None,
+    bias: Tensor | None,
+    activation_bias: Tensor | None,
+    batch_sizes: Sequence[int] | None,
+) -> None:
+    n = w.shape[-1]
+    if w.dtype not in DTYPES:
+        raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
+    if x.is_complex() and not w.is_complex():
+        raise DtypeError(f"scan needs a complex w for complex x, got {w.dtype}.")
+    if w.dim() != 2 or w.shape[0] != n:
+        raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
+    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
+        wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
+        raise ShapeError(f"scan needs x of shape {wanted}, got {tuple(x.shape)}.")
+    if u is not None and u.shape != (n, x.shape[-1]):
+        raise ShapeError(f"scan needs u of shape {(n, x.shape[-1])}, got {tuple(u.shape)}.")
+    if u is None and x.shape[-1] != n:
+        raise ShapeError(f"scan without u needs x of width n = {n}, got {x.shape[-1]}.")
+    for name, given in (("bias", bias), ("activation_bias", activation_bias)):
+        if given is not None and given.shape != (n,):
+            raise ShapeError(f"scan needs {name} of shape {(n,)}, got {tuple(given.shape)}.")
+    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    if h0.shape != (batch, n):
+        raise ShapeError(f"scan needs h0 of shape {(batch, n)}, got {tuple(h0.shape)}.")
+    if batch_sizes is None:
+        return
+    if any(b > a or b < 1 for a, b in itertools.pairwise(batch_sizes)):
+        raise ShapeError(f"scan needs batch_sizes that do not increase, got {list(batch_sizes)}.")
+    if sum(batch_sizes) != x.shape[0]:
+        raise ShapeError(f"scan needs batch_sizes that add up to the rows of x, {x.shape[0]}, got {sum(batch_sizes)}.")

@@ -1,0 +1,47 @@
+"""What a fast backend does."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from stiefelkit.functional._scan.problem import Gradients, Problem
+
+__all__ = ["Engine"]
+
+
+class Engine(Protocol):
+    """A way to run the recurrence and to go back through it."""
+
+    def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
+        ...
+
+    def backward(
+        self,
+        p: Problem,
+        g_out: Tensor | None,
+        g_last: Tensor | None,
+        out: Tensor,
+        saved: Tensor,
+        needs: Sequence[bool],
+        half: bool = False,
+    ) -> Gradients:
+        """Gradients from those by the states (like `out`) and by the last ones (B, n).
+
+        Args:
+            p: the problem.
+            g_out: gradient by the states.
+            g_last: gradient by the last state of each sequence.
+            out: the states.
+            saved: as `forward` returned it.
+            needs: which of x, w, h0, u, bias and activation bias are wanted.
+            half: leave out Im h in the gradient by w.
+        """
+        ...
+
+    def deltas(
+        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients by all pre-activations, like `out`, and by the first states (B, n)."""
+        ...

@@ -1,0 +1,95 @@
+"""The fast scan over one more dimension (torch.func.vmap): folded into the batch where the matrices are shared."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fold", "is_foldable", "one_by_one", "sample_gradients", "unfold"]
+
+ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
+"""Where the batch of an argument stands, for those that have one."""
+
+
+def is_foldable(in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> bool:
+    """Whether only rows have the new dimension, and all sequences are of one length."""
+    given = dict(zip(names, args, strict=False))
+    mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
+    return given["sizes"] is None and all(name in ROWS for name in mapped)
+
+
+def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> list[Any]:
+    """Folds the new dimension of every argument with rows into its batch; one that lacks it is repeated."""
+    folded = []
+    for name, dim, arg in zip(names, in_dims, args, strict=True):
+        if name in ROWS and isinstance(arg, Tensor):
+            at = ROWS[name]
+            each = (
+                arg.movedim(dim, at)
+                if dim is not None
+                else arg.unsqueeze(at).expand(*arg.shape[:at], info.batch_size, *arg.shape[at:])
+            )
+            folded.append(each.flatten(at, at + 1))
+        else:
+            folded.append(arg)
+    return folded
+
+
+def unfold(info: Any, found: Tensor, at: int) -> Tensor:
+    """Undoes the folding of a result whose batch stands at `at`; the new dimension stands there then."""
+    return found.unflatten(at, (info.batch_size, found.shape[at] // info.batch_size))
+
+
+def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Any, Any]:
+    """Calls a function for each index of the new dimension, and stacks what it returns."""
+    found = [
+        call(*(arg.select(dim, i) if _is_mapped(dim, arg) else arg for dim, arg in zip(in_dims, args, strict=True)))
+        for i in range(info.batch_size)
+    ]
+    stacked = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def sample_gradients(
+    delta: Tensor,
+    x: Tensor,
+    h0: Tensor,
+    u: Tensor | None,
+    out: Tensor,
+    *,
+    reverse: bool,
+    half: bool,
+) -> dict[str, Tensor]:
+    """Gradients of each sample, from those by its pre-activations.
+
+    Args:
+        delta: shape (T, V, B, n), as all others with the new dimension V before the batch.
+        x: inputs (T, V, B, m).
+        h0: first states (V, B, n).
+        u: input matrix (n, m), shared.
+        out: states (T, V, B, n).
+        reverse: as in `scan`.
+        half: leave out Im h in the gradient by w.
+
+    Returns:
+        Gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias (V, n) and activation_bias (V, n).
+    """
+    first = h0.unsqueeze(0)
+    before = torch.cat([out[1:], first] if reverse else [first, out[:-1]])
+    into = delta if u is None else delta @ u.conj()
+
+    def outer(rows: Tensor) -> Tensor:
+        return torch.einsum("tvbi,tvbj->vij", delta, rows.conj().to(delta.dtype))
+
+    return {
+        "x": into if x.is_complex() or not into.is_complex() else into.real,
+        "w": outer(before.real if half else before),
+        "u": outer(x),
+        "bias": delta.sum((0, 2)),
+        "activation_bias": (out.sgn().conj() * delta).real.sum((0, 2)),
+    }
+
+
+def _is_mapped(dim: Any, arg: Any) -> bool:
+    return isinstance(arg, Tensor) and dim is not None

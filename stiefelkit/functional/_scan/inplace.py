@@ -1,0 +1,220 @@
+"""The recurrence chunk by chunk: one buffer is projection, pre-activation and state in turn, gradients by hand.
+
+Only the states are kept. The derivative of the activation is worked out for a whole chunk at once, a step back costs
+one product and one multiplication, and the gradients by matrices take one product a chunk, while it is in the cache.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._scan.blocks import read_blocks, row_blocks
+from stiefelkit.functional._scan.chunks import Chunk
+from stiefelkit.functional._scan.loops import Loops
+from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
+
+__all__ = ["InPlace"]
+
+
+class InPlace:
+    """The recurrence chunk by chunk.
+
+    Args:
+        loops: what runs the steps of a chunk.
+    """
+
+    def __init__(self, loops: Callable[[Problem], Loops] = Loops):
+        self.loops = loops
+
+    def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """All states, the last one of each sequence, and what the derivative needs besides them (with `keep`)."""
+        # Rows of sequences that are not alive in a chunk stay: they have ended, or wait for their first step.
+        out, state = p.states_like(), p.first.clone()
+        saved = p.saved_like(keep)
+        if not p.chunks:
+            return out, p.row_gradient(state), saved
+        loops, ut, bias = self.loops(p), p.input_matrix(), p.row_bias()
+        room = p.buffer(p.width) if p.is_complex else None
+        inputs = p.buffer(2 * p.x.shape[-1]) if p.x.is_complex() else None
+        spare = None if keep else p.buffer(saved.shape[-1], saved.dtype)
+        for chunk in p.chunks:
+            z = p.part(out, chunk) if room is None else shaped(room, chunk, p.width)
+            kept = p.part(saved, chunk) if spare is None else shaped(spare, chunk, saved.shape[-1])
+            h = state[: chunk.batch]
+            p.project(z, chunk, ut, bias, inputs)
+            last = loops.forward(z, kept, h)
+            if loops.act.is_ill(kept):
+                p.project(z, chunk, ut, bias, inputs)
+                last = loops.forward_carefully(z, kept, h)
+            h.copy_(last)
+            if room is not None:
+                p.write(out, chunk, z)
+        return out, p.row_gradient(state), saved
+
+    def backward(
+        self,
+        p: Problem,
+        g_out: Tensor | None,
+        g_last: Tensor | None,
+        out: Tensor,
+        saved: Tensor,
+        needs: Sequence[bool],
+        half: bool = False,
+    ) -> Gradients:
+        """Gradients from those by the states (like `out`) and by the last ones (B, n).
+
+        Args:
+            p: the problem.
+            g_out: gradient by the states.
+            g_last: gradient by the last state of each sequence.
+            out: the states.
+            saved: as `forward` returned it.
+            needs: which of x, w, h0, u, bias and activation bias are wanted.
+            half: leave out Im h in the gradient by w.
+        """
+        needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
+        sums = _Sums(p, needs_w, needs_u, needs_bias, needs_inner)
+        dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs_x else None
+        # Without an input matrix, the gradient by pre-activations is that by the inputs.
+        direct = dx is not None and p.u is None and not p.is_complex
+        rows = p.buffer(0 if direct else p.width)
+
+        def place(chunk: Chunk) -> Tensor:
+            return p.part(dx, chunk) if direct and dx is not None else shaped(rows, chunk, p.width)
+
+        def each(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
+            sums.add(chunk, delta, h, before)
+            if dx is not None and not direct:
+                _input_gradient(p, dx, chunk, delta)
+
+        dh0 = self._run_back(p, g_out, g_last, out, saved, place, each)
+        found = sums.found(half)
+        return dataclasses.replace(found, x=dx, h0=p.row_gradient(dh0))
+
+    def deltas(
+        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients by all pre-activations, like `out`, and by the first states."""
+        found = torch.empty_like(out, memory_format=torch.contiguous_format)
+        rows = p.buffer(p.width) if p.is_complex else None
+
+        def place(chunk: Chunk) -> Tensor:
+            return p.part(found, chunk) if rows is None else shaped(rows, chunk, p.width)
+
+        def each(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
+            if rows is not None:
+                p.write(found, chunk, delta)
+
+        return found, p.row_gradient(self._run_back(p, g_out, g_last, out, saved, place, each))
+
+    def _run_back(
+        self,
+        p: Problem,
+        g_out: Tensor | None,
+        g_last: Tensor | None,
+        out: Tensor,
+        saved: Tensor,
+        place: Callable[[Chunk], Tensor],
+        each: Callable[[Chunk, Tensor, Tensor, Tensor], None],
+    ) -> Tensor:
+        """Goes through the chunks from the last to the first; returns the gradient by the first states, (B, N).
+
+        Args:
+            p: the problem.
+            g_out: as in `backward`.
+            g_last: as in `backward`.
+            out: as in `backward`.
+            saved: as in `backward`.
+            place: where the gradients by a chunk's pre-activations are written.
+            each: gets the chunk, those gradients, its states and the states before each of them, (k, batch, N).
+        """
+        carry = torch.zeros_like(p.first) if g_last is None else row_blocks(g_last).clone()
+        if not p.chunks:
+            return carry
+        loops = self.loops(p)
+        states = p.buffer(p.width, more=1)
+        outside = p.buffer(p.width) if p.is_complex else None
+        for i in range(len(p.chunks) - 1, -1, -1):
+            chunk = p.chunks[i]
+            h, before = _states(p, out, i, states)
+            g = None if g_out is None else p.read(g_out, chunk, outside)
+            delta = place(chunk)
+            # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
+            carry[: chunk.batch] = loops.back(delta, g, carry[: chunk.batch], h, p.part(saved, chunk))
+            each(chunk, delta, h, before)
+        return carry
+
+
+def _states(p: Problem, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """States of the i-th chunk and the ones before each of them, (k, batch, N): views of `out` where they can be."""
+    chunk = p.chunks[i]
+    previous = p.chunks[i - 1] if i else None
+    if not p.is_complex and previous is not None and previous.batch == chunk.batch:
+        step = 1 if p.reverse else -1
+        shifted = Chunk(chunk.time + step, chunk.start + step * chunk.batch, chunk.steps, chunk.batch)
+        return p.part(out, chunk), p.part(out, shifted)
+    room = shaped(buffer, chunk, p.width, more=1)
+    h, before = (room[:-1], room[1:]) if p.reverse else (room[1:], room[:-1])
+    before[-1 if p.reverse else 0] = p.between(out, previous, chunk)
+    if p.is_complex:
+        read_blocks(p.part(out, chunk), h)
+    else:
+        h.copy_(p.part(out, chunk))
+    return h, before
+
+
+def _input_gradient(p: Problem, dx: Tensor, chunk: Chunk, delta: Tensor) -> None:
+    """Writes the gradient by the inputs of a chunk."""
+    part, ut = p.part(dx, chunk), p.input_matrix()
+    if ut is not None and not p.x.is_complex():
+        torch.mm(delta.flatten(0, 1), ut.mT, out=part.flatten(0, 1))
+        return
+    d = delta if ut is None else (delta.flatten(0, 1) @ ut.mT).unflatten(0, delta.shape[:2])
+    if p.x.is_complex():
+        p.write(dx, chunk, d)
+    else:
+        part.copy_(d[..., : part.shape[-1]])
+
+
+class _Sums:
+    """Gradients that are sums over all rows, added up chunk by chunk."""
+
+    def __init__(self, p: Problem, w: bool, u: bool, bias: bool, inner: bool):
+        self.p = p
+
+        def zeros(*shape: int) -> Tensor:
+            return p.first.new_zeros(shape)
+
+        columns = p.x.shape[-1] * (1 + p.x.is_complex())
+        self.w = zeros(p.width, p.width) if w else None
+        self.u = zeros(p.width, columns) if u and p.u is not None else None
+        self.bias = zeros(p.width) if bias and p.bias is not None else None
+        self.inner = zeros(p.n) if inner and p.activation_bias is not None else None
+        self.act = p.pointwise() if self.inner is not None else None
+        self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
+        self.inputs = p.buffer(columns) if self.u is not None and p.x.is_complex() else None
+
+    def add(self, chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
+        """Adds a chunk's share."""
+        d = delta.flatten(0, 1)
+        if self.w is not None:
+            self.w.addmm_(d.mT, before.flatten(0, 1))
+        if self.u is not None:
+            x = self.p.read(self.p.x, chunk, self.inputs)
+            self.u.addmm_(d.mT, x.reshape(-1, x.shape[-1]))
+        if self.bias is not None and self.ones is not None:
+            self.bias.addmv_(d.mT, self.ones[: d.shape[0]])
+        if self.inner is not None and self.act is not None:
+            self.inner += self.act.bias_gradient(h.flatten(0, 1), d)
+
+    def found(self, half: bool) -> Gradients:
+        """The gradients, complex ones put together."""
+        p = self.p
+        return Gradients(
+            w=None if self.w is None else p.matrix_gradient(self.w, True, half),
+            u=None if self.u is None else p.matrix_gradient(self.u, p.x.is_complex()),
+            bias=None if self.bias is None else p.row_gradient(self.bias),
+            activation_bias=self.inner,
+        )

@@ -1,0 +1,160 @@
+"""A recurrence in real rows: what every fast backend starts from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._scan.blocks import (
+    fold,
+    from_blocks,
+    matrix_blocks,
+    read_blocks,
+    row_blocks,
+    write_blocks,
+)
+from stiefelkit.functional._scan.chunks import Chunk, cut
+from stiefelkit.functional._scan.pointwise import Pointwise, activate, saved_like
+
+__all__ = ["Gradients", "Problem"]
+
+
+@dataclass
+class Gradients:
+    """Derivatives by the arguments of `scan`, None for those not asked for; see `scan` for shapes."""
+
+    x: Tensor | None = None
+    w: Tensor | None = None
+    h0: Tensor | None = None
+    u: Tensor | None = None
+    bias: Tensor | None = None
+    activation_bias: Tensor | None = None
+
+
+class Problem:
+    """The arguments of `scan`, with complex numbers as [Re | Im].
+
+    Args:
+        x: inputs (T, B, m), or packed rows with `sizes`.
+        w: recurrent matrix (n, n).
+        h0: first states (B, n).
+        u: input matrix (n, m), or None.
+        bias: of the input projection (n,), or None.
+        activation_bias: inside the activation, real (n,), or None.
+        activation: its name.
+        sizes: rows alive at each step of packed input, or None.
+        reverse: whether the last step comes first.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        h0: Tensor,
+        u: Tensor | None,
+        bias: Tensor | None,
+        activation_bias: Tensor | None,
+        activation: str,
+        sizes: Sequence[int] | None,
+        reverse: bool,
+    ):
+        self.x, self.w, self.h0, self.u, self.bias, self.activation_bias = x, w, h0, u, bias, activation_bias
+        self.activation, self.reverse = activation, reverse
+        self.n, self.is_complex, self.is_packed = w.shape[0], w.is_complex(), sizes is not None
+        self.width = self.n * (1 + self.is_complex)
+        self.sizes = list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0]
+        self.dtype = w.dtype.to_real()
+        self.first = row_blocks(h0)
+        self.wt = matrix_blocks(w) if self.is_complex else w.mT.contiguous()
+        self.rows_w = self.wt.mT.contiguous()
+        self.chunks = cut(self.sizes, self.width * w.element_size() // (1 + self.is_complex))
+        if reverse:
+            self.chunks = self.chunks[::-1]
+
+    def pointwise(self) -> Pointwise:
+        """The activation; reads the values of its bias."""
+        return activate(self.activation, self.n, self.activation_bias, self.is_complex)
+
+    def input_matrix(self) -> Tensor | None:
+        """The matrix (M, N) by which rows of x, real or [Re | Im], are multiplied."""
+        if self.u is None:
+            return None
+        if self.x.is_complex():
+            return matrix_blocks(self.u)
+        return torch.cat([self.u.real.mT, self.u.imag.mT], 1) if self.is_complex else self.u.mT.contiguous()
+
+    def row_bias(self) -> Tensor | None:
+        """The bias as a real row (N,)."""
+        return None if self.bias is None else row_blocks(self.bias)
+
+    def project(self, z: Tensor, chunk: Chunk, ut: Tensor | None, bias: Tensor | None, buffer: Tensor | None) -> None:
+        """Writes the projected inputs of a chunk into z (steps, batch, N); `buffer` takes complex inputs."""
+        x = self.read(self.x, chunk, buffer)
+        if ut is not None:
+            rows, into = x.reshape(-1, x.shape[-1]), z.flatten(0, 1)
+            torch.mm(rows, ut, out=into) if bias is None else torch.addmm(bias, rows, ut, out=into)
+            return
+        into = z
+        if self.is_complex and not self.x.is_complex():
+            into = z[..., : self.n]
+            z[..., self.n :] = 0
+        into.copy_(x)
+        if bias is not None:
+            z.add_(bias)
+
+    def states_like(self) -> Tensor:
+        """Room for all states, as `scan` returns them."""
+        return self.x.new_empty(*self.x.shape[:-1], self.n, dtype=self.w.dtype)
+
+    def saved_like(self, keep: bool) -> Tensor:
+        """Room for what the derivative needs besides the states; without `keep`, of no step."""
+        width, dtype = saved_like(self.activation, self.n, self.w.dtype)
+        rows = self.x.shape[:-1] if keep else (0, *self.x.shape[1:-1])
+        return self.x.new_empty(*rows, width, dtype=dtype)
+
+    def part(self, rows: Tensor, chunk: Chunk) -> Tensor:
+        """The rows of a chunk, shape (steps, batch, width), without a copy."""
+        if not self.is_packed:
+            return rows[chunk.times]
+        return rows[chunk.rows].unflatten(0, (chunk.steps, chunk.batch))
+
+    def buffer(self, width: int, dtype: torch.dtype | None = None, more: int = 0) -> Tensor:
+        """Room for `width` numbers for each row of the largest chunk, with `more` steps."""
+        rows = max((chunk.steps + more) * chunk.batch for chunk in self.chunks)
+        return self.x.new_empty(rows * width, dtype=dtype or self.dtype)
+
+    def read(self, rows: Tensor, chunk: Chunk, buffer: Tensor | None) -> Tensor:
+        """The rows of a chunk as real ones: a view, or for complex ones a copy in the buffer."""
+        part = self.part(rows, chunk)
+        return part if buffer is None else read_blocks(part, shaped(buffer, chunk, 2 * part.shape[-1]))
+
+    def write(self, rows: Tensor, chunk: Chunk, blocks: Tensor) -> None:
+        """Puts [Re | Im] of a chunk where complex rows belong."""
+        write_blocks(blocks, self.part(rows, chunk))
+
+    def between(self, out: Tensor, previous: Chunk | None, chunk: Chunk) -> Tensor:
+        """The states between two chunks that follow each other, (batch of the second, N)."""
+        if previous is None:
+            return self.first[: chunk.batch]
+        h = row_blocks(self.part(out, previous)[0 if self.reverse else -1])
+        # A sequence that only begins here starts from its first state.
+        return torch.cat([h, self.first[h.shape[0] : chunk.batch]])[: chunk.batch]
+
+    def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
+        """The gradient by a matrix from d^T h in real rows."""
+        if not self.is_complex:
+            return blocks
+        if columns_complex:
+            return fold(blocks, half)
+        return torch.complex(*blocks.chunk(2, 0))
+
+    def row_gradient(self, blocks: Tensor) -> Tensor:
+        """The gradient by rows of the recurrence's dtype."""
+        return from_blocks(blocks) if self.is_complex else blocks
+
+
+def shaped(buffer: Tensor, chunk: Chunk, width: int, more: int = 0) -> Tensor:
+    """The beginning of a flat buffer as (steps + more, batch, width)."""
+    steps = chunk.steps + more
+    return buffer[: steps * chunk.batch * width].view(steps, chunk.batch, width)
