@@ -200,6 +200,13 @@ def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
 
 
 def draw(path: Path, plan: Plan, curves: Sequence[Curve]) -> Path:
+    """Draws norms against steps, a panel for each iteration, on one logarithmic scale.
+
+    Args:
+        path: the PNG.
+        plan: what was asked for.
+        curves: of all models and iterations.
+    """
     iterations = sorted(set(plan.iterations))
     look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]
@@ -211,11 +218,11 @@ def draw(path: Path, plan: Plan, curves: Sequence[Curve]) -> Path:
                     axes.plot(
                         steps, curve.norms, label=curve.model, markevery=max(1, len(steps) // 10), **look[curve.model]
                     )
-            axes.set(title=f"{plan.task}, iteration {iteration}", xlabel="step t", yscale="log")
-            axes.set_xlim(0, len(steps))
+            axes.set(title=f"{plan.task}, iteration {iteration}", xlabel="step t")
+            axes.set_xlim(0, max(len(curve.norms) for curve in curves))
             if positive:
                 axes.set_ylim(max(min(positive), max(positive) * 10.0**-DECADES) / 2, 2 * max(positive))
-            log_scale(axes)
+                log_scale(axes)
         panels[0].set_ylabel(r"$\Vert\partial L / \partial h_t\Vert_2$, mean over the batch")
         panels[-1].legend(loc="best")
     return path
