@@ -210,16 +210,15 @@ def draw(path: Path, plan: Plan, curves: Sequence[Curve]) -> Path:
     iterations = sorted(set(plan.iterations))
     look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]
+    length = max(len(curve.norms) for curve in curves)
+    every = max(1, length // 10)
     with figure(path, len(iterations)) as panels:
         for axes, iteration in zip(panels, iterations, strict=True):
-            for curve in curves:
-                if curve.iteration == iteration:
-                    steps = range(1, len(curve.norms) + 1)
-                    axes.plot(
-                        steps, curve.norms, label=curve.model, markevery=max(1, len(steps) // 10), **look[curve.model]
-                    )
-            axes.set(title=f"{plan.task}, iteration {iteration}", xlabel="step t")
-            axes.set_xlim(0, max(len(curve.norms) for curve in curves))
+            for curve in (curve for curve in curves if curve.iteration == iteration):
+                steps = range(1, len(curve.norms) + 1)
+                axes.plot(steps, curve.norms, label=curve.model, markevery=(every // 2, every), **look[curve.model])
+            axes.set(title=f"{plan.task}, {length} steps, iteration {iteration}", xlabel="step t")
+            axes.set_xlim(0, length)
             if positive:
                 axes.set_ylim(max(min(positive), max(positive) * 10.0**-DECADES) / 2, 2 * max(positive))
                 log_scale(axes)
