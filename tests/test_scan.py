@@ -172,6 +172,15 @@ def test_complex_states_of_any_size_are_those_of_the_loop():
         assert torch.allclose(own, expected, rtol=1e-6, atol=0), b
 
 
+def test_conjugate_views_are_taken_for_what_they_are():
+    arguments = drawn("modrelu", True, complex_input=True)
+    lazy = {name: t.conj().resolve_conj().conj() if t.is_complex() else t for name, t in arguments.items()}
+    g = torch.randn(6, 5, 6, dtype=torch.complex128)
+    first, second = gradients(arguments, (g, None)), gradients(lazy, (g.conj().resolve_conj().conj(), None))
+    for name in arguments:
+        assert torch.allclose(first[name], second[name])
+
+
 def test_nan_propagates():
     for is_complex in (False, True):
         arguments = drawn("modrelu", is_complex)

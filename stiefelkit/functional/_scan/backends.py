@@ -65,4 +65,8 @@ def engine(backend: str) -> Engine:
     """The implementation of a fast backend."""
     from stiefelkit.functional._scan.inplace import InPlace
 
+    if backend == "cuda_graphs":
+        from stiefelkit.functional._scan.graphs import GraphLoops
+
+        return InPlace(GraphLoops)
     return InPlace()
