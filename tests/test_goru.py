@@ -89,7 +89,7 @@ def test_packed_rows_are_the_sequences_one_by_one(reverse):
         ({"h0": torch.zeros(3, 4)}, errors.ShapeError, "h0 of shape (2, 4)"),
         ({"x": torch.zeros(0, 2, 3)}, errors.ShapeError, "T >= 1"),
         ({"q": torch.zeros(4, 4, dtype=torch.complex64)}, errors.DtypeError, "real q"),
-        ({"backend": "autos"}, errors.OptionError, 'did you mean "auto"'),
+        ({"backend": "autos"}, errors.UnknownNameError, 'did you mean "auto"'),
         ({"activation": "modrelo"}, errors.UnknownNameError, 'did you mean "modrelu"'),
     ],
 )

@@ -14,7 +14,7 @@ from stiefelkit.functional._scan.backends import Request, choose
 from stiefelkit.functional._scan.fused import fused_scan
 from stiefelkit.functional._scan.reference import reference_scan
 
-__all__ = ["scan", "scan_backend"]
+__all__ = ["DTYPES", "is_forward_mode", "scan", "scan_backend"]
 
 GRADIENTS = ("exact", "reference")
 DTYPES = {
@@ -137,12 +137,12 @@ def scan_backend(w: Tensor, *, activation: str = "modrelu", backend: str = "auto
     'inplace'
     """
     find_activation(activation, w.is_complex())
-    if backend == "auto" and _is_forward_mode():
+    if backend == "auto" and is_forward_mode():
         return "reference"
     return choose(backend, Request(w.device, w.dtype, w.shape[-1], activation))
 
 
-def _is_forward_mode() -> bool:
+def is_forward_mode() -> bool:
     """Whether torch.func.jvp, or autograd's forward mode, is at work."""
     if torch.compiler.is_compiling():
         return False
