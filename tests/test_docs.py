@@ -29,3 +29,11 @@ def test_readme_names_what_the_registries_hold():
     text = (ROOT / "README.md").read_text()
     for name in [*sk.available(), *sk.models.names()]:
         assert f"`{name}`" in text
+
+
+def test_the_demo_of_all_models_trains_every_model():
+    from stiefelkit import models
+    from stiefelkit.experiments.tasks.digits_recipes import RECIPES
+
+    (listed,) = re.findall(r"^MODELS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(listed.split(",")) == models.names() == sorted(RECIPES)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, UnknownNameError
 from stiefelkit.experiments.config import Config
+from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create, tasks
 
 torch.set_num_threads(1)
@@ -205,6 +206,15 @@ def test_options_out_of_range_are_refused(name: str, options: dict[str, Any]) ->
 def test_unknown_tasks_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match='did you mean "copying"'):
         create("copyng")
+
+
+def test_a_recipes_options_are_those_of_the_models_own_parametrization() -> None:
+    task = create("digits")
+    assert Config.resolve(task, "scornn", Settings(hidden_size=50)).options == {"negative": 5}
+    for chosen in ("householder", "none"):
+        config = Config.resolve(task, "scornn", Settings(options={"parametrization": chosen}))
+        assert config.options == {"parametrization": chosen}
+        config.build_optimizer(config.build_model())
 
 
 @pytest.mark.parametrize("name", tasks.names())

@@ -82,8 +82,13 @@ def _score(task: Task, summary: Summary) -> list[str]:
 
 
 def _costs(summary: Summary) -> list[str]:
-    ratio = summary.orthogonality
-    return [f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", "-" if ratio is None else f"{ratio:.2f}"]
+    return [f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", _ratio(summary.orthogonality)]
+
+
+def _ratio(error: float | None) -> str:
+    if error is None:
+        return "-"
+    return f"{error:.2f}" if error < 100 else f"{error:.2g}"
 
 
 app = app_of_tasks("compare", "Train several models on a task and compare them.", _command)

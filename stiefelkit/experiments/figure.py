@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stiefelkit.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["figure", "log_scale", "reference_line", "styles"]
+__all__ = ["figure", "legend", "log_scale", "reference_line", "styles"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which the colour-blind can tell apart."""
@@ -67,6 +67,14 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> 
             drawing.savefig(path)
         except OSError as error:
             raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
+
+
+def legend(axes: "Axes", loc: Literal["best", "upper right"]) -> None:
+    """Names the curves of a panel: inside, or beside it where they are many."""
+    if len(axes.get_legend_handles_labels()[1]) <= len(COLOURS):
+        axes.legend(loc=loc)
+    else:
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize="small")
 
 
 def log_scale(axes: "Axes") -> None:

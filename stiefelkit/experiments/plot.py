@@ -7,7 +7,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.experiments.display import worst_ratio
-from stiefelkit.experiments.figure import figure, log_scale, reference_line, styles
+from stiefelkit.experiments.figure import figure, legend, log_scale, reference_line, styles
 from stiefelkit.experiments.log import read
 from stiefelkit.experiments.run_folder import RunFolder, is_run
 from stiefelkit.experiments.tasks import Task
@@ -105,7 +105,7 @@ def _learning(curves: list[Curves], path: Path) -> Path:
             log_scale(right)
         for axes in (left, right):
             axes.set_xlim(left=0)
-        right.legend(loc="best")
+        legend(right, "best")
     return path
 
 
@@ -126,7 +126,7 @@ def _orthogonality(curves: list[Curves], path: Path) -> Path:
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
         log_scale(axes)
-        axes.legend(loc="upper right")
+        legend(axes, "upper right")
     return path
 
 

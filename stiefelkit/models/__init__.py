@@ -44,7 +44,7 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         hidden_size: width of the state.
         output_size: width of the output.
         **options: the model's own, such as `activation=` and `parametrization=`, and those of its parametrization, such
-            as `negative=` for "scornn".
+            as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
 
     Returns:
         A module that maps (B, T, input_size) to (B, T, output_size), or to (B, output_size) with `last_only=True`.
@@ -63,6 +63,8 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     for key, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+    if options.get("parametrization") == "none":  # the command line has no None
+        options["parametrization"] = None
     known, which = _known_options(build, options)
     for key in options:
         if key not in known or key in sizes:

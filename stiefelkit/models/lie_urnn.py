@@ -21,9 +21,9 @@ def lie_urnn(
     """Builds the unitary RNN W = exp(sum of l_e T_e), T_e a basis of u(n), complex modReLU.
 
     As in the authors' code the n^2 coefficients l_e, the coordinate `skew`, are N(0, 1) ("gaussian"), and no first
-    state is trained. Here it is zero; they draw it anew for each batch. Their later code has tanh of real and imaginary
-    part and a fixed gain in place of modReLU, which the paper has; neither preserves the phase. Input weights are
-    Glorot-uniform on their real shape (m, 2n), the read-out of [Re h, Im h] too; biases are zero.
+    state is trained: here it is zero, there it is drawn anew for each batch. Their code has tanh of real and imaginary
+    part and a fixed gain; modReLU keeps the phase. Input weights are Glorot-uniform on their real shape (m, 2n), the
+    read-out of [Re h, Im h] too; biases are zero.
 
     Parameters: n^2 + 2nm + n + 2np + p.
 

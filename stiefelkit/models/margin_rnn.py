@@ -22,10 +22,10 @@ def margin_rnn(
 ) -> SequenceModel:
     """Builds the RNN with W = U diag(s) V^T, 1 - m < s < 1 + m, leaky ReLU of slope 0.1.
 
-    As in the authors' code: W starts orthogonal (s = 1), input and read-out weights Glorot-uniform, biases zero, h_0
-    trained from zero. Their frames U and V are moved along the manifold, `u="stiefel", v="stiefel"` here; by default
-    both are Cayley transforms, which train with any optimizer. Coordinates: `u.skew`, `v.skew` and `spectrum`, whose
-    learning rate they divide by 2m.
+    As in the authors' code W starts orthogonal (s = 1) and h_0 is trained, here from zero. Input and read-out weights
+    are Glorot-uniform, biases zero. Their frames U and V are moved along the manifold, `u="stiefel", v="stiefel"` here;
+    by default both are Cayley transforms, which train with any optimizer. Coordinates: `u.skew`, `v.skew` and
+    `spectrum`, whose learning rate they divide by 2m.
 
     Parameters: n(n - 1) + n + nm + n + np + p + n.
 
@@ -34,7 +34,7 @@ def margin_rnn(
         hidden_size: n.
         output_size: p.
         parametrization: of W, any real one; None for a free W.
-        activation: any real one; the paper compares several, among them "identity", "tanh" and "oplu".
+        activation: any real one; their code has "oplu" as well.
         **options: of the parametrization, and `init=`: `margin=` (0.1 if left out), `u=`, `v=`.
 
     References:

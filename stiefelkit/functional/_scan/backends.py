@@ -77,4 +77,8 @@ def plain_engine(backend: str) -> PlainEngine:
     """The implementation of a fast backend of `scan`."""
     from stiefelkit.functional._scan.inplace import InPlace
 
+    if backend == "cuda_graphs":
+        from stiefelkit.functional._scan.graphs import GraphLoops
+
+        return InPlace(GraphLoops)
     return InPlace()

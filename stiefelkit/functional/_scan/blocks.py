@@ -1,5 +1,7 @@
 """Complex rows as real ones, [Re | Im], and the matrices that act on them."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -23,14 +25,25 @@ def from_blocks(rows: Tensor) -> Tensor:
 
 
 def read_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
-    """Writes complex rows (*, n) into `blocks` (*, 2n)."""
-    blocks.unflatten(-1, (2, -1)).copy_(torch.view_as_real(rows).transpose(-1, -2))
+    """Writes complex rows (*, n) into `blocks` (*, 2n), which is contiguous."""
+    numbers = torch.view_as_real(rows.resolve_conj())
+    if numbers.is_contiguous():
+        # A gather of columns takes half the time of a strided copy.
+        order = _real_first(rows.shape[-1], rows.device)
+        torch.index_select(numbers.view(-1, 2 * rows.shape[-1]), 1, order, out=blocks.view(-1, blocks.shape[-1]))
+    else:
+        blocks.unflatten(-1, (2, -1)).copy_(numbers.transpose(-1, -2))
     return blocks
+
+
+@functools.lru_cache(maxsize=32)
+def _real_first(n: int, device: torch.device) -> Tensor:
+    return torch.arange(2 * n, device=device).view(n, 2).mT.flatten()
 
 
 def write_blocks(blocks: Tensor, rows: Tensor) -> None:
     """Writes `blocks` (*, 2n) into complex rows (*, n)."""
-    torch.view_as_real(rows).copy_(blocks.unflatten(-1, (2, -1)).transpose(-1, -2))
+    torch.complex(*blocks.chunk(2, -1), out=rows)
 
 
 def fold(g: Tensor, half: bool = False) -> Tensor:

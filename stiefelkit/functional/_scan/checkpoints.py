@@ -21,7 +21,7 @@ def last_forward(engine: Engine, p: Problem, keep: bool) -> tuple[Tensor, Tensor
     ended = p.h0.clone()
     marks = []
     for part in _parts(p):
-        sub = _part(p, part, ended)
+        sub = p.segment(part, ended)
         if keep:
             marks.append(ended.clone())
         ended[: sub.h0.shape[0]] = engine.forward(sub, False)[1]
@@ -36,13 +36,14 @@ def last_backward(
     carry = g_last.clone()
     parts = _parts(p)
     for part, mark in reversed(list(zip(parts, marks, strict=True))):
-        sub = _part(p, part, mark)
+        sub = p.segment(part, mark)
         batch = sub.h0.shape[0]
         out, _, saved = engine.forward(sub, True)
         found = engine.backward(sub, None, carry[:batch], out, saved, needs, half)
+        assert found.h0 is not None
         carry[:batch] = found.h0
         if total.x is not None and found.x is not None:
-            total.x[_rows(p, part)].copy_(found.x)
+            total.x[p.rows(part)].copy_(found.x)
         for name in ("w", "u", "bias", "activation_bias"):
             more, before = getattr(found, name), getattr(total, name)
             setattr(total, name, more if before is None else before.add_(more))
@@ -54,26 +55,3 @@ def _parts(p: Problem) -> list[slice]:
     """Segments of steps, in the order in which they run."""
     parts = segments(len(p.sizes))
     return parts[::-1] if p.reverse else parts
-
-
-def _rows(p: Problem, part: slice) -> slice:
-    if not p.is_packed:
-        return part
-    start = sum(p.sizes[: part.start])
-    return slice(start, start + sum(p.sizes[part]))
-
-
-def _part(p: Problem, part: slice, h: Tensor) -> Problem:
-    """The problem of one segment, from the states (B, n) of all sequences before it."""
-    sizes = p.sizes[part] if p.is_packed else None
-    return Problem(
-        p.x[_rows(p, part)],
-        p.w,
-        h[: max(p.sizes[part])],
-        p.u,
-        p.bias,
-        p.activation_bias,
-        p.activation,
-        sizes,
-        p.reverse,
-    )

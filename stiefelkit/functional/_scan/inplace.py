@@ -35,7 +35,7 @@ class InPlace:
         saved = p.saved_like(keep)
         if not p.chunks:
             return out, p.row_gradient(state), saved
-        loops, ut, bias = self.loops(p), p.input_matrix(), p.row_bias()
+        loops = self.loops(p)
         room = p.buffer(p.width) if p.is_complex else None
         inputs = p.buffer(2 * p.x.shape[-1]) if p.x.is_complex() else None
         spare = None if keep else p.buffer(saved.shape[-1], saved.dtype)
@@ -43,10 +43,10 @@ class InPlace:
             z = p.part(out, chunk) if room is None else shaped(room, chunk, p.width)
             kept = p.part(saved, chunk) if spare is None else shaped(spare, chunk, saved.shape[-1])
             h = state[: chunk.batch]
-            p.project(z, chunk, ut, bias, inputs)
+            p.project(z, chunk, inputs)
             last = loops.forward(z, kept, h)
-            if loops.act.is_ill(kept):
-                p.project(z, chunk, ut, bias, inputs)
+            if p.act.is_ill(kept):
+                p.project(z, chunk, inputs)
                 last = loops.forward_carefully(z, kept, h)
             h.copy_(last)
             if room is not None:
@@ -149,7 +149,7 @@ class InPlace:
 
 def _input_gradient(p: Problem, dx: Tensor, chunk: Chunk, delta: Tensor) -> None:
     """Writes the gradient by the inputs of a chunk."""
-    part, ut = p.part(dx, chunk), p.input_matrix()
+    part, ut = p.part(dx, chunk), p.ut
     if ut is not None and not p.x.is_complex():
         torch.mm(delta.flatten(0, 1), ut.mT, out=part.flatten(0, 1))
         return
@@ -174,7 +174,6 @@ class _Sums:
         self.u = zeros(p.width, columns) if u and p.u is not None else None
         self.bias = zeros(p.width) if bias and p.bias is not None else None
         self.inner = zeros(p.n) if inner and p.activation_bias is not None else None
-        self.act = p.pointwise() if self.inner is not None else None
         self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
         self.inputs = p.buffer(columns) if self.u is not None and p.x.is_complex() else None
 
@@ -188,8 +187,8 @@ class _Sums:
             self.u.addmm_(d.mT, x.reshape(-1, x.shape[-1]))
         if self.bias is not None and self.ones is not None:
             self.bias.addmv_(d.mT, self.ones[: d.shape[0]])
-        if self.inner is not None and self.act is not None:
-            self.inner += self.act.bias_gradient(h.flatten(0, 1), d)
+        if self.inner is not None:
+            self.inner += self.p.act.bias_gradient(h.flatten(0, 1), d)
 
     def found(self, half: bool) -> Gradients:
         """The gradients, complex ones put together."""

@@ -19,25 +19,25 @@ class Loops:
     """
 
     def __init__(self, p: Problem):
-        self.p, self.act = p, p.pointwise()
+        self.p = p
         self._step: tuple[int, Step] | None = None
         self._scratch: Tensor | None = None
 
     def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
         if self._step is None or self._step[0] != h.shape[0]:
-            self._step = h.shape[0], self.act.step(h.shape[0], h)
+            self._step = h.shape[0], self.p.act.step(h.shape[0], h)
         return steps_forward(z, saved, h, self.p.wt, self._step[1], self.p.reverse)
 
     def forward_carefully(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
         """The same with `Pointwise.careful`."""
-        return steps_forward(z, saved, h, self.p.wt, self.act.careful(h.shape[0], h), self.p.reverse)
+        return steps_forward(z, saved, h, self.p.wt, self.p.act.careful(h.shape[0], h), self.p.reverse)
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
         """Gradients by the pre-activations of a chunk; see `steps_back`. Returns the gradient by the state before."""
         if self._scratch is None or self._scratch.shape != carry.shape:
             self._scratch = torch.empty_like(carry)
-        factors = self.act.factors(h, saved)
+        factors = self.p.act.factors(h, saved)
         return steps_back(delta, g, carry, self.p.rows_w, factors, self._scratch, self.p.reverse)
 
 

@@ -224,7 +224,8 @@ class ComplexModRelu(Pointwise):
         return apply
 
     def is_ill(self, saved: Tensor) -> bool:
-        return saved.device.type == "cpu" and bool(saved.amax() > ILL) if saved.numel() else False
+        # Zeros whose bias is positive have given inf, and NaN a step later.
+        return saved.device.type == "cpu" and saved.numel() > 0 and not bool(saved.amax() <= ILL)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         # The Jacobian of z (1 + b / |z|) is (1 + q) I - q e e^T, e = h / |h|: 1 + q (Im e)^2, 1 + q (Re e)^2 and

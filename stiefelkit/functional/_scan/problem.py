@@ -1,5 +1,7 @@
 """A recurrence in real rows: what every fast backend starts from."""
 
+import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,38 +61,68 @@ class Problem:
         sizes: Sequence[int] | None,
         reverse: bool,
     ):
-        self.x, self.w, self.h0, self.u, self.bias, self.activation_bias = x, w, h0, u, bias, activation_bias
+        self.w, self.u, self.bias, self.activation_bias = w, u, bias, activation_bias
         self.activation, self.reverse = activation, reverse
         self.n, self.is_complex, self.is_packed = h0.shape[-1], w.is_complex(), sizes is not None
         self.width = self.n * (1 + self.is_complex)
-        self.sizes = list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0]
         self.dtype = w.dtype.to_real()
+        self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
+
+    def _take(self, x: Tensor, h0: Tensor, sizes: list[int]) -> None:
+        self.x, self.h0, self.sizes = x, h0, sizes
         self.first = row_blocks(h0)
-        self.wt = matrix_blocks(w) if self.is_complex else w.mT.contiguous()
-        self.rows_w = self.wt.mT.contiguous()
-        self.chunks = cut(self.sizes, self.width * w.element_size() // (1 + self.is_complex))
-        if reverse:
+        self.chunks = cut(sizes, self.width * self.dtype.itemsize)
+        if self.reverse:
             self.chunks = self.chunks[::-1]
 
-    def pointwise(self) -> Pointwise:
+    def segment(self, part: slice, h: Tensor) -> "Problem":
+        """The problem of some steps, from the states (B, n) of all sequences before them; shares the matrices."""
+        # Worked out before the copy is made, and so once.
+        _ = self.act, self.wt, self.rows_w, self.ut, self.row_bias
+        sub = copy.copy(self)
+        sizes = self.sizes[part]
+        sub._take(self.x[self.rows(part)], h[: max(sizes)], sizes)
+        return sub
+
+    def rows(self, part: slice) -> slice:
+        """Where the rows of some steps are in x."""
+        if not self.is_packed:
+            return part
+        start = sum(self.sizes[: part.start])
+        return slice(start, start + sum(self.sizes[part]))
+
+    @functools.cached_property
+    def act(self) -> Pointwise:
         """The activation; reads the values of its bias."""
         return activate(self.activation, self.n, self.activation_bias, self.is_complex)
 
-    def input_matrix(self) -> Tensor | None:
-        """The matrix (M, N) by which rows of x, real or [Re | Im], are multiplied."""
+    @functools.cached_property
+    def wt(self) -> Tensor:
+        """The matrix (N, N) by which rows of states are multiplied from the right."""
+        return matrix_blocks(self.w) if self.is_complex else self.w.mT.contiguous()
+
+    @functools.cached_property
+    def rows_w(self) -> Tensor:
+        """The matrix (N, N) by which rows of gradients are multiplied from the right."""
+        return self.wt.mT.contiguous()
+
+    @functools.cached_property
+    def ut(self) -> Tensor | None:
+        """The matrix (M, N) by which rows of x, real or [Re | Im], are multiplied from the right."""
         if self.u is None:
             return None
         if self.x.is_complex():
             return matrix_blocks(self.u)
         return torch.cat([self.u.real.mT, self.u.imag.mT], 1) if self.is_complex else self.u.mT.contiguous()
 
+    @functools.cached_property
     def row_bias(self) -> Tensor | None:
         """The bias as a real row (N,)."""
         return None if self.bias is None else row_blocks(self.bias)
 
-    def project(self, z: Tensor, chunk: Chunk, ut: Tensor | None, bias: Tensor | None, buffer: Tensor | None) -> None:
+    def project(self, z: Tensor, chunk: Chunk, buffer: Tensor | None) -> None:
         """Writes the projected inputs of a chunk into z (steps, batch, N); `buffer` takes complex inputs."""
-        x = self.read(self.x, chunk, buffer)
+        x, ut, bias = self.read(self.x, chunk, buffer), self.ut, self.row_bias
         if ut is not None:
             rows, into = x.reshape(-1, x.shape[-1]), z.flatten(0, 1)
             torch.mm(rows, ut, out=into) if bias is None else torch.addmm(bias, rows, ut, out=into)

@@ -1,0 +1,334 @@
+"""The recurrence and its derivative as Triton programs: one takes 16 sequences through all of their steps.
+
+Programs do not speak to each other. A program reads the states of the step before from the buffer of all states, where
+it has just written them itself: one barrier a step orders the two. Products are exact float32, never TF32.
+
+Needs triton: import this module only where it is known to be there.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["run_back", "run_forward"]
+
+# Powers of two, so that scaling by them is exact and squares neither overflow nor underflow.
+SMALL = tl.constexpr(2.0**-60)
+LARGE = tl.constexpr(2.0**60)
+UP = tl.constexpr(2.0**100)
+DOWN = tl.constexpr(2.0**-100)
+TINY = tl.constexpr(2.0**-126)
+STEEPEST = tl.constexpr(1e18)
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def run_forward(
+    z,
+    wt,
+    h0,
+    bias,
+    saved,
+    starts,
+    sizes,
+    slope,
+    steps,
+    batch,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PACKED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    KEEP: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} wt), in place.
+
+    Args:
+        z: rows of all steps, float32, and the states afterwards.
+        wt: recurrent matrix (N, N) for rows, padded with zeros to whole tiles, with PAIRS each half of the columns.
+        h0: first states (batch, N).
+        bias: of modReLU, one number a unit.
+        saved: what the derivative needs besides the states.
+        starts: first row of each step, with PACKED.
+        sizes: rows of each step, with PACKED.
+        slope: of leaky ReLU.
+        steps: how many.
+        batch: rows of each step, without PACKED.
+        N: width of a row.
+        ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
+        PAIRS: whether the activation joins units i and i + N/2.
+        PACKED: whether the number of rows falls from step to step.
+        REVERSE: whether the last step comes first.
+        KEEP: whether `saved` is written.
+        RESIDENT: whether matrix and states stay on the chip, for a matrix of one tile without PAIRS.
+        BLOCK_B: rows of a program.
+        BLOCK_K: rows of a tile of wt.
+        BLOCK_N: columns of a tile of wt.
+    """
+    COLUMNS: tl.constexpr = N // 2 if PAIRS else N
+    PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    WIDTH: tl.constexpr = 2 * PADDED if PAIRS else PADDED
+    rows = (tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
+    if RESIDENT:
+        units = tl.arange(0, BLOCK_N)
+        matrix = tl.load(wt + units[:, None] * WIDTH + units[None, :])
+        known = (rows < batch)[:, None] & (units < N)[None, :]
+        h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=known, other=0.0)
+    # Not pipelined: loads would overtake the stores of the step before.
+    for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        if REVERSE:
+            t = steps - 1 - step
+            previous = t + 1
+        else:
+            t = step
+            previous = t - 1
+        if PACKED:
+            start = tl.load(starts + t)
+            alive = tl.load(sizes + t)
+            start_before = tl.load(starts + previous, mask=step > 0, other=0)
+            alive_before = tl.load(sizes + previous, mask=step > 0, other=0)
+        else:
+            # 64 bits: rows times N may be more than 2^31.
+            start = batch.to(tl.int64) * t
+            alive = batch.to(tl.int64)
+            start_before = batch.to(tl.int64) * previous
+            alive_before = alive * (step > 0)
+        inside = rows < alive
+        goes_on = inside & (rows < alive_before)
+        begins = inside & (rows >= alive_before)
+        for first in range(0, COLUMNS, BLOCK_N):
+            columns = first + tl.arange(0, BLOCK_N)
+            in_columns = columns < COLUMNS
+            at = (start + rows)[:, None] * N + columns[None, :]
+            tile = inside[:, None] & in_columns[None, :]
+            x = tl.load(z + at, mask=tile, other=0.0)
+            if PAIRS:
+                y = tl.load(z + at + COLUMNS, mask=tile, other=0.0)
+            if RESIDENT:
+                x = tl.dot(h, matrix, x, input_precision="ieee")
+            else:
+                for k in range(0, N, BLOCK_K):
+                    inner = k + tl.arange(0, BLOCK_K)
+                    in_inner = inner < N
+                    here = (start_before + rows)[:, None] * N + inner[None, :]
+                    there = rows[:, None] * N + inner[None, :]
+                    h = tl.load(z + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
+                    h += tl.load(h0 + there, mask=begins[:, None] & in_inner[None, :], other=0.0)
+                    tile_at = wt + inner[:, None] * WIDTH + columns[None, :]
+                    x = tl.dot(h, tl.load(tile_at), x, input_precision="ieee")
+                    if PAIRS:
+                        second = tl.load(tile_at + PADDED)
+                        y = tl.dot(h, second, y, input_precision="ieee")
+            if ACTIVATION == "tanh":
+                # (1 - e) / (1 + e) cancels near 0, where five terms of the series have all digits.
+                square = x * x
+                odd = 1.0 + square * (
+                    -0.3333333333333333
+                    + square * (0.13333333333333333 + square * (-0.05396825396825397 + square * 0.021869488536155203))
+                )
+                e = tl.exp(-2.0 * tl.abs(x))
+                size = tl.div_rn(1.0 - e, 1.0 + e)
+                x = tl.where(square < 0.0625, x * odd, tl.where(x < 0, -size, size))
+            elif ACTIVATION == "relu":
+                x = tl.where(x < 0, 0.0, x)
+            elif ACTIVATION == "leaky_relu":
+                x = tl.where(x > 0, x, x * slope)
+            elif ACTIVATION == "abs":
+                if KEEP:
+                    sign = (x > 0).to(tl.int8) - (x < 0).to(tl.int8)
+                    tl.store(saved + at, sign, mask=tile)
+                x = tl.abs(x)
+            elif ACTIVATION == "modrelu":
+                b = tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
+                size = tl.abs(x) + b
+                size = tl.where(size < 0, 0.0, size)
+                x = tl.where(x > 0, size, tl.where(x < 0, -size, x))
+            elif ACTIVATION == "oplu":
+                swap = x < y
+                if KEEP:
+                    pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
+                    tl.store(saved + pairs, swap.to(tl.int8), mask=tile)
+                larger = tl.where(swap, y, x)
+                y = tl.where(swap, x, y)
+                x = larger
+            elif ACTIVATION == "complex_modrelu":
+                b = tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
+                largest = tl.maximum(tl.abs(x), tl.abs(y))
+                up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
+                down = tl.where(largest < SMALL, DOWN, tl.where(largest > LARGE, UP, 1.0))
+                x = x * up
+                y = y * up
+                scaled = tl.sqrt_rn(x * x + y * y)
+                modulus = scaled * down
+                is_zero = modulus < TINY
+                size = tl.where(is_zero, 0.0, modulus + b)
+                is_off = is_zero | (size <= 0)
+                size = tl.where(is_off, 0.0, size)
+                scaled = tl.where(is_zero, 1.0, scaled)
+                if KEEP:
+                    pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
+                    q = tl.div_rn(b, tl.where(is_zero, 1.0, modulus))
+                    q = tl.where(q > STEEPEST, STEEPEST, tl.where(is_off, -1.0, q))
+                    tl.store(saved + pairs, q, mask=tile)
+                x = tl.div_rn(x, scaled) * size
+                y = tl.div_rn(y, scaled) * size
+            tl.store(z + at, x, mask=tile)
+            if PAIRS:
+                tl.store(z + at + COLUMNS, y, mask=tile)
+            if RESIDENT:
+                h = tl.where(inside[:, None], x, h)
+        if not RESIDENT:
+            tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def run_back(
+    delta,
+    w,
+    g_out,
+    g_last,
+    out,
+    saved,
+    starts,
+    sizes,
+    slope,
+    steps,
+    batch,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PACKED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
+
+    Args:
+        delta: written here.
+        w: recurrent matrix (N, N) for rows, the transpose of `run_forward`'s, padded in the same way.
+        g_out: gradient by the states (rows, N), with HAS_OUT.
+        g_last: gradient by the last state of each sequence (batch, N), with HAS_LAST.
+        out: states (rows, N).
+        saved: as `run_forward` left it.
+        starts: first row of each step, with PACKED.
+        sizes: rows of each step, with PACKED.
+        slope: of leaky ReLU.
+        steps: how many.
+        batch: rows of each step, without PACKED.
+        N: width of a row.
+        ACTIVATION: as in `run_forward`.
+        PAIRS: as in `run_forward`.
+        PACKED: as in `run_forward`.
+        REVERSE: as in `run_forward`: whether the first step comes first here.
+        HAS_OUT: whether there is g_out.
+        HAS_LAST: whether there is g_last.
+        RESIDENT: as in `run_forward`.
+        BLOCK_B: rows of a program.
+        BLOCK_K: rows of a tile of w.
+        BLOCK_N: columns of a tile of w.
+    """
+    COLUMNS: tl.constexpr = N // 2 if PAIRS else N
+    PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    WIDTH: tl.constexpr = 2 * PADDED if PAIRS else PADDED
+    rows = (tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)
+    if RESIDENT:
+        units = tl.arange(0, BLOCK_N)
+        matrix = tl.load(w + units[:, None] * WIDTH + units[None, :])
+        after = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
+    # Not pipelined: loads would overtake the stores of the step before.
+    for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        if REVERSE:
+            t = step
+            previous = t - 1
+        else:
+            t = steps - 1 - step
+            previous = t + 1
+        if PACKED:
+            start = tl.load(starts + t)
+            alive = tl.load(sizes + t)
+            start_before = tl.load(starts + previous, mask=step > 0, other=0)
+            alive_before = tl.load(sizes + previous, mask=step > 0, other=0)
+        else:
+            start = batch.to(tl.int64) * t
+            alive = batch.to(tl.int64)
+            start_before = batch.to(tl.int64) * previous
+            alive_before = alive * (step > 0)
+        inside = rows < alive
+        goes_on = inside & (rows < alive_before)
+        begins = inside & (rows >= alive_before)
+        for first in range(0, COLUMNS, BLOCK_N):
+            columns = first + tl.arange(0, BLOCK_N)
+            in_columns = columns < COLUMNS
+            at = (start + rows)[:, None] * N + columns[None, :]
+            tile = inside[:, None] & in_columns[None, :]
+            c = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
+            d = c
+            if HAS_OUT:
+                c += tl.load(g_out + at, mask=tile, other=0.0)
+            if HAS_LAST:
+                last = rows[:, None] * N + columns[None, :]
+                ending = begins[:, None] & in_columns[None, :]
+                c += tl.load(g_last + last, mask=ending, other=0.0)
+            if PAIRS:
+                if HAS_OUT:
+                    d += tl.load(g_out + at + COLUMNS, mask=tile, other=0.0)
+                if HAS_LAST:
+                    d += tl.load(g_last + last + COLUMNS, mask=ending, other=0.0)
+            if RESIDENT:
+                c = tl.dot(after, matrix, c, input_precision="ieee")
+            else:
+                for k in range(0, N, BLOCK_K):
+                    inner = k + tl.arange(0, BLOCK_K)
+                    in_inner = inner < N
+                    here = (start_before + rows)[:, None] * N + inner[None, :]
+                    after = tl.load(delta + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
+                    tile_at = w + inner[:, None] * WIDTH + columns[None, :]
+                    c = tl.dot(after, tl.load(tile_at), c, input_precision="ieee")
+                    if PAIRS:
+                        second = tl.load(tile_at + PADDED)
+                        d = tl.dot(after, second, d, input_precision="ieee")
+            if ACTIVATION == "abs":
+                c *= tl.load(saved + at, mask=tile, other=0).to(tl.float32)
+            elif ACTIVATION == "oplu":
+                pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
+                swap = tl.load(saved + pairs, mask=tile, other=0) != 0
+                larger = c
+                c = tl.where(swap, d, c)
+                d = tl.where(swap, larger, d)
+            elif ACTIVATION == "complex_modrelu":
+                # The Jacobian of z (1 + b / |z|) is (1 + q) I - q e e^T, e = h / |h|; it is 0 where q = -1.
+                pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
+                q = tl.load(saved + pairs, mask=tile, other=-1.0)
+                x = tl.load(out + at, mask=tile, other=0.0)
+                y = tl.load(out + at + COLUMNS, mask=tile, other=0.0)
+                largest = tl.maximum(tl.abs(x), tl.abs(y))
+                up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
+                x = x * up
+                y = y * up
+                square = x * x + y * y
+                along = tl.div_rn(x * c + y * d, tl.where(square == 0, 1.0, square))
+                c = tl.where(q == -1, 0.0, c + q * (c - along * x))
+                d = tl.where(q == -1, 0.0, d + q * (d - along * y))
+            elif ACTIVATION != "identity":
+                x = tl.load(out + at, mask=tile, other=0.0)
+                if ACTIVATION == "tanh":
+                    c *= 1.0 - x * x
+                elif ACTIVATION == "leaky_relu":
+                    c = tl.where(x > 0, c, c * slope)
+                else:
+                    # relu and modReLU: the derivative is 1 where the state is not 0.
+                    c = tl.where(x == 0, 0.0, c)
+            tl.store(delta + at, c, mask=tile)
+            if PAIRS:
+                tl.store(delta + at + COLUMNS, d, mask=tile)
+            if RESIDENT:
+                after = tl.where(inside[:, None], c, after)
+        if not RESIDENT:
+            tl.debug_barrier()

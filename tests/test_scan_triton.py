@@ -1,0 +1,235 @@
+"""The Triton programs of the scan: in triton's interpreter against a float64 loop, and compiled, without a GPU."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from stiefelkit.functional import modrelu, scan
+from stiefelkit.functional._scan import triton_kernels
+
+pytest.importorskip("triton")
+
+KINDS = ["identity", "tanh", "relu", "leaky_relu", "abs", "oplu", "modrelu", "complex identity", "complex modrelu"]
+FALLING = [19, 19, 17, 3, 1]
+
+
+@pytest.fixture
+def _interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def blocks(rows):
+    return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows
+
+
+def floats(rows):
+    """Rows as the programs take them."""
+    return blocks(rows.detach()).flatten(0, -2).float()
+
+
+def is_close(found, expected):
+    expected = blocks(expected).reshape(found.shape)
+    return found.dtype == torch.float32 and bool((found - expected).norm() <= 1e-5 * expected.norm())
+
+
+def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, with_last=True):
+    """States and gradients are those of autograd through the loop in float64."""
+    is_complex, activation = kind.startswith("complex"), kind.split()[-1]
+    single, double = (torch.complex64, torch.complex128) if is_complex else (torch.float32, torch.float64)
+
+    def random(*shape):
+        return torch.randn(shape, dtype=single).to(double)
+
+    batch = batch if sizes is None else sizes[0]
+    z = random(*((steps, batch) if sizes is None else (sum(sizes),)), n).requires_grad_()
+    h0, w = random(batch, n).requires_grad_(), torch.linalg.qr(random(n, n))[0].to(single).to(double)
+    b = 0.05 * torch.randn(n) if activation == "modrelu" else None
+    out, last = scan(
+        z,
+        w,
+        h0,
+        activation=activation,
+        activation_bias=None if b is None else b.double(),
+        batch_sizes=sizes,
+        reverse=reverse,
+    )
+    assert out is not None
+    g_out, g_last = random(*out.shape) if with_out else None, random(batch, n) if with_last else None
+    losses = [(h, g) for h, g in ((out, g_out), (last, g_last)) if g is not None]
+    dz, dh0 = torch.autograd.grad([h for h, _ in losses], (z, h0), [g for _, g in losses], materialize_grads=True)
+
+    # The real matrix by which [Re h | Im h] becomes that of h w^T.
+    wt = floats(torch.cat([w.mT, 1j * w.mT]) if is_complex else w.mT)
+    options: dict[str, Any] = {
+        "activation": activation,
+        "slope": 0.1,
+        "sizes": None if sizes is None else torch.tensor(sizes),
+        "reverse": reverse,
+        "is_complex": is_complex,
+    }
+    states = floats(z)
+    found_last, saved = triton_kernels.forward(states, wt, floats(h0), b, **options)
+    assert is_close(states, out)
+    assert is_close(found_last, last)
+    outer, ending = (None if g is None else floats(g) for g in (g_out, g_last))
+    delta, found_dh0 = triton_kernels.backward(outer, ending, states, saved, wt.mT, b, **options, batch=batch)
+    assert is_close(delta, dz)
+    assert is_close(found_dh0, dh0)
+
+
+@pytest.mark.parametrize("n", [7, 70])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("_interpreter")
+def test_states_and_gradients_are_those_of_the_loop(kind, n):
+    check(kind, n - n % 2 if kind == "oplu" else n)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["tanh", "abs", "oplu", "modrelu", "complex modrelu"])
+@pytest.mark.parametrize("n", [10, 66])
+@pytest.mark.usefixtures("_interpreter")
+def test_sequences_of_different_lengths_begin_and_end_at_their_own_steps(kind, reverse, n):
+    check(kind, n, sizes=FALLING, reverse=reverse)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("n", [5, 130])
+@pytest.mark.usefixtures("_interpreter")
+def test_gradients_from_outputs_or_from_last_states_alone(with_out, reverse, n):
+    for kind in ("modrelu", "complex modrelu"):
+        check(kind, n, batch=17, steps=3, reverse=reverse, with_out=with_out, with_last=not with_out)
+
+
+@pytest.mark.parametrize(("steps", "batch", "n"), [(1, 1, 1), (1, 33, 3), (6, 1, 65), (2, 16, 64), (2, 3, 256)])
+@pytest.mark.usefixtures("_interpreter")
+def test_edges_of_steps_batches_and_tiles(steps, batch, n):
+    for kind in ("modrelu", "complex modrelu"):
+        check(kind, n, steps, batch)
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_no_sequences_are_left_alone():
+    z, w = torch.empty(0, 5), torch.eye(5)
+    assert triton_kernels.forward(z, w, torch.empty(0, 5), None, "tanh")[0].shape == (0, 5)
+    delta, dh0 = triton_kernels.backward(None, None, z, None, w, None, "tanh", batch=0)
+    assert delta.shape == dh0.shape == (0, 5)
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_tanh_has_all_digits_near_zero_and_keeps_its_limits():
+    z = torch.cat([torch.logspace(-30, 2, 200), torch.tensor([0.0, torch.inf])])
+    z = torch.cat([z, -z])
+    out = z.unsqueeze(1).clone()
+    triton_kernels.forward(out, torch.zeros(1, 1), torch.zeros(len(z), 1), None, "tanh")
+    assert torch.allclose(out.squeeze(1).double(), z.double().tanh(), rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("bias", [-0.5, -1e-3, 0.0, 0.5])
+@pytest.mark.usefixtures("_interpreter")
+def test_complex_modrelu_takes_moduli_of_every_size(bias):
+    modulus = torch.cat([torch.zeros(1), torch.logspace(-44, 38, 83)])
+    z = torch.polar(modulus, torch.linspace(0.1, 6, len(modulus))).unsqueeze(0)
+    b = torch.full((len(modulus),), bias)
+    n = len(modulus)
+    out = blocks(z).clone()
+    _, q = triton_kernels.forward(out, torch.zeros(2 * n, 2 * n), torch.zeros(1, 2 * n), b, "modrelu", is_complex=True)
+    assert torch.allclose(torch.complex(*out.double().chunk(2, -1)), modrelu(z, b).to(torch.complex128), rtol=1e-6)
+    delta, _ = triton_kernels.backward(
+        torch.ones_like(out), None, out, q, torch.zeros(2 * n, 2 * n), b, "modrelu", is_complex=True, batch=1
+    )
+    assert torch.isfinite(delta).all()
+    still = z.abs() < torch.finfo(torch.float32).tiny
+    assert not delta.view(2, n)[:, still.squeeze(0)].any()
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_modrelu_is_zero_and_flat_at_zero_and_the_identity_without_a_bias():
+    out = torch.tensor([[-2.0, 0.0, 0.5]])
+    w, h0, b = torch.zeros(3, 3), torch.zeros(1, 3), torch.tensor([1.0, 1.0, -1.0])
+    triton_kernels.forward(out, w, h0, b, "modrelu")
+    assert out.tolist() == [[-3.0, 0.0, 0.0]]
+    delta, _ = triton_kernels.backward(torch.ones(1, 3), None, out, None, w, b, "modrelu", batch=1)
+    assert delta.tolist() == [[1.0, 0.0, 0.0]]
+    z = torch.randn(2, 3)
+    out = z.clone()
+    triton_kernels.forward(out, w, torch.zeros(2, 3), None, "modrelu")
+    assert torch.equal(out, z)
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_nothing_is_kept_where_no_derivative_is_asked_for():
+    w, h0 = torch.eye(4), torch.zeros(2, 4)
+    for activation in ("abs", "oplu"):
+        z = torch.randn(6, 4)
+        kept = z.clone()
+        assert triton_kernels.forward(z, w, h0, None, activation, keep=False)[1] is None
+        saved = triton_kernels.forward(kept, w, h0, None, activation)[1]
+        assert saved is not None
+        assert saved.dtype == torch.int8
+        assert torch.equal(z, kept)
+
+
+def test_support_is_a_reason_or_none(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    cpu = torch.device("cpu")
+    assert triton_kernels.supports(cpu, torch.complex64, 512, "modrelu") is None
+    for dtype, width, activation, part in [
+        (torch.float64, 8, "tanh", "float32"),
+        (torch.float32, triton_kernels.WIDEST + 1, "tanh", "at most 512"),
+        (torch.float32, 7, "oplu", "even"),
+    ]:
+        assert part in str(triton_kernels.supports(cpu, dtype, width, activation))
+    assert "a GPU" in str(triton_kernels.supports(torch.device("meta"), torch.float32, 8, "tanh"))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "a GPU" in str(triton_kernels.supports(cpu, torch.float32, 8, "tanh"))
+
+
+def test_without_triton_there_is_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "triton" in str(triton_kernels.supports(torch.device("cuda"), torch.float32, 8, "tanh"))
+
+
+def compiled(name, kind, width, packed):
+    """A program for a Hopper GPU, which need not be there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    program = getattr(triton_kernels.programs(False), name)
+    fixed = triton_kernels.settings(width, kind)
+    options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+    fixed |= {"PACKED": packed, "REVERSE": packed}
+    fixed |= {"KEEP": True} if name == "run_forward" else {"HAS_OUT": True, "HAS_LAST": True}
+    types = {"starts": "*i64", "sizes": "*i64", "slope": "fp32", "steps": "i32", "batch": "i32"}
+    types |= {"saved": "*i8" if kind == "oplu" else "*fp32"}
+    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
+    places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
+    aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind.startswith("*")}
+    source = ASTSource(program, signature, {places[arg]: value for arg, value in fixed.items()}, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.parametrize("name", ["run_forward", "run_back"])
+@pytest.mark.parametrize(
+    ("kind", "width", "packed"),
+    [
+        ("tanh", 20, True),
+        ("modrelu", 64, False),
+        ("modrelu", 170, True),
+        ("oplu", 190, False),
+        ("complex_modrelu", 232, False),
+    ],
+)
+def test_programs_compile_for_a_gpu_to_exact_products(name, kind, width, packed, monkeypatch, tmp_path):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = compiled(name, kind, width, packed)
+    assert found.asm["cubin"]
+    assert found.asm["ptx"].count("fma.rn.f32") >= 128
+    assert "mma" not in found.asm["ptx"]
+    assert "tf32" not in found.asm["ptx"]
+    # One block fits the shared memory of any GPU since compute capability 8.0.
+    assert found.metadata.shared <= 99 * 1024
