@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._scan.chunks import Chunk
-from stiefelkit.functional._scan.pointwise import Pointwise, Step, saved_like
+from stiefelkit.functional._scan.pointwise import Step, saved_like
 from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
 
 __all__ = ["Gated"]
@@ -25,13 +25,12 @@ class Gated:
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """All states, the last one of each sequence, and nothing more: `keep` has no effect."""
         out, state = p.states_like(), p.first.clone()
-        room, ut, bias = p.buffer(4 * p.n), p.input_matrix(), p.row_bias()
-        act, steps, kept = p.pointwise(), None, _Kept(p)
+        room, kept, steps = p.buffer(4 * p.n), _Kept(p), None
         for chunk in p.chunks:
             z, h = shaped(room, chunk, 4 * p.n), state[: chunk.batch]
-            _project(p, z, chunk, ut, bias)
+            _project(p, z, chunk)
             if steps is None or steps[0] != chunk.batch:
-                steps = chunk.batch, act.step(chunk.batch, h)
+                steps = chunk.batch, p.act.step(chunk.batch, h)
             h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, steps[1], p.reverse))
         return out, state, p.saved_like(False)
 
@@ -57,7 +56,7 @@ class Gated:
             # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
             part = carry[: chunk.batch]
             _steps_back(z, others, g, part, shaped(room.gate, chunk, p.n), p.rows_w, p.reverse)
-            sums.add(chunk, z, before, shaped(room.c, chunk, p.n), room.act)
+            sums.add(chunk, z, before, shaped(room.c, chunk, p.n))
             if dx is not None and p.u is not None:
                 torch.mm(z.flatten(0, 1)[:, p.n :], p.u, out=p.part(dx, chunk).flatten(0, 1))
         return Gradients(dx, sums.w, carry, sums.u, sums.bias, sums.inner)
@@ -71,7 +70,7 @@ class _Room:
     """
 
     def __init__(self, p: Problem):
-        self.p, self.act, self.ut, self.bias = p, p.pointwise(), p.input_matrix(), p.row_bias()
+        self.p = p
         self.z, self.states = p.buffer(4 * p.n), p.buffer(p.n, more=1)
         self.gate, self.c, self.rest, self.part = (p.buffer(p.n) for _ in range(4))
         self.kept = _Kept(p)
@@ -94,14 +93,14 @@ class _Room:
         n, buffers = self.p.n, (self.gate, self.c, self.rest, self.part)
         gate, c, rest, part = (shaped(buffer, chunk, n) for buffer in buffers)
         z, kept = shaped(self.z, chunk, 4 * n), self.kept.of(chunk)
-        _project(self.p, z, chunk, self.ut, self.bias)
+        _project(self.p, z, chunk)
         z.flatten(0, 1)[:, : 3 * n].addmm_(before.flatten(0, 1), self.p.wt)
         z[..., n : 3 * n].sigmoid_()
         qh, r, g, input_c = z.chunk(4, -1)
         torch.addcmul(input_c, r, qh, out=c)
         rows = c.flatten(0, 1)
         if self._step is None or self._step[0] != rows.shape[0]:
-            self._step = rows.shape[0], self.act.step(rows.shape[0], rows)
+            self._step = rows.shape[0], self.p.act.step(rows.shape[0], rows)
         self._step[1](rows, kept.flatten(0, 1))
         gate.copy_(g)
         torch.sub(1, gate, out=rest)
@@ -109,7 +108,7 @@ class _Room:
         torch.mul(qh, r, out=part).addcmul_(part, r, value=-1)
         qh.copy_(r)
         r.copy_(part)
-        factors = self.act.factors(c, kept)
+        factors = self.p.act.factors(c, kept)
         others = None
         if len(factors) == 2:
             others = z.clone()
@@ -139,7 +138,7 @@ class _Sums:
         )
         self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
 
-    def add(self, chunk: Chunk, delta: Tensor, before: Tensor, c: Tensor, act: Pointwise) -> None:
+    def add(self, chunk: Chunk, delta: Tensor, before: Tensor, c: Tensor) -> None:
         """Adds a chunk's share, from gradients by [q h; r; g; c], (k, batch, 4n), states and candidates."""
         n, d = self.p.n, delta.flatten(0, 1)
         if self.w is not None:
@@ -150,7 +149,7 @@ class _Sums:
         if self.bias is not None and self.ones is not None:
             self.bias.addmv_(d[:, n:].mT, self.ones[: d.shape[0]])
         if self.inner is not None:
-            self.inner += act.bias_gradient(c.flatten(0, 1), d[:, 3 * n :])
+            self.inner += self.p.act.bias_gradient(c.flatten(0, 1), d[:, 3 * n :])
 
 
 class _Kept:
@@ -165,10 +164,10 @@ class _Kept:
         return shaped(self.buffer, chunk, self.width)
 
 
-def _project(p: Problem, z: Tensor, chunk: Chunk, ut: Tensor | None, bias: Tensor | None) -> None:
+def _project(p: Problem, z: Tensor, chunk: Chunk) -> None:
     """Writes [0 | projected inputs of r, g and c] of a chunk into z (k, batch, 4n)."""
     z[..., : p.n] = 0
-    p.project(z[..., p.n :], chunk, ut, bias, None)
+    p.project(z[..., p.n :], chunk, None)
 
 
 def _steps_forward(z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, step: Step, reverse: bool) -> Tensor:
