@@ -229,7 +229,7 @@ def test_forward_mode_takes_the_reference():
         return goru_scan(x, **given, activation="tanh")[1]
 
     tangent = torch.randn_like(x)
-    _, pushed = torch.func.jvp(last, (x,), (tangent,))
+    pushed: Any = torch.func.jvp(last, (x,), (tangent,))[1]
     assert torch.allclose(pushed, (last(x + step * tangent) - last(x - step * tangent)) / (2 * step), atol=1e-8)
 
 

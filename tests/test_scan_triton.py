@@ -233,3 +233,61 @@ def test_programs_compile_for_a_gpu_to_exact_products(name, kind, width, packed,
     assert "tf32" not in found.asm["ptx"]
     # One block fits the shared memory of any GPU since compute capability 8.0.
     assert found.metadata.shared <= 99 * 1024
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("sizes", [None, [4, 3, 3, 1, 1]])
+@pytest.mark.parametrize("kind", ["abs", "modrelu", "complex modrelu"])
+@pytest.mark.usefixtures("_interpreter")
+def test_a_scan_by_these_programs_is_the_loops(kind, sizes, reverse, last_only):
+    is_complex, activation = kind.startswith("complex"), kind.split()[-1]
+    dtype = torch.complex64 if is_complex else torch.float32
+    n, m = 6, 3
+    shapes = {
+        "x": (5, 4, m) if sizes is None else (sum(sizes), m),
+        "w": (n, n),
+        "h0": (4, n),
+        "u": (n, m),
+        "bias": (n,),
+    }
+    given = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
+    given["w"] = torch.linalg.qr(given["w"])[0].contiguous()
+    given["x"] = given["x"].abs()
+    if activation == "modrelu":
+        given["activation_bias"] = 0.05 * torch.randn(n)
+    cotangents: Any = None
+
+    def run(backend, to):
+        nonlocal cotangents
+        leaves = {name: to(t).requires_grad_() for name, t in given.items()}
+        found = scan(
+            **leaves, activation=activation, batch_sizes=sizes, reverse=reverse, last_only=last_only, backend=backend
+        )
+        results = [t for t in found if t is not None]
+        cotangents = cotangents or [torch.randn_like(t) for t in results]
+        return [
+            *results,
+            *torch.autograd.grad(
+                results, list(leaves.values()), [g.to(t) for g, t in zip(cotangents, results, strict=True)]
+            ),
+        ]
+
+    def wide(t):
+        return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+    for own, exact in zip(run("triton", torch.clone), run("reference", wide), strict=True):
+        assert (own - exact).norm() <= 1e-5 * exact.norm()
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_samples_are_mapped_over_with_these_programs():
+    w, x, h0 = torch.linalg.qr(torch.randn(5, 5))[0].contiguous(), torch.randn(3, 4, 2, 5), torch.zeros(2, 5)
+
+    def gradient(backend):
+        def loss(w, x):
+            return scan(x, w, h0, activation="tanh", backend=backend)[1].square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x)
+
+    assert torch.allclose(gradient("triton"), gradient("reference"), atol=1e-5)

@@ -7,6 +7,7 @@ import torch
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.functional._scan.engine import Engine, PlainEngine
+from stiefelkit.functional._scan.triton_kernels import supports
 
 __all__ = ["BACKENDS", "GATED", "Request", "choose", "engine", "plain_engine"]
 
@@ -22,7 +23,7 @@ class Request:
 
     Args:
         device: of the tensors.
-        dtype: of the recurrence.
+        dtype: that is computed with.
         n: units of the state.
         activation: its name.
     """
@@ -36,11 +37,10 @@ class Request:
 def reason_against(backend: str, request: Request) -> str | None:
     """Why a backend cannot run a scan; None if it can."""
     if backend == "triton":
-        from stiefelkit.functional._scan import triton
-
-        return triton.reason_against(request)
+        width = request.n * (1 + request.dtype.is_complex)
+        return supports(request.device, request.dtype, width, request.activation)
     if backend == "cuda_graphs" and request.device.type != "cuda":
-        return f"a CUDA device, got {request.device.type}"
+        return f"a GPU, got {request.device.type}"
     return None
 
 
@@ -75,6 +75,10 @@ def engine(backend: str) -> Engine:
 @functools.cache
 def plain_engine(backend: str) -> PlainEngine:
     """The implementation of a fast backend of `scan`."""
+    if backend == "triton":
+        from stiefelkit.functional._scan.triton import Triton
+
+        return Triton()
     from stiefelkit.functional._scan.inplace import InPlace
 
     if backend == "cuda_graphs":

@@ -131,15 +131,17 @@ def scan_backend(w: Tensor, *, activation: str = "modrelu", backend: str = "auto
     Raises:
         UnknownNameError: there is no such activation or backend.
         OptionError: the one that is named cannot do it.
-        DtypeError: the activation is not defined for complex states.
+        DtypeError: the activation is not defined for complex states, or w is of integers.
 
     >>> scan_backend(torch.eye(4))
     'inplace'
     """
     find_activation(activation, w.is_complex())
+    if w.dtype not in DTYPES:
+        raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
     if backend == "auto" and is_forward_mode():
         return "reference"
-    return choose(backend, Request(w.device, w.dtype, w.shape[-1], activation))
+    return choose(backend, Request(w.device, DTYPES[w.dtype][0], w.shape[-1], activation))
 
 
 def is_forward_mode() -> bool:
@@ -162,8 +164,6 @@ def _check(
     batch_sizes: Sequence[int] | None,
 ) -> None:
     n = w.shape[-1]
-    if w.dtype not in DTYPES:
-        raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
     if x.is_complex() and not w.is_complex():
         raise DtypeError(f"scan needs a complex w for complex x, got {w.dtype}.")
     if w.dim() != 2 or w.shape[0] != n:

@@ -1,10 +1,115 @@
-"""One kernel for all steps, on CUDA devices."""
+"""All steps in one kernel, on CUDA devices: the products that need no recurrence stand before and behind it."""
 
-from stiefelkit.functional._scan.backends import Request
+from collections.abc import Sequence
 
-__all__ = ["reason_against"]
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._activations import split_activation
+from stiefelkit.functional._scan import triton_kernels
+from stiefelkit.functional._scan.blocks import from_blocks, row_blocks
+from stiefelkit.functional._scan.problem import Gradients, Problem
+
+__all__ = ["Triton"]
 
 
-def reason_against(request: Request) -> str | None:
-    """Why these kernels cannot run a scan; None if they can."""
-    return f"a CUDA device, got {request.device.type}"
+class Triton:
+    """The recurrence as two kernels; see `Engine`."""
+
+    def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
+        z = _projected(p)
+        kind, slope = split_activation(p.activation)
+        last, saved = triton_kernels.forward(
+            z, p.wt, p.first, p.activation_bias, kind, slope, _sizes(p), p.reverse, keep, p.is_complex
+        )
+        shape = p.x.shape[:-1]
+        out = p.row_gradient(z).view(*shape, p.n)
+        return out, p.row_gradient(last), p.saved_like(keep) if saved is None else saved.view(*shape, -1)
+
+    def backward(
+        self,
+        p: Problem,
+        g_out: Tensor | None,
+        g_last: Tensor | None,
+        out: Tensor,
+        saved: Tensor,
+        needs: Sequence[bool],
+        half: bool = False,
+    ) -> Gradients:
+        """Gradients from those by the states (like `out`) and by the last ones (B, n)."""
+        needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
+        h = row_blocks(out).flatten(0, -2)
+        delta, dh0 = self._rows_back(p, g_out, g_last, h, saved)
+        found = Gradients(h0=p.row_gradient(dh0))
+        if needs_w:
+            found.w = p.matrix_gradient(_by_states(p, delta, h), True, half)
+        if needs_u and p.u is not None:
+            x = row_blocks(p.x).flatten(0, -2)
+            found.u = p.matrix_gradient(delta.mT @ x, p.x.is_complex())
+        if needs_x:
+            dx = delta if p.ut is None else delta @ p.ut.mT
+            found.x = (from_blocks(dx) if p.x.is_complex() else dx[:, : p.x.shape[-1]].contiguous()).view(p.x.shape)
+        if needs_bias and p.bias is not None:
+            found.bias = p.row_gradient(delta.sum(0))
+        if needs_inner and p.activation_bias is not None:
+            found.activation_bias = p.act.bias_gradient(h, delta)
+        return found
+
+    def deltas(
+        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients by all pre-activations, like `out`, and by the first states (B, n)."""
+        delta, dh0 = self._rows_back(p, g_out, g_last, row_blocks(out).flatten(0, -2), saved)
+        return p.row_gradient(delta).view(out.shape), p.row_gradient(dh0)
+
+    def _rows_back(
+        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, h: Tensor, saved: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kind, slope = split_activation(p.activation)
+        return triton_kernels.backward(
+            None if g_out is None else row_blocks(g_out).flatten(0, -2),
+            None if g_last is None else row_blocks(g_last),
+            h,
+            saved.flatten(0, -2) if saved.numel() else None,
+            p.rows_w,
+            p.activation_bias,
+            kind,
+            slope,
+            _sizes(p),
+            p.reverse,
+            p.is_complex,
+            batch=len(p.first),
+        )
+
+
+def _sizes(p: Problem) -> Tensor | None:
+    return torch.tensor(p.sizes, device=p.x.device) if p.is_packed else None
+
+
+def _projected(p: Problem) -> Tensor:
+    """The projected inputs of all steps, (rows, N), in memory of their own."""
+    x = row_blocks(p.x).flatten(0, -2)
+    if p.ut is not None:
+        return x @ p.ut if p.row_bias is None else torch.addmm(p.row_bias, x, p.ut)
+    if p.is_complex and not p.x.is_complex():
+        x = torch.cat([x, torch.zeros_like(x)], 1)
+    return x.clone() if p.row_bias is None else x + p.row_bias
+
+
+def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
+    """The sum over all rows of delta_t^T h_{t-1}, (N, N)."""
+    sizes = p.sizes
+    if not p.is_packed:
+        first, later, before = slice(0, sizes[0]), slice(sizes[0], None), slice(0, len(h) - sizes[0])
+        if p.reverse:
+            first, later, before = slice(len(h) - sizes[0], None), before, later
+        return torch.addmm(delta[first].mT @ p.first, delta[later].mT, h[before])
+    steps = h.split(sizes)
+    if p.reverse:
+        # A sequence starts at its own last step.
+        ahead = [torch.cat([step, p.first[len(step) : size]]) for size, step in zip(sizes, steps[1:], strict=False)]
+        rows = [*ahead, p.first[: sizes[-1]]]
+    else:
+        rows = [p.first[: sizes[0]], *(step[:size] for size, step in zip(sizes[1:], steps, strict=False))]
+    return delta.mT @ torch.cat(rows)
