@@ -209,10 +209,13 @@ def test_packed_sequences_equal_their_single_runs():
 @pytest.mark.parametrize("last_only", [False, True])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_functional_gradients_and_maps_over_samples(is_complex, last_only):
+    grad: Any = torch.func.grad
+    vmap: Any = torch.func.vmap
     arguments = drawn("modrelu", is_complex, T=4, n=5)
     samples = torch.randn(3, *arguments["x"].shape, dtype=DOUBLE)
 
-    def loss(w: Any, u: Any, b: Any, h0: Any, x: Any) -> Any:
+    def loss(*tensors: Any) -> Any:
+        w, u, b, h0, x = tensors
         out, last = run(
             arguments | {"x": x, "w": w, "u": u, "activation_bias": b, "h0": h0}, last_only=last_only, backend="inplace"
         )
@@ -221,18 +224,18 @@ def test_functional_gradients_and_maps_over_samples(is_complex, last_only):
     weights: Any = tuple(arguments[name] for name in ("w", "u", "activation_bias", "h0"))
     leaves: Any = tuple(t.clone().requires_grad_() for t in weights)
     every = [torch.autograd.grad(loss(*leaves, x), leaves) for x in samples]
-    for own, expected in zip(torch.func.grad(loss, (0, 1, 2, 3))(*weights, samples[0]), every[0], strict=True):
+    for own, expected in zip(grad(loss, (0, 1, 2, 3))(*weights, samples[0]), every[0], strict=True):
         assert torch.allclose(own, expected)
-    mapped = torch.func.vmap(torch.func.grad(loss, (0, 1, 2, 3)), (None,) * 4 + (0,))(*weights, samples)
+    mapped = vmap(grad(loss, (0, 1, 2, 3)), (None,) * 4 + (0,))(*weights, samples)
     for i, own in enumerate(mapped):
         assert torch.allclose(own, torch.stack([g[i] for g in every]))
-    values = torch.func.vmap(loss, (None,) * 4 + (1,))(*weights, samples.movedim(0, 1))
+    values = vmap(loss, (None,) * 4 + (1,))(*weights, samples.movedim(0, 1))
     assert torch.allclose(values, torch.stack([loss(*weights, x) for x in samples]))
     # An ensemble: every sample has a matrix of its own.
     several = torch.stack([weights[0], weights[0].mH.contiguous(), -weights[0]])
-    own = torch.func.vmap(torch.func.grad(loss), (0, None, None, None, 0))(several, *weights[1:], samples)
+    own = vmap(grad(loss), (0, None, None, None, 0))(several, *weights[1:], samples)
     for i in range(3):
-        assert torch.allclose(own[i], torch.func.grad(loss)(several[i], *weights[1:], samples[i]))
+        assert torch.allclose(own[i], grad(loss)(several[i], *weights[1:], samples[i]))
 
 
 def test_second_derivatives_need_the_reference_and_say_so():

@@ -44,7 +44,7 @@ app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
 app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
-app.command("stiefelkit.cli.plot:plot", name="plot", help="Draw the curves of runs.")
+app.command("stiefelkit.cli.plot:app", name="plot", help="Draw the curves of runs, or gradients over time.")
 
 
 app.meta.suppress_keyboard_interrupt = False

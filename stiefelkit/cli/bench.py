@@ -1,29 +1,28 @@
 """`stiefelkit bench RACE`."""
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.bar import Bar
+from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import literal, whole
-from stiefelkit.errors import OptionError
+from stiefelkit.cli.races import raced, three_digits
 from stiefelkit.experiments.bench import optimizers as of_optimizers
 from stiefelkit.experiments.bench import parametrizations as of_parametrizations
-from stiefelkit.experiments.bench.course import Conditions, Heat, Watch
-from stiefelkit.experiments.bench.rows import Row, check_place, write_rows
+from stiefelkit.experiments.bench.course import Conditions, Heat
+from stiefelkit.experiments.bench.rows import Row, check_place
 from stiefelkit.experiments.recipe import Option
 
 __all__ = ["app"]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
+app.command(scan, name="scan")
 
 
 @app.command(name="parametrizations")
@@ -101,7 +100,9 @@ def parametrizations(
             f'Left out: {", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"',
             file=sys.stderr,
         )
-    return _raced(plan, lambda watch: of_parametrizations.heats(plan, watch), json)
+    return raced(
+        lambda watch: of_parametrizations.heats(plan, watch), lambda heat: _table(plan, heat), json, plan.dtype
+    )
 
 
 @app.command(name="optimizers")
@@ -169,50 +170,28 @@ def optimizers(
     )
     if json is not None:
         check_place(json)
-    return _raced(plan, lambda watch: of_optimizers.heats(plan, watch), json, compares_precisions=True)
+    return raced(
+        lambda watch: of_optimizers.heats(plan, watch),
+        lambda heat: _table(plan, heat, compares_precisions=True),
+        json,
+        plan.dtype,
+    )
 
 
-def _raced(
-    plan: Conditions, heats: Callable[[Watch], Iterator[Heat]], json: Path | None, compares_precisions: bool = False
-) -> int:
-    """Prints each heat when it is over, and writes the rows."""
-    console = Console(highlight=False)
-    rows, told, reasons = [], set(), {}
-    with Bar(console) as bar:
-        for heat in heats(bar.show):
-            bar.hide()
-            if heat.rows:
-                console.print(_table(plan, heat, compares_precisions))
-            for words in _left_out(heat):
-                if words not in told:
-                    told.add(words)
-                    console.print(words, soft_wrap=True)
-            reasons |= dict.fromkeys(heat.left_out.values())
-            rows += heat.rows
-            if json is not None and rows:
-                write_rows(json, rows)
-    if not rows:
-        why = f"; {next(iter(reasons))}" if reasons else "."
-        raise OptionError(f"The race needs a contender that does what is asked in {plan.dtype}, got none{why}")
-    if json is not None:
-        console.print(f"Data: {json}", soft_wrap=True)
-    return 0
-
-
-def _table(plan: Conditions, heat: Heat, compares_precisions: bool) -> Table:
+def _table(plan: Conditions, heat: Heat, compares_precisions: bool = False) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
-    caption = f"g = {_three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
+    caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
     columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if compares_precisions else [])]
     table = table_of(title, caption, ["contender"], columns)
     of_fast = _exact_over_fast(heat.rows)
     following = [*heat.families[1:], None]
     for row, family, after in zip(heat.rows, heat.families, following, strict=True):
-        ratio = "-" if row.ratio_to_best_peer is None else _three_digits(row.ratio_to_best_peer)
-        error = "-" if row.error_over_limit is None else _three_digits(row.error_over_limit)
-        figures = [_three_digits(1e3 * row.seconds), _three_digits(row.gemm_units), ratio, error]
+        ratio = "-" if row.ratio_to_best_peer is None else three_digits(row.ratio_to_best_peer)
+        error = "-" if row.error_over_limit is None else three_digits(row.error_over_limit)
+        figures = [three_digits(1e3 * row.seconds), three_digits(row.gemm_units), ratio, error]
         if compares_precisions:
-            figures.append(_three_digits(of_fast[row.contender]) if row.contender in of_fast else "-")
+            figures.append(three_digits(of_fast[row.contender]) if row.contender in of_fast else "-")
         table.add_row(row.contender, *figures, end_section=family != after)
     return table
 
@@ -222,16 +201,3 @@ def _exact_over_fast(rows: list[Row]) -> dict[str, float]:
     seconds = {row.contender: row.seconds for row in rows}
     pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}
     return {name: seconds[name] / seconds[fast] for name, fast in pairs.items() if fast in seconds}
-
-
-def _three_digits(value: float) -> str:
-    """Three digits or all of the integer part, and never an exponent."""
-    decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
-    return f"{value:,.{decimals}f}"
-
-
-def _left_out(heat: Heat) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in heat.left_out.items():
-        by_reason.setdefault(reason, []).append(name)
-    return [f"Left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]

@@ -2,7 +2,7 @@
 
 from stiefelkit.errors import OptionError
 
-__all__ = ["sizes_of", "words_of"]
+__all__ = ["integers_of", "sizes_of", "words_of"]
 
 
 def words_of(listed: str) -> tuple[str, ...]:
@@ -23,4 +23,19 @@ def sizes_of(listed: str) -> tuple[tuple[int, int], ...]:
             found.append((int(rows), int(columns if tall else rows)))
         except ValueError as error:
             raise OptionError(f"--sizes needs n or NxP separated by commas, as in 64,2048x32, got {word!r}.") from error
+    return tuple(found)
+
+
+def integers_of(listed: str, option: str) -> tuple[int, ...]:
+    """Returns the integers, each once.
+
+    >>> integers_of("0,300", "--iterations")
+    (0, 300)
+    """
+    found = []
+    for word in words_of(listed):
+        try:
+            found.append(int(word))
+        except ValueError as error:
+            raise OptionError(f"{option} needs integers separated by commas, as in 0,300, got {word!r}.") from error
     return tuple(found)

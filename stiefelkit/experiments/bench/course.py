@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments.bench.measure import clock_of, product_of, race
+from stiefelkit.experiments.bench.measure import Run, clock_of, product_of, race
 from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.bench.rows import Row
 from stiefelkit.experiments.checks import (
@@ -23,11 +23,11 @@ from stiefelkit.experiments.checks import (
 from stiefelkit.experiments.drift.plan import DTYPES as WIDE_DTYPES
 from stiefelkit.metrics import rounding_limit
 
-__all__ = ["DTYPES", "WHO", "Conditions", "Course", "Heat", "Watch"]
+__all__ = ["DTYPES", "WHO", "Conditions", "Course", "Heat", "Rules", "Watch", "frame_row", "product"]
 
 WHO = "The race"
 DTYPES = {**WIDE_DTYPES, "bfloat16": torch.bfloat16, "float16": torch.float16}
-UNIT = "one product"
+UNIT = "the unit"
 
 T = TypeVar("T")
 Watch = Callable[[str, int, int], None]
@@ -35,14 +35,11 @@ Watch = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """Where and how long a race is run.
+class Rules:
+    """Where and how long a race is run, whatever takes part.
 
     Args:
-        sizes: (n, p) of the frames.
         peers: whether other implementations race too.
-        batch: number of frames.
-        dtype: of the frames.
         device: cpu or cuda.
         repeats: samples of each contender at most.
         seconds: time for the samples of each contender, about.
@@ -50,29 +47,45 @@ class Conditions:
         seed: fixes the draws.
     """
 
-    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512))
     peers: bool = False
-    batch: int = 1
-    dtype: str = "float32"
     device: str = "cpu"
     repeats: int = 200
     seconds: float = 1.0
     threads: int = 1
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        at_least(WHO, "repeats", self.repeats, 1)
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
+        finite_positive(WHO, "seconds", self.seconds)
+        usable_device(WHO, self.device)
+
+
+@dataclass(frozen=True)
+class Conditions(Rules):
+    """The conditions of a race of frames.
+
+    Args:
+        sizes: (n, p) of the frames.
+        batch: number of frames.
+        dtype: of the frames.
+    """
+
+    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512))
+    batch: int = 1
+    dtype: str = "float32"
+
     dtypes: ClassVar[Mapping[str, torch.dtype]] = DTYPES
     """Those that can be raced."""
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""
-        for name in ("batch", "repeats"):
-            at_least(WHO, name, getattr(self, name), 1)
-        usable_seed(WHO, self.seed)
-        usable_threads(WHO, self.threads)
-        finite_positive(WHO, "seconds", self.seconds)
+        super().__post_init__()
+        at_least(WHO, "batch", self.batch, 1)
         tall_sizes(WHO, self.sizes)
         known_words(WHO, "dtype", [self.dtype], self.dtypes)
-        usable_device(WHO, self.device)
 
     def problem(self, n: int, p: int, options: dict[str, Any] | None = None) -> Problem:
         """The problem of one size."""
@@ -105,14 +118,14 @@ class Course:
     """One size of a race.
 
     Args:
-        conditions: of the race.
-        problem: the size.
+        rules: of the race.
+        problem: the size, in words.
         rivals: names of the peers, which may fail as they like.
         watch: called now and then.
     """
 
-    conditions: Conditions
-    problem: Problem
+    rules: Rules
+    problem: str
     rivals: Container[str]
     watch: Watch
 
@@ -134,42 +147,56 @@ class Course:
                 left_out[name] = str(error).partition("\n")[0]
         return found
 
-    def timed(self, runs: dict[str, Callable[[], Any]], operation: str) -> tuple[float, dict[str, float]]:
-        """Seconds of one product, and of each contender."""
-        problem = self.problem
-        unit = product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
+    def timed(self, unit: Run, runs: Mapping[str, Run], operation: str) -> tuple[float, dict[str, float]]:
+        """Seconds of the unit, and of each contender."""
         timings = race(
             {UNIT: unit, **runs},
-            clock_of(problem.device),
-            repeats=self.conditions.repeats,
-            seconds=self.conditions.seconds,
-            watch=lambda done, rounds: self.watch(f"{problem}, {operation}", done, rounds),
+            clock_of(torch.device(self.rules.device)),
+            repeats=self.rules.repeats,
+            seconds=self.rules.seconds,
+            watch=lambda done, rounds: self.watch(f"{self.problem}, {operation}", done, rounds),
         )
         return timings[UNIT].median, {name: timings[name].median for name in runs}
 
-    def row(self, operation: str, name: str, unit: float, seconds: float, error: float, yardstick: list[float]) -> Row:
-        """The figures of one contender.
 
-        Args:
-            operation: what was timed.
-            name: the contender.
-            unit: seconds of one product.
-            seconds: its own.
-            error: ||W^H W - I||_F.
-            yardstick: seconds of the peers that it is compared with.
-        """
-        problem = self.problem
-        over_limit = error / rounding_limit(problem.p, problem.dtype)
-        return Row(
-            operation=operation,
-            contender=name,
-            n=problem.n,
-            p=problem.p,
-            batch=problem.batch,
-            dtype=self.conditions.dtype,
-            device=self.conditions.device,
-            seconds=seconds,
-            gemm_units=seconds / unit,
-            ratio_to_best_peer=min(yardstick) / seconds if yardstick else None,
-            error_over_limit=over_limit if math.isfinite(over_limit) else None,
-        )
+def product(problem: Problem) -> Run:
+    """The unit of a race of frames: one product of that size."""
+    return product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
+
+
+def frame_row(
+    conditions: Conditions,
+    problem: Problem,
+    operation: str,
+    name: str,
+    unit: float,
+    seconds: float,
+    error: float,
+    yardstick: list[float],
+) -> Row:
+    """The figures of one contender in a race of frames.
+
+    Args:
+        conditions: of the race.
+        problem: the size.
+        operation: what was timed.
+        name: the contender.
+        unit: seconds of one product.
+        seconds: its own.
+        error: ||W^H W - I||_F.
+        yardstick: seconds of the peers that it is compared with.
+    """
+    over_limit = error / rounding_limit(problem.p, problem.dtype)
+    return Row(
+        operation=operation,
+        contender=name,
+        n=problem.n,
+        p=problem.p,
+        batch=problem.batch,
+        dtype=conditions.dtype,
+        device=conditions.device,
+        seconds=seconds,
+        gemm_units=seconds / unit,
+        ratio_to_best_peer=min(yardstick) / seconds if yardstick else None,
+        error_over_limit=over_limit if math.isfinite(over_limit) else None,
+    )

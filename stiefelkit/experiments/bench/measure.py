@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Clock", "Timing", "clock_of", "cpu_seconds", "cuda_seconds", "product_of", "race"]
+__all__ = ["Clock", "Run", "Timing", "clock_of", "cpu_seconds", "cuda_seconds", "product_of", "race"]
 
 Run = Callable[[], Any]
 Clock = Callable[[Run, int], float]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from stiefelkit.errors import DtypeError, OptionError
-from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch
+from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch, frame_row, product
 from stiefelkit.experiments.bench.measure import clock_of
 from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.checks import known_words, step_length
@@ -93,7 +93,7 @@ def heats(plan: Plan, watch: Watch = lambda what, done, rounds: None) -> Iterato
 def _heat(plan: Plan, problem: Problem, watch: Watch) -> Heat:
     rivals = plan.rivals()
     methods = {**plan.contenders(), **rivals}
-    course = Course(plan, problem, rivals, watch)
+    course = Course(plan, str(problem), rivals, watch)
     frame = problem.exact_frame()
     gradients = [problem.gradient() for _ in range(GRADIENTS)]
     left_out: dict[str, str] = {}
@@ -114,7 +114,7 @@ def _heat(plan: Plan, problem: Problem, watch: Watch) -> Heat:
             raise OptionError(f"a step takes {took:.0f} s, more than {LONGEST:.0f}.")
 
     able = course.each("trying", runs, tried, left_out)
-    unit, seconds = course.timed({name: runs[name] for name in able}, "step")
+    unit, seconds = course.timed(product(problem), {name: runs[name] for name in able}, "step")
     errors = {name: float(orthogonality_error(entries[name].frame).max()) for name in seconds}
     yardstick = [
         seconds[name]
@@ -122,7 +122,7 @@ def _heat(plan: Plan, problem: Problem, watch: Watch) -> Heat:
         if name in rivals and peer_optimizers.get(name).yardstick and math.isfinite(errors[name])
     ]
     order = sorted(seconds, key=lambda name: (name in rivals, seconds[name]))
-    rows = [course.row("step", name, unit, seconds[name], errors[name], yardstick) for name in order]
+    rows = [frame_row(plan, problem, "step", name, unit, seconds[name], errors[name], yardstick) for name in order]
     families = ["peer" if name in rivals else "ours" for name in order]
     return Heat(problem, "step", unit, rows, families, left_out)
 

@@ -10,7 +10,7 @@ import torch
 from stiefelkit.attach import available
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.bench.contenders import OPERATIONS, Contender, Entry, members, options_of
-from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch
+from stiefelkit.experiments.bench.course import WHO, Conditions, Course, Heat, Watch, frame_row, product
 from stiefelkit.experiments.bench.peers import missing_packages, peers
 from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.checks import known_words
@@ -95,10 +95,10 @@ class _Field:
     """The contenders of one size, made ready once for all operations."""
 
     def __init__(self, plan: Plan, problem: Problem, watch: Watch):
-        self.problem = problem
+        self.plan, self.problem = plan, problem
         self.rivals = plan.rivals()
         self.contenders = {**plan.contenders(), **self.rivals}
-        self.course = Course(plan, problem, self.rivals, watch)
+        self.course = Course(plan, str(problem), self.rivals, watch)
         self.refused: dict[str, str] = {}
         self.gradient = problem.gradient()
         with torch.random.fork_rng(devices=[]):
@@ -111,14 +111,15 @@ class _Field:
         able = [name for name in self.entries if operation in self.contenders[name].operations]
         runs = {name: OPERATIONS[operation](self.entries[name], self.gradient) for name in able}
         errors = self.course.each("trying", runs, lambda name: self._tried(name, runs[name]), left_out)
-        unit, seconds = self.course.timed({name: runs[name] for name in errors}, operation)
+        unit, seconds = self.course.timed(product(self.problem), {name: runs[name] for name in errors}, operation)
         order = sorted(seconds, key=lambda name: (self._family(name), name in self.rivals, seconds[name]))
         families = [self._family(name) for name in order]
         rows = []
         for name, family in zip(order, families, strict=True):
             alike = [peer for peer in order if peer in self.rivals and self._family(peer) == family]
             yardstick = [seconds[peer] for peer in alike if math.isfinite(errors[peer])]
-            rows.append(self.course.row(operation, name, unit, seconds[name], errors[name], yardstick))
+            row = frame_row(self.plan, self.problem, operation, name, unit, seconds[name], errors[name], yardstick)
+            rows.append(row)
         return Heat(self.problem, operation, unit, rows, families, left_out)
 
     def _family(self, name: str) -> str:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stiefelkit.experiments.checks import at_least
-from stiefelkit.experiments.recipe import Recipe, Settings
+from stiefelkit.experiments.recipe import Recipe
+from stiefelkit.experiments.tasks.copying_recipes import RECIPES
 from stiefelkit.experiments.tasks.task import Task, generator
 
 __all__ = ["Copying"]
@@ -44,52 +45,7 @@ class Copying(Task):
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "cross-entropy (nats per step)"
-    recipes: ClassVar[dict[str, Recipe]] = {
-        "scornn": Recipe(
-            Settings(
-                hidden_size=64,
-                steps=1000,
-                batch_size=20,
-                optimizer="rmsprop",
-                lr=2e-3,
-                rates={"skew": 2e-4},
-                optimizer_options={"alpha": 0.9},
-            ),
-            options=lambda n: {"negative": n // 2},
-        ),
-        "scurnn": Recipe(
-            Settings(
-                hidden_size=64,
-                steps=1000,
-                batch_size=20,
-                optimizer="rmsprop",
-                lr=1e-3,
-                rates={"skew": 1e-4},
-                optimizer_options={"alpha": 0.9},
-            )
-        ),
-        "full_urnn": Recipe(
-            Settings(
-                hidden_size=64,
-                steps=1000,
-                batch_size=20,
-                optimizer="multiplicative_cayley",
-                lr=1e-3,
-                rates={"stiefel": 1e-3},
-            )
-        ),
-        "lstm": Recipe(
-            Settings(
-                hidden_size=68,
-                steps=1000,
-                batch_size=20,
-                optimizer="rmsprop",
-                lr=1e-3,
-                clip_norm=1.0,
-                optimizer_options={"alpha": 0.9},
-            )
-        ),
-    }
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

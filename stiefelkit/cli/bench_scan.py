@@ -1,0 +1,156 @@
+"""`stiefelkit bench scan`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from stiefelkit.cli.figures import table_of
+from stiefelkit.cli.lists import words_of
+from stiefelkit.cli.open_options import whole
+from stiefelkit.cli.races import raced, three_digits
+from stiefelkit.experiments.bench.course import WHO
+from stiefelkit.experiments.bench.recurrence import CASES, Heat, Plan, heats
+from stiefelkit.experiments.bench.recurrence_problem import read_case
+from stiefelkit.experiments.bench.recurrences import LOOP
+from stiefelkit.experiments.bench.rows import RecurrenceRow, check_place
+from stiefelkit.experiments.checks import known_words
+
+__all__ = ["scan"]
+
+
+def scan(
+    *,
+    cases: str = "",
+    case: str = "",
+    activation: str = "modrelu",
+    backends: str = "",
+    peers: bool = False,
+    memory: bool = False,
+    training_step: bool = False,
+    dtype: str = "float32",
+    device: str = "cpu",
+    repeats: Annotated[int, Parameter(converter=whole)] = 30,
+    seconds: float = 4.0,
+    threads: Annotated[int, Parameter(converter=whole)] = 1,
+    seed: Annotated[int, Parameter(converter=whole)] = 0,
+    json: Path | None = None,
+) -> int:
+    """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
+
+    Timed is the forward, and the backward to W, U and the bias from a dense dL/dh at every step; "last state" has
+    dL/dh_T alone, and does not return the other states (last_only=True). W is given: the map to it is not in here.
+    All run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that between CUDA
+    events on a GPU. Unit: LIMIT, the matrix products that no scan can do without, working in the cache: T of (B, n) by
+    (n, n) forward, T backward, and one (n, TB) by (TB, n); complex states count as 2n real numbers.
+
+    The cases, T steps of B sequences: A, T=784, n=170, B=128, m=1; B, T=1020, n=190, B=20, m=10; C, T=200, n=512, B=50,
+    m=129; D, complex, T=784, n=116, B=50, m=1.
+
+    Drawn: input normal, W a Haar frame, U Glorot-uniform, modReLU's bias U(-0.01, 0), for complex states
+    U(-0.01, 0.01), dL/dh normal.
+
+    Peers: the same cell as a loop with autograd, step by step; torch's RNN (tanh, or relu if that is --activation) and
+    LSTM, of as many units as a state has real numbers; and the LSTM that the papers match by its number of parameters.
+
+    "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
+
+    Args:
+        cases: out of A, B, C and D, separated by commas; all that the activation can do if left out.
+        case: sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind them if states are; races alone, or after
+            --cases.
+        activation: of the scan and of the loop.
+        backends: of the scan, separated by commas; all fast ones that can do the case if left out.
+        peers: race the eager loop, torch's RNN and LSTM.
+        memory: measure peak memory too, each contender in a process of its own, a few seconds each.
+        training_step: time a whole training step of scornn too, in the first real case, and the scan within it.
+        dtype: float32 or float64; complex states are complex64 or complex128.
+        device: cpu or cuda.
+        repeats: samples of each contender at most.
+        seconds: time for the samples of each contender; slow ones get five samples at least.
+        threads: CPU threads.
+        seed: fixes what is drawn.
+        json: file for the rows, overwritten.
+    """
+    names = words_of(cases)
+    known_words(WHO, "case", names, CASES)
+    plan = Plan(
+        cases=tuple(CASES[name] for name in names) + ((read_case(case),) if case else ()),
+        activation=activation,
+        backends=words_of(backends),
+        peers=peers,
+        memory=memory,
+        training_step=training_step,
+        dtype=dtype,
+        device=device,
+        repeats=repeats,
+        seconds=seconds,
+        threads=threads,
+        seed=seed,
+    )
+    if json is not None:
+        check_place(json)
+    return raced(lambda watch: heats(plan, watch), lambda heat: _shown(plan, heat), json, plan.dtype)
+
+
+def _shown(plan: Plan, heat: Heat) -> RenderableType:
+    if heat.operation == "training_step":
+        return _step_table(plan, heat)
+    tables = [_table(plan, heat)]
+    if any(row.memory_sequence is not None or row.memory_last_state is not None for row in heat.rows):
+        tables.append(_memory_table(plan, heat))
+    return Group(*tables)
+
+
+def _title(plan: Plan, heat: Heat) -> str:
+    return f"{heat.case}, {plan.activation}, {plan.dtype}, {plan.device}"
+
+
+def _limit(heat: Heat) -> str:
+    return f"LIMIT = {three_digits(1e3 * heat.unit)} ms"
+
+
+def _table(plan: Plan, heat: Heat) -> Table:
+    caption = f"{_limit(heat)}; ours x: time over that of our scan"
+    table = table_of(_title(plan, heat), caption, ["contender"], ["n", "ms", "/ LIMIT", "ours x"])
+    table.min_width = len(_title(plan, heat))
+    following = [*heat.is_peer[1:], heat.is_peer[-1]]
+    for row, is_peer, after in zip(heat.rows, heat.is_peer, following, strict=True):
+        ratio = "-" if row.time_over_ours is None else three_digits(row.time_over_ours)
+        figures = [str(row.n), three_digits(1e3 * row.seconds), three_digits(row.limit_units), ratio]
+        table.add_row(row.contender, *figures, end_section=is_peer != after)
+    return table
+
+
+def _memory_table(plan: Plan, heat: Heat) -> Table:
+    caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
+    columns = ["last state", f"/ {LOOP}", "sequence", f"/ {LOOP}"]
+    table = table_of(f"peak memory, {_title(plan, heat)}", caption, ["contender"], columns)
+    readers: list[Callable[[RecurrenceRow], int | None]] = [
+        lambda row: row.memory_last_state,
+        lambda row: row.memory_sequence,
+    ]
+    loop = next((row for row in heat.rows if row.contender == LOOP), None)
+    for row in heat.rows:
+        cells = []
+        for read in readers:
+            size, whole_size = read(row), read(loop) if loop else None
+            cells.append("-" if size is None else three_digits(size / 1e6))
+            cells.append("-" if size is None or not whole_size else three_digits(size / whole_size))
+        if row.operation == "sequence":
+            table.add_row(row.contender, *cells)
+    return table
+
+
+def _step_table(plan: Plan, heat: Heat) -> Table:
+    whole_step, alone = heat.rows
+    title = f"training step of {whole_step.contender}, {heat.case}, {plan.device}"
+    table = table_of(title, _limit(heat), ["what"], ["ms", "/ LIMIT", "outside the scan"])
+    table.min_width = len(title)
+    for row in heat.rows:
+        outside = f"{1 - alone.seconds / row.seconds:.1%}" if row is whole_step else "-"
+        table.add_row(row.contender, three_digits(1e3 * row.seconds), three_digits(row.limit_units), outside)
+    return table

@@ -1,0 +1,415 @@
+"""The race of the scan: who takes part, what is compared with what, how memory is measured. No test asserts a time."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stiefelkit import errors, registry
+from stiefelkit.cli import main
+from stiefelkit.experiments.bench import memory, recurrence
+from stiefelkit.experiments.bench.memory import growth
+from stiefelkit.experiments.bench.recurrence import CASES, LOSSES, Case, Plan, heats
+from stiefelkit.experiments.bench.recurrence_problem import Sequences, read_case
+from stiefelkit.experiments.bench.recurrences import (
+    LOOP,
+    backward,
+    fast_backends,
+    limit,
+    ours,
+    picked_backend,
+    recurrence_peers,
+)
+from stiefelkit.experiments.bench.rows import RecurrenceRow
+from stiefelkit.experiments.bench.training_step import whole_and_scan
+from stiefelkit.functional import ACTIVATIONS, COMPLEX_ACTIVATIONS
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+
+REAL = Case("real", T=6, n=4, B=3, m=2, matched=5)
+COMPLEX = Case("complex", T=5, n=4, B=3, is_complex=True)
+QUICK = ["--repeats", "2", "--seconds", "1e-3"]
+TWO = "T=4,n=3,B=2"
+
+
+def plan(**changes) -> Plan:
+    return Plan(**{"cases": (REAL,), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+
+
+def float64(case: Case, activation: str = "modrelu") -> Sequences:
+    return Sequences(case, activation, torch.float64)
+
+
+# The cases
+
+
+def test_the_cases_are_those_of_the_papers_and_a_wide_one():
+    sizes = {name: (case.T, case.n, case.B, case.m, case.is_complex, case.matched) for name, case in CASES.items()}
+    assert sizes == {
+        "A": (784, 170, 128, 1, False, 128),
+        "B": (1020, 190, 20, 10, False, 68),
+        "C": (200, 512, 50, 129, False, None),
+        "D": (784, 116, 50, 1, True, 128),
+    }
+
+
+def test_a_case_of_ones_own_is_read_from_words():
+    assert read_case("T=784, n=170,B=128,m=3,complex") == Case("custom", 784, 170, 128, 3, True)
+    assert read_case("B=2,n=3,T=4") == Case("custom", 4, 3, 2)
+
+
+def test_cases_left_out_are_those_that_the_activation_can_do():
+    assert [case.name for case in Plan().cases] == ["A", "B", "C", "D"]
+    assert [case.name for case in Plan(activation="tanh").cases] == ["A", "B", "C"]
+    with pytest.raises(errors.DtypeError, match="Complex states"):
+        Plan(activation="tanh", cases=(CASES["D"],))
+
+
+@pytest.mark.parametrize("case", [REAL, COMPLEX])
+def test_weights_are_drawn_as_the_help_says(case):
+    drawn = Sequences(dataclasses.replace(case, n=300))
+    assert orthogonality_error(drawn.w) <= 1.2 * rounding_limit(300, drawn.w.dtype) + torch.finfo(torch.float32).eps
+    assert drawn.bias.abs().max() <= 0.01
+    assert bool((drawn.bias > 0).any()) == case.is_complex
+    assert drawn.x.shape == (case.T, case.B, case.m)
+    assert not drawn.x.requires_grad
+    assert not drawn.h0.any()
+    g = drawn.gradient(300, drawn.w.dtype)
+    assert g is drawn.gradient(300, drawn.w.dtype)
+    assert 0.9 < g.abs().square().mean() * 300 < 1.1
+    assert torch.equal(Sequences(dataclasses.replace(case, n=300)).w, drawn.w)
+
+
+# Who takes part
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("case", [REAL, COMPLEX])
+def test_our_scan_and_the_loop_compute_the_same_states_and_gradients(case, activation):
+    if case.is_complex and activation not in COMPLEX_ACTIVATIONS:
+        return
+    drawn = float64(case, activation)
+    entries = {name: enter(drawn) for name, enter in ours(["reference", *fast_backends(drawn)]).items()}
+    entries[LOOP] = recurrence_peers.get(LOOP)(drawn)
+    for loss in LOSSES:
+        found = {name: backward(entry, drawn, loss)() for name, entry in entries.items()}
+        for name, gradients in found.items():
+            assert len(gradients) == 3
+            for one, other in zip(gradients, found[LOOP], strict=True):
+                assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), (name, loss)
+    for entry in entries.values():
+        assert torch.allclose(entry.sequence()[-1], entry.last_state())
+        assert [tuple(p.shape) for p in entry.parameters] == [(4, 4), (4, case.m), (4,)]
+
+
+@pytest.mark.parametrize("case", [REAL, COMPLEX])
+def test_torchs_layers_have_as_many_units_as_a_state_has_numbers_or_as_the_papers_match(case):
+    drawn = float64(case)
+    widths = {"torch_rnn": 4, "torch_lstm": 4} if case is REAL else {"torch_rnn": 8, "torch_lstm": 8}
+    widths |= {"torch_lstm_matched": 5} if case is REAL else {}
+    for name, width in widths.items():
+        entry = recurrence_peers.get(name)(drawn)
+        assert (entry.width, entry.dtype) == (width, torch.float64)
+        assert entry.sequence().shape == (case.T, case.B, width)
+        assert torch.equal(entry.sequence()[-1], entry.last_state())
+        assert all(g.isfinite().all() for loss in LOSSES for g in backward(entry, drawn, loss)())
+    if case is COMPLEX:
+        with pytest.raises(errors.OptionError, match="no LSTM with case complex"):
+            recurrence_peers.get("torch_lstm_matched")(drawn)
+
+
+def test_torchs_rnn_takes_the_activation_if_it_has_it():
+    for activation, nonlinearity in (("relu", torch.relu), ("tanh", torch.tanh), ("modrelu", torch.tanh)):
+        drawn = float64(dataclasses.replace(REAL, T=1), activation)
+        entry = recurrence_peers.get("torch_rnn")(drawn)
+        u, _, b, c = entry.parameters
+        assert torch.allclose(entry.sequence()[0], nonlinearity(drawn.x[0] @ u.mT + b + c))
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products by their sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: Counter[tuple[int, int, int]] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.partition(".")[0]
+        if name in ("addmm", "addmm_", "mm"):
+            a, b = args[-2:]
+            self.seen[(a.shape[0], a.shape[1], b.shape[1])] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", [REAL, COMPLEX])
+def test_the_limit_is_the_products_that_no_scan_can_do_without(case):
+    n, rows = 4 * (1 + case.is_complex), case.T * case.B
+    run = limit(Sequences(case))
+    with Products() as products:
+        run()
+        run()
+    assert products.seen == {(case.B, n, n): 4 * case.T, (n, rows, n): 2}
+
+
+def test_the_backends_that_race_are_the_fast_ones_that_can():
+    assert fast_backends(Sequences(REAL)) == ["inplace"]
+    (heat,) = heats(plan(backends=("reference", "cuda_graphs", "inplace"), peers=False))
+    assert {row.contender for row in heat.rows} == {
+        "scan (reference)",
+        "scan (reference), last state",
+        "scan (inplace)",
+    }
+    assert "CUDA" in heat.left_out["scan (cuda_graphs)"]
+
+
+@pytest.mark.parametrize("case", [REAL, COMPLEX])
+def test_every_peer_races_or_is_left_out_with_its_reason(case):
+    (heat,) = heats(plan(cases=(case,)))
+    raced = {row.contender for row in heat.rows}
+    assert raced | set(heat.left_out) == {"scan (inplace)", "scan (inplace), last state", *recurrence_peers.names()}
+    assert set(heat.left_out) == (set() if case is REAL else {"torch_lstm_matched"})
+    (heat,) = heats(plan(cases=(case,), peers=False))
+    assert {row.contender for row in heat.rows} == {"scan (inplace)", "scan (inplace), last state"}
+
+
+def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
+    def broken(drawn):
+        raise RuntimeError("no kernel\nand a long trace")
+
+    table: dict[str, Any] = {"theirs": recurrence_peers.get(LOOP), "broken": broken}
+    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("peer", table, "nobody.home"))
+    (heat,) = heats(plan())
+    assert {row.contender for row, is_peer in zip(heat.rows, heat.is_peer, strict=True) if is_peer} == {"theirs"}
+    assert heat.left_out == {"broken": "no kernel"}
+
+
+# What is compared with what
+
+
+def test_a_row_is_its_time_over_the_limit_and_over_that_of_the_scan_that_auto_picks(monkeypatch):
+    for case in (REAL, COMPLEX):
+        (heat,) = heats(plan(cases=(case,), backends=("reference", "inplace")))
+        seconds = {row.contender: row.seconds for row in heat.rows}
+        picked = f"scan ({picked_backend(plan().drawn(case))})"
+        for row in heat.rows:
+            assert row.limit_units == row.seconds / heat.unit
+            assert row.time_over_ours == row.seconds / seconds[picked]
+        order = [(is_peer, row.seconds) for row, is_peer in zip(heat.rows, heat.is_peer, strict=True)]
+        assert order == sorted(order)
+    monkeypatch.setattr(recurrence, "picked_backend", lambda drawn: "another")
+    (heat,) = heats(plan(backends=("reference", "inplace")))
+    seconds = {row.contender: row.seconds for row in heat.rows}
+    fastest = min(seconds["scan (reference)"], seconds["scan (inplace)"])
+    assert all(row.time_over_ours == row.seconds / fastest for row in heat.rows)
+
+
+def test_rows_name_the_contenders_own_width_and_field():
+    (heat,) = heats(plan(cases=(COMPLEX,)))
+    widths = {row.contender: (row.n, row.is_complex) for row in heat.rows}
+    assert widths["scan (inplace)"] == widths[LOOP] == (4, True)
+    assert widths["torch_rnn"] == (8, False)
+    assert {row.operation for row in heat.rows if "last state" in row.contender} == {"last_state"}
+
+
+# A training step
+
+
+def test_the_scan_alone_gets_what_the_training_step_gives_its_scan(monkeypatch):
+    from stiefelkit.nn import rnn
+
+    calls: list[Any] = []
+    scan = rnn.scan
+
+    def noted(*arguments, **options):
+        calls.append((arguments, options))
+        return scan(*arguments, **options)
+
+    monkeypatch.setattr(rnn, "scan", noted)
+    step, alone = whole_and_scan(REAL, torch.device("cpu"), seed=0)
+    for _ in range(3):
+        step()
+    step_call = calls[-1]
+    alone()
+    ((x, w, h0), options), ((its_x, its_w, its_h0), its_options) = step_call, calls[-1]
+    assert torch.equal(x, its_x)
+    assert torch.equal(h0, its_h0)
+    assert w.shape == its_w.shape
+    assert its_w.is_leaf
+    assert its_w.requires_grad
+    assert orthogonality_error(its_w) < 1e-5
+    assert options.keys() == its_options.keys()
+    for name, value in options.items():
+        assert value is its_options[name] or value == its_options[name], name
+
+
+def test_a_training_step_trains_and_its_time_is_compared_with_the_scan():
+    step, _ = whole_and_scan(REAL, torch.device("cpu"), seed=0)
+    step()
+    *_, heat = heats(plan(training_step=True, cases=(COMPLEX, REAL)))
+    assert (heat.operation, heat.case) == ("training_step", REAL)
+    whole, alone = heat.rows
+    assert (whole.contender, alone.contender) == ("scornn", "scornn, scan alone")
+    assert whole.time_over_ours == whole.seconds / alone.seconds
+    assert alone.time_over_ours == 1
+
+
+# Memory
+
+
+def test_our_scan_needs_at_most_half_the_memory_of_the_loop():
+    drawn = Sequences(Case("custom", T=256, n=64, B=64))
+    unit = 256 * 64 * 64 * 4
+    for loss in LOSSES:
+        ours_grows = growth(drawn, "inplace", loss, is_peer=False)
+        loop_grows = growth(drawn, LOOP, loss, is_peer=True)
+        assert loop_grows > 4 * unit
+        assert ours_grows <= loop_grows / 2
+
+
+def test_what_cannot_be_measured_says_why(monkeypatch):
+    drawn = Sequences(REAL)
+    with pytest.raises(errors.OptionError, match="no LSTM"):
+        growth(Sequences(COMPLEX), "torch_lstm_matched", "sequence", is_peer=True)
+    monkeypatch.setattr(memory.sys, "executable", "false")
+    with pytest.raises(errors.OptionError, match="it ended with code 1"):
+        growth(drawn, "inplace", "sequence", is_peer=False)
+
+
+def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
+    asked = []
+
+    def fake(drawn, contender, loss, is_peer, threads):
+        asked.append((contender, loss, is_peer))
+        if contender == "torch_rnn":
+            raise errors.OptionError("no room.")
+        return 7 if loss == "sequence" else 3
+
+    monkeypatch.setattr(recurrence, "growth", fake)
+    (heat,) = heats(plan(memory=True))
+    figures = {row.contender: (row.memory_sequence, row.memory_last_state) for row in heat.rows}
+    assert figures["scan (inplace)"] == figures[LOOP] == (7, 3)
+    assert figures["torch_rnn"] == figures["scan (inplace), last state"] == (None, None)
+    assert {words: reason for words, reason in heat.left_out.items() if "torch_rnn" in words} == {
+        "memory of torch_rnn, sequence": "no room.",
+        "memory of torch_rnn, last state": "no room.",
+    }
+    assert ("inplace", "sequence", False) in asked
+    assert (LOOP, "last_state", True) in asked
+
+
+# The command
+
+
+@pytest.fixture
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
+
+
+def bench(words: str, *more: str) -> int:
+    return main(["bench", "scan", *words.split(), *more])
+
+
+def test_the_command_prints_tables_and_writes_rows(capsys, monkeypatch):
+    monkeypatch.setattr(recurrence, "growth", lambda *arguments: 2_000_000)
+    assert bench(f"--case {TWO},complex --peers --memory --json rows.json", *QUICK) == 0
+    shown = capsys.readouterr().out
+    rows = json.loads(Path("rows.json").read_text())
+    assert all(list(row) == [field.name for field in dataclasses.fields(RecurrenceRow)] for row in rows)
+    assert all(row["contender"] in shown for row in rows)
+    assert "custom: complex, T = 4, n = 3, B = 2, m = 1" in shown
+    assert "peak memory" in shown
+    assert "2.00" in shown
+    assert {row["case"] for row in rows} == {"custom"}
+    assert "torch_lstm_matched: the papers match no LSTM with case custom" in shown
+    assert max(len(line) for line in shown.splitlines() if "Left out" not in line) <= 80
+    scan = next(row for row in rows if row["contender"] == "scan (inplace)")
+    assert scan["time_over_ours"] == 1
+    assert scan["memory_sequence"] == scan["memory_last_state"] == 2_000_000
+
+
+def test_the_command_times_a_training_step(capsys):
+    assert bench(f"--case {TWO} --training-step --json rows.json", *QUICK) == 0
+    shown = capsys.readouterr().out
+    rows = json.loads(Path("rows.json").read_text())
+    whole, alone = (row for row in rows if row["operation"] == "training_step")
+    assert f"{1 - alone['seconds'] / whole['seconds']:.1%}" in shown
+    assert "outside the scan" in shown
+
+
+def test_the_command_takes_activations_backends_and_dtypes(capsys):
+    assert bench(f"--case {TWO} --activation tanh --backends reference --dtype float64", *QUICK) == 0
+    shown = capsys.readouterr().out
+    assert "tanh, float64, cpu" in shown
+    assert "scan (reference)" in shown
+    assert "inplace" not in shown
+
+
+def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatch):
+    from stiefelkit.cli import bench_scan
+
+    plans = []
+    monkeypatch.setattr(bench_scan, "heats", lambda plan, watch: plans.append(plan) or iter(()))
+    for words in ("--cases D,A --case T=1,n=1,B=1", "--case T=1,n=1,B=1", "", "--activation relu"):
+        bench(words)
+    names = [[case.name for case in plan.cases] for plan in plans]
+    assert names == [["D", "A", "custom"], ["custom"], ["A", "B", "C", "D"], ["A", "B", "C"]]
+
+
+def test_help_says_what_is_drawn_and_what_the_limit_is(capsys):
+    assert bench("--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("W a Haar frame", "U(-0.01, 0)", "T of (B, n) by (n, n) forward", "T=1020, n=190, B=20, m=10"):
+        assert words in shown
+
+
+def test_the_page_describes_every_peer():
+    page = Path(__file__).parent.parent.joinpath("docs", "benchmarks.md").read_text()
+    assert all(f"`{name}`" in page for name in recurrence_peers.names())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--cases E", "known: A, B, C, D"),
+        ("--case T=3", "n and B"),
+        ("--case T=3,n=x,B=2", "'n=x'"),
+        ("--case T=3,n=2,B=2,T=4", "'T=4'"),
+        ("--case T=0,n=2,B=2", "T to be"),
+        ("--activation tahn", 'did you mean "tanh"'),
+        ("--activation tanh --cases D", "'tanh'"),
+        ("--backends inplaec", 'did you mean "inplace"'),
+        ("--dtype float16", 'did you mean "float64"'),
+        ("--training-step --cases D", "a real case"),
+        (f"--training-step --activation tanh --case {TWO}", "tanh"),
+        ("--device cuda:99", "99"),
+        ("--repeats 0", "repeats"),
+        ("--seconds 0", "seconds"),
+        ("--threads 0", "threads"),
+        ("--seed -1", "seed"),
+        ("--json nowhere/rows.json", "nowhere"),
+    ],
+)
+def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
+    assert bench(words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("Error: ")
+    assert len(err.splitlines()) == 1
+    assert says in err
+    assert not list(Path().iterdir())
+
+
+def test_a_race_of_nobody_is_an_error(capsys):
+    assert bench(f"--case {TWO} --backends cuda_graphs --json rows.json") == 2
+    out, err = capsys.readouterr()
+    assert "scan (cuda_graphs)" in out
+    assert err.startswith("Error: The race needs a contender")
+    assert not Path("rows.json").exists()
