@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.functional import goru_scan
+from stiefelkit.functional import GORU_BACKENDS, goru_scan
 from stiefelkit.nn.layers import Layers
 from stiefelkit.param import OrthogonalParam
 
@@ -52,6 +52,7 @@ class GORU(Layers):
     """
 
     input_blocks: ClassVar[int] = 3
+    backends: ClassVar[tuple[str, ...]] = GORU_BACKENDS
 
     def __init__(
         self,

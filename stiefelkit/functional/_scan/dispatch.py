@@ -14,7 +14,7 @@ from stiefelkit.functional._scan.backends import Request, choose
 from stiefelkit.functional._scan.fused import fused_scan
 from stiefelkit.functional._scan.reference import reference_scan
 
-__all__ = ["scan", "scan_backend"]
+__all__ = ["DTYPES", "prefers_loop", "scan", "scan_backend"]
 
 GRADIENTS = ("exact", "reference")
 FEW = 8
@@ -145,15 +145,16 @@ def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modr
     find_activation(activation, w.is_complex())
     if w.dtype not in DTYPES:
         raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
-    if backend == "auto" and not torch.compiler.is_compiling():
-        if _is_forward_mode() or (steps is not None and steps < FEW):
-            return "reference"
+    if backend == "auto" and prefers_loop(steps):
+        return "reference"
     return choose(backend, Request(w.device, DTYPES[w.dtype][0], w.shape[-1], activation))
 
 
-def _is_forward_mode() -> bool:
-    """Whether torch.func.jvp, or autograd's forward mode, is at work."""
-    if torch.autograd.forward_ad._current_level >= 0:
+def prefers_loop(steps: int | None) -> bool:
+    """Whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
+    if torch.compiler.is_compiling():
+        return False
+    if steps is not None and steps < FEW or torch.autograd.forward_ad._current_level >= 0:
         return True
     stack = functorch.get_interpreter_stack() or []
     return any(level.key() == functorch.TransformType.Jvp for level in stack)
