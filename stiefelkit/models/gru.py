@@ -24,9 +24,9 @@ def gru(
     """Builds torch's GRU with one bias vector a gate, gate biases 1.
 
     torch's GRU has two bias vectors; the second is zero and not trained here, as in `lstm`. Weights are Glorot-uniform,
-    the read-out too, with zero bias. An open reset gate, and an update gate that keeps the state, are what TensorFlow's
-    cell starts with, which the orthogonal papers compare with. With a parametrization each of the three n x n recurrent
-    blocks is a frame. The activations are those of torch's kernel.
+    the read-out too, with zero bias. As in TensorFlow's cell the reset gate starts open, and the update gate keeps the
+    state. With a parametrization each of the three n x n recurrent blocks is a frame. The activations are those of
+    torch's kernel.
 
     Parameters: 3n(n + m + 1) + np + p.
 
