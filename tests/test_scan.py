@@ -214,7 +214,8 @@ def test_functional_gradients_and_maps_over_samples(is_complex, last_only):
     arguments = drawn("modrelu", is_complex, T=4, n=5)
     samples = torch.randn(3, *arguments["x"].shape, dtype=DOUBLE)
 
-    def loss(w: Any, u: Any, b: Any, h0: Any, x: Any) -> Any:
+    def loss(*tensors: Any) -> Any:
+        w, u, b, h0, x = tensors
         out, last = run(
             arguments | {"x": x, "w": w, "u": u, "activation_bias": b, "h0": h0}, last_only=last_only, backend="inplace"
         )
