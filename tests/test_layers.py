@@ -177,6 +177,11 @@ def test_bad_options_are_said_in_one_sentence(kind, options, error, text):
     assert kind.__name__ in str(caught.value) or "init" in options
 
 
+def test_goru_has_real_states():
+    with pytest.raises(errors.OptionError, match="GORU has real states"):
+        GORU(3, 4, field="complex")
+
+
 @each_kind
 def test_input_of_the_wrong_width_names_the_layer(kind):
     with pytest.raises(errors.ShapeError, match=rf"^{kind.__name__} needs an input of width 3"):

@@ -355,6 +355,14 @@ def test_the_lstm_has_one_bias_and_an_open_forget_gate():
     assert not net.rnn.bias_hh_l0.requires_grad
 
 
+def test_the_gru_has_one_bias_and_gates_that_keep_the_state():
+    net: Any = sk.models.create("gru", 2, 4, 3)
+    assert net.rnn.bias_ih_l0.tolist() == [1.0] * 8 + [0.0] * 4
+    assert not net.rnn.bias_hh_l0.requires_grad
+    framed: Any = sk.models.create("gru", 2, 4, 3, parametrization="cayley", gate_bias=2.0)
+    assert framed.rnn.bias_ih_l0.tolist() == [2.0] * 8 + [0.0] * 4
+
+
 def test_separate_coordinates_take_separate_rates():
     net: Any = sk.models.create("scurnn", 2, 4, 3)
     groups = sk.optim.parameter_groups(net, lr=1e-3, skew=dict(lr=1e-4), phase=dict(lr=1e-2))

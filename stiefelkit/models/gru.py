@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
@@ -12,13 +13,20 @@ __all__ = ["gru"]
 
 
 def gru(
-    input_size: int, hidden_size: int, output_size: int, *, parametrization: Map = None, **options: Any
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    *,
+    parametrization: Map = None,
+    gate_bias: float = 1.0,
+    **options: Any,
 ) -> SequenceModel:
-    """Builds torch's GRU with one bias vector a gate.
+    """Builds torch's GRU with one bias vector a gate, gate biases 1.
 
     torch's GRU has two bias vectors; the second is zero and not trained here, as in `lstm`. Weights are Glorot-uniform,
-    the read-out too, and biases zero. With a parametrization each of the three n x n recurrent blocks is a frame. The
-    activations are those of torch's kernel.
+    the read-out too, with zero bias. As in TensorFlow's cell the reset gate starts open, and the update gate keeps the
+    state. With a parametrization each of the three n x n recurrent blocks is a frame. The activations are those of
+    torch's kernel.
 
     Parameters: 3n(n + m + 1) + np + p.
 
@@ -27,12 +35,15 @@ def gru(
         hidden_size: n.
         output_size: p.
         parametrization: of each gate's recurrent block, any real one; None for free weights.
+        gate_bias: initial bias of the reset and the update gate.
         **options: of the parametrization, and `init=`.
 
     References:
         Cho, van Merrienboer, Gulcehre, Bahdanau, Bougares, Schwenk, Bengio, Learning phrase representations using RNN
         encoder-decoder for statistical machine translation, EMNLP 2014.
     """
-    return SequenceModel(
-        gated(nn.GRU, input_size, hidden_size, parametrization, options), read_out(hidden_size, output_size)
-    )
+    rnn = gated(nn.GRU, input_size, hidden_size, parametrization, options)
+    # Gates stand in the order reset, update, candidate.
+    with torch.no_grad():
+        rnn.bias_ih_l0[: 2 * hidden_size] = gate_bias
+    return SequenceModel(rnn, read_out(hidden_size, output_size))

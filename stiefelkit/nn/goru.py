@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stiefelkit.errors import OptionError
 from stiefelkit.functional import GORU_BACKENDS, goru_scan
 from stiefelkit.nn.layers import Layers
 from stiefelkit.param import OrthogonalParam
@@ -72,6 +73,8 @@ class GORU(Layers):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
+        if "field" in options:
+            raise OptionError(f"GORU has real states and no field, got {options['field']!r}.")
         super().__init__(
             input_size,
             hidden_size,
