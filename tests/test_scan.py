@@ -50,6 +50,7 @@ def drawn(
 
 def run(arguments: dict[str, torch.Tensor], **options: Any) -> tuple[Any, torch.Tensor]:
     given = dict(arguments)
+    options.setdefault("backend", "inplace")
     return scan(given.pop("x"), given.pop("w"), given.pop("h0"), **given, **options)
 
 
@@ -254,7 +255,7 @@ def test_forward_mode_takes_the_reference():
     arguments = drawn("tanh", T=3)
 
     def last(x):
-        return run(arguments | {"x": x}, activation="tanh")[1]
+        return run(arguments | {"x": x}, activation="tanh", backend="auto")[1]
 
     tangent = torch.randn_like(arguments["x"])
     pushed: Any = torch.func.jvp(last, (arguments["x"],), (tangent,))[1]
@@ -269,7 +270,7 @@ def test_compiled_without_breaks_or_unrolling(is_complex, last_only):
     arguments = drawn("modrelu", is_complex, T=5)
 
     def loss(x, w, h0, u, b):
-        out, last = scan(x, w, h0, u=u, activation_bias=b, last_only=last_only)
+        out, last = scan(x, w, h0, u=u, activation_bias=b, last_only=last_only, backend="inplace")
         return (last if out is None else out).abs().square().sum()
 
     graphs = []
@@ -364,7 +365,8 @@ def test_gradients_through_the_last_state_alone_need_no_outputs():
 
 def test_the_choice_of_a_backend_is_visible_and_checked():
     w = torch.eye(4)
-    assert scan_backend(w) == "inplace"
+    assert scan_backend(w) == scan_backend(w, 8) == "inplace"
+    assert scan_backend(w, 7) == "reference"
     assert scan_backend(w, backend="reference") == "reference"
     with pytest.raises(errors.UnknownNameError, match='did you mean "inplace"'):
         scan_backend(w, backend="in_place")

@@ -35,13 +35,14 @@ from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
 from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations_plan import mesh_size
-from stiefelkit.functional._scan import BACKENDS, goru_scan, scan, scan_backend
+from stiefelkit.functional._scan import BACKENDS, GORU_BACKENDS, goru_scan, scan, scan_backend
 from stiefelkit.functional._stiefel_step import Tangent, cayley_increment, norms_of, riemannian_gradient
 
 __all__ = [
     "ACTIVATIONS",
     "BACKENDS",
     "COMPLEX_ACTIVATIONS",
+    "GORU_BACKENDS",
     "Tangent",
     "band_size",
     "brickwall",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.functional import goru_scan
+from stiefelkit.functional import GORU_BACKENDS, goru_scan
 from stiefelkit.nn.layers import Layers
 from stiefelkit.param import OrthogonalParam
 
@@ -53,6 +53,7 @@ class GORU(Layers):
     """
 
     input_blocks: ClassVar[int] = 3
+    backends: ClassVar[tuple[str, ...]] = GORU_BACKENDS
 
     def __init__(
         self,

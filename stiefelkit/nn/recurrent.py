@@ -28,6 +28,8 @@ class Recurrent(nn.Module):
     """Kinds of dL/dW that an optimizer may ask the carrier of W for; "reference" of complex W only."""
     input_blocks: ClassVar[int] = 1
     """How many matrices of U stand on top of each other."""
+    backends: ClassVar[tuple[str, ...]] = BACKENDS
+    """Names that `backend=` takes."""
 
     def __init__(
         self,
@@ -57,8 +59,8 @@ class Recurrent(nn.Module):
         find_activation(activation, field == "complex")
         if split_activation(activation)[0] == "oplu" and hidden_size % 2:
             raise OptionError(f'{name} needs an even hidden_size with activation="oplu", got {hidden_size}.')
-        if backend not in BACKENDS:
-            raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
+        if backend not in self.backends:
+            raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype

@@ -2,6 +2,6 @@
 
 from stiefelkit.functional._scan.backends import BACKENDS
 from stiefelkit.functional._scan.dispatch import scan, scan_backend
-from stiefelkit.functional._scan.goru import goru_scan
+from stiefelkit.functional._scan.goru import GORU_BACKENDS, goru_scan
 
-__all__ = ["BACKENDS", "goru_scan", "scan", "scan_backend"]
+__all__ = ["BACKENDS", "GORU_BACKENDS", "goru_scan", "scan", "scan_backend"]

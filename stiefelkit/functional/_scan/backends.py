@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.functional._scan.engine import Engine
+from stiefelkit.functional._scan.engine import Engine, PlainEngine
 from stiefelkit.functional._scan.triton_kernels import supports
 
-__all__ = ["BACKENDS", "Request", "choose", "engine"]
+__all__ = ["BACKENDS", "GATED", "Request", "choose", "engine", "plain_engine"]
 
 BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
 """Names that `scan` takes as `backend`."""
+GATED = "gated"
+"""The name of the engine of `goru_scan` beside those."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,17 @@ def choose(backend: str, request: Request) -> str:
 
 @functools.cache
 def engine(backend: str) -> Engine:
-    """The implementation of a fast backend."""
+    """The implementation of a fast backend, or of the gated recurrence."""
+    if backend == GATED:
+        from stiefelkit.functional._scan.goru_fused import Gated
+
+        return Gated()
+    return plain_engine(backend)
+
+
+@functools.cache
+def plain_engine(backend: str) -> PlainEngine:
+    """The implementation of a fast backend of `scan`."""
     if backend == "triton":
         from stiefelkit.functional._scan.triton import Triton
 

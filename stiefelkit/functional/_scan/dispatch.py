@@ -14,9 +14,11 @@ from stiefelkit.functional._scan.backends import Request, choose
 from stiefelkit.functional._scan.fused import fused_scan
 from stiefelkit.functional._scan.reference import reference_scan
 
-__all__ = ["scan", "scan_backend"]
+__all__ = ["DTYPES", "prefers_loop", "scan", "scan_backend"]
 
 GRADIENTS = ("exact", "reference")
+FEW = 8
+"""Steps below which a loop is faster."""
 DTYPES = {
     torch.bfloat16: (torch.float32, torch.float32),
     torch.float16: (torch.float32, torch.float32),
@@ -49,7 +51,8 @@ def scan(
     half as much again), work out the derivative of the activation from them, and run in full float32 precision
     whatever TF32 and autocast are set to. With `last_only` they keep about T^(1/2) states and find the others again
     in the backward pass. 16-bit w are computed with in float32, and rounded at the end. Only the backend "reference" is
-    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp.
+    differentiable twice and in forward mode; "auto" takes it under torch.func.jvp, and for fewer than
+    eight steps.
 
     Args:
         x: inputs, time-major, shape (T, B, m), real or complex; m = n without `u`. With `batch_sizes`, the packed
@@ -89,7 +92,8 @@ def scan(
         raise OptionError(f"scan knows no gradient {gradient!r}{did_you_mean(gradient, GRADIENTS)}")
     if gradient == "reference" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="reference", got {w.dtype}.')
-    chosen = scan_backend(w, activation=activation, backend=backend)
+    steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
+    chosen = scan_backend(w, steps, activation=activation, backend=backend)
     kind, _ = split_activation(activation)
     if kind == "oplu" and w.shape[0] % 2:
         raise ShapeError(f"OPLU needs an even number of units, got {w.shape[0]}.")
@@ -120,11 +124,13 @@ def scan(
     return None if out is None else out.to(w.dtype), last.to(w.dtype)
 
 
-def scan_backend(w: Tensor, *, activation: str = "modrelu", backend: str = "auto") -> str:
+def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modrelu", backend: str = "auto") -> str:
     """Names the backend that `scan` takes.
 
     Args:
         w: the recurrent matrix, shape (n, n): its device, dtype and size decide.
+        steps: T; fewer than eight, such as those of a cell, are left to "reference" outside of compiled code, since a
+            fast backend takes longer to start. None for many.
         activation: as in `scan`.
         backend: as in `scan`; one that is named is returned, if it can do it.
 
@@ -139,16 +145,16 @@ def scan_backend(w: Tensor, *, activation: str = "modrelu", backend: str = "auto
     find_activation(activation, w.is_complex())
     if w.dtype not in DTYPES:
         raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
-    if backend == "auto" and _is_forward_mode():
+    if backend == "auto" and prefers_loop(steps):
         return "reference"
     return choose(backend, Request(w.device, DTYPES[w.dtype][0], w.shape[-1], activation))
 
 
-def _is_forward_mode() -> bool:
-    """Whether torch.func.jvp, or autograd's forward mode, is at work."""
+def prefers_loop(steps: int | None) -> bool:
+    """Whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
     if torch.compiler.is_compiling():
         return False
-    if torch.autograd.forward_ad._current_level >= 0:
+    if steps is not None and steps < FEW or torch.autograd.forward_ad._current_level >= 0:
         return True
     stack = functorch.get_interpreter_stack() or []
     return any(level.key() == functorch.TransformType.Jvp for level in stack)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.functional._scan.problem import Gradients, Problem
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "PlainEngine"]
 
 
 class Engine(Protocol):
@@ -39,6 +39,10 @@ class Engine(Protocol):
             half: leave out Im h in the gradient by w.
         """
         ...
+
+
+class PlainEngine(Engine, Protocol):
+    """One of `scan`, whose maps over samples fold into the batch."""
 
     def deltas(
         self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
+from stiefelkit.functional._scan.backends import GATED
 from stiefelkit.functional._scan.folding import fold, is_foldable, one_by_one, sample_gradients, unfold
 from stiefelkit.functional._scan.operators import (
     scan_backward,
@@ -47,7 +48,7 @@ def fused_scan(
     settings = (activation, sizes, reverse, backend, keep, half)
     if last_only:
         return None, _LastScan.apply(*tensors, *settings)[0]
-    out, last, _ = _Scan.apply(*tensors, *settings)
+    out, last, _ = _Scan.apply(*tensors, *settings[:-2], keep and backend != GATED, half)
     return out, last
 
 
@@ -155,7 +156,7 @@ class _ScanBackward(_Once):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
-        if not is_foldable(in_dims, BACKWARD, args):
+        if args[BACKWARD.index("backend")] == GATED or not is_foldable(in_dims, BACKWARD, args):
             return one_by_one(_ScanBackward.apply, info, in_dims, args)
         given = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
         delta, dh0 = _Deltas.apply(*(given[name] for name in DELTAS))

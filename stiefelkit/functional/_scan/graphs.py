@@ -129,7 +129,7 @@ class GraphLoops(Loops):
 
         def steps(z: Tensor, h: Tensor, wt: Tensor, *bias: Tensor) -> Results:
             act, kept = activate(activation, n, bias[0] if bias else None, is_complex), z.new_empty(shape, dtype=dtype)
-            last = steps_forward(z, kept, h, wt, act.step(h.shape[0], h), reverse)
+            last = steps_forward(z, kept, h, wt, act, act.step(h.shape[0], h), reverse)
             return z, kept, last
 
         last = torch.empty_like(h)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.blocks import read_blocks, row_blocks
+from stiefelkit.functional._scan.blocks import row_blocks
 from stiefelkit.functional._scan.chunks import Chunk
 from stiefelkit.functional._scan.loops import Loops
 from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
@@ -138,31 +138,13 @@ class InPlace:
         outside = p.buffer(p.width) if p.is_complex else None
         for i in range(len(p.chunks) - 1, -1, -1):
             chunk = p.chunks[i]
-            h, before = _states(p, out, i, states)
+            h, before = p.states(out, i, states)
             g = None if g_out is None else p.read(g_out, chunk, outside)
             delta = place(chunk)
             # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
             carry[: chunk.batch] = loops.back(delta, g, carry[: chunk.batch], h, p.part(saved, chunk))
             each(chunk, delta, h, before)
         return carry
-
-
-def _states(p: Problem, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
-    """States of the i-th chunk and the ones before each of them, (k, batch, N): views of `out` where they can be."""
-    chunk = p.chunks[i]
-    previous = p.chunks[i - 1] if i else None
-    if not p.is_complex and previous is not None and previous.batch == chunk.batch:
-        step = 1 if p.reverse else -1
-        shifted = Chunk(chunk.time + step, chunk.start + step * chunk.batch, chunk.steps, chunk.batch)
-        return p.part(out, chunk), p.part(out, shifted)
-    room = shaped(buffer, chunk, p.width, more=1)
-    h, before = (room[:-1], room[1:]) if p.reverse else (room[1:], room[:-1])
-    before[-1 if p.reverse else 0] = p.between(out, previous, chunk)
-    if p.is_complex:
-        read_blocks(p.part(out, chunk), h)
-    else:
-        h.copy_(p.part(out, chunk))
-    return h, before
 
 
 def _input_gradient(p: Problem, dx: Tensor, chunk: Chunk, delta: Tensor) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.pointwise import Step
+from stiefelkit.functional._scan.pointwise import Pointwise, Step
 from stiefelkit.functional._scan.problem import Problem
 
 __all__ = ["Loops", "steps_back", "steps_forward"]
@@ -27,11 +27,12 @@ class Loops:
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
         if self._step is None or self._step[0] != h.shape[0]:
             self._step = h.shape[0], self.p.act.step(h.shape[0], h)
-        return steps_forward(z, saved, h, self.p.wt, self._step[1], self.p.reverse)
+        return steps_forward(z, saved, h, self.p.wt, self.p.act, self._step[1], self.p.reverse)
 
     def forward_carefully(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
         """The same with `Pointwise.careful`."""
-        return steps_forward(z, saved, h, self.p.wt, self.p.act.careful(h.shape[0], h), self.p.reverse)
+        step = self.p.act.careful(h.shape[0], h)
+        return steps_forward(z, saved, h, self.p.wt, self.p.act, step, self.p.reverse)
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
         """Gradients by the pre-activations of a chunk; see `steps_back`. Returns the gradient by the state before."""
@@ -41,13 +42,13 @@ class Loops:
         return steps_back(delta, g, carry, self.p.rows_w, factors, self._scratch, self.p.reverse)
 
 
-def steps_forward(z: Tensor, saved: Tensor, h: Tensor, wt: Tensor, step: Step, reverse: bool) -> Tensor:
+def steps_forward(z: Tensor, saved: Tensor, h: Tensor, wt: Tensor, act: Pointwise, step: Step, reverse: bool) -> Tensor:
     """Runs the steps of a chunk in place: projections z (k, batch, N) become states; returns the last one."""
-    pairs = zip(z.unbind(0), saved.unbind(0), strict=True)
-    for row, kept in reversed(list(pairs)) if reverse else pairs:
-        row.addmm_(h, wt)
-        step(row, kept)
-        h = row
+    views = act.views(z, saved)
+    for row in reversed(views) if reverse else views:
+        row[0].addmm_(h, wt)
+        step(*row)
+        h = row[0]
     return h
 
 
@@ -78,14 +79,14 @@ def steps_back(
             d = row
     else:
         diagonals, others = (factor.unbind(0) for factor in factors)
-        pairs = scratch.chunk(2, -1)
+        firsts, seconds = (half.unbind(0) for half in delta.chunk(2, -1))
+        first, second = scratch.chunk(2, -1)
         for t in order:
             row, other = rows[t], others[t]
             _gradient(scratch, d, None if outside is None else outside[t], carry, w)
             torch.mul(scratch, diagonals[t], out=row)
-            first, second = row.chunk(2, -1)
-            first.addcmul_(pairs[1], other)
-            second.addcmul_(pairs[0], other)
+            firsts[t].addcmul_(second, other)
+            seconds[t].addcmul_(first, other)
             d = row
     assert d is not None
     return d @ w

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._product import FullPrecision, is_plain
-from stiefelkit.functional._scan.backends import engine
+from stiefelkit.functional._scan.backends import engine, plain_engine
 from stiefelkit.functional._scan.checkpoints import last_backward, last_forward
 from stiefelkit.functional._scan.chunks import segments
 from stiefelkit.functional._scan.pointwise import saved_like
@@ -40,17 +40,17 @@ def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     return decorate
 
 
-def _states_like(x: Tensor, w: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], w.shape[0], dtype=w.dtype)
+def _states_like(x: Tensor, h0: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], h0.shape[-1], dtype=h0.dtype)
 
 
 def _fake_forward(
     x: Tensor, w: Tensor, h0: Tensor, u: Any, bias: Any, b: Any, activation: str, sizes: Any, reverse: bool, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     keep = rest[-1]
-    width, dtype = saved_like(activation, w.shape[0], w.dtype)
+    width, dtype = saved_like(activation, h0.shape[-1], w.dtype)
     rows = x.shape[:-1] if keep else (0, *x.shape[1:-1])
-    return _states_like(x, w), h0.new_empty(h0.shape), x.new_empty(*rows, width, dtype=dtype)
+    return _states_like(x, h0), h0.new_empty(h0.shape), x.new_empty(*rows, width, dtype=dtype)
 
 
 @_operator(_fake_forward)
@@ -204,4 +204,4 @@ def scan_deltas(
 ) -> tuple[Tensor, Tensor]:
     """Gradients by the pre-activations, like `out`, and by h0."""
     p = Problem(x, w, h0, u, bias, activation_bias, activation, sizes, reverse)
-    return engine(backend).deltas(p, g_out, g_last, out, saved)
+    return plain_engine(backend).deltas(p, g_out, g_last, out, saved)

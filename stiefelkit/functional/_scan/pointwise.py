@@ -15,8 +15,8 @@ from stiefelkit.functional._activations import split_activation
 
 __all__ = ["Pointwise", "activate", "saved_like"]
 
-Step = Callable[[Tensor, Tensor], object]
-"""Turns z (batch, N) into h in place, and writes what the derivative needs besides h."""
+Step = Callable[..., object]
+"""Turns z (batch, N) into h in place, and writes what the derivative needs besides h; takes a row of `views`."""
 
 ILL = 1e9
 """A complex bias over the modulus above which the square of the modulus may have underflowed."""
@@ -42,6 +42,10 @@ class Pointwise(ABC):
     @abstractmethod
     def step(self, batch: int, like: Tensor) -> Step:
         """The activation of rows (batch, N)."""
+
+    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+        """What `step` takes at each step of a chunk: z (batch, N) first, and the room for what is saved."""
+        return list(zip(z.unbind(0), saved.unbind(0), strict=True))
 
     @abstractmethod
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
@@ -130,14 +134,16 @@ class Oplu(Pointwise):
     def step(self, batch: int, like: Tensor) -> Step:
         larger = like.new_empty(batch, self.n // 2)
 
-        def apply(z: Tensor, saved: Tensor) -> None:
-            first, second = z.chunk(2, -1)
+        def apply(z: Tensor, saved: Tensor, first: Tensor, second: Tensor) -> None:
             saved.copy_(first < second)
             torch.maximum(first, second, out=larger)
             torch.minimum(first, second, out=second)
             first.copy_(larger)
 
         return apply
+
+    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+        return list(zip(*(part.unbind(0) for part in (z, saved, *z.chunk(2, -1))), strict=True))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
         turned = saved.to(h.dtype)
@@ -199,27 +205,29 @@ class ComplexModRelu(Pointwise):
         bias = self.bias.expand(batch, -1).contiguous()
         ratio = torch.empty_like(bias)
 
-        def apply(z: Tensor, saved: Tensor) -> None:
-            re, im = z.chunk(2, -1)
+        def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
             torch.mul(re, re, out=ratio)
             ratio.addcmul_(im, im).rsqrt_().mul_(bias)
             torch.clamp_min(ratio, -1, out=saved)
-            pairs = z.unflatten(-1, (2, -1))
-            pairs.addcmul_(pairs, saved.unsqueeze(-2))
+            pairs.addcmul_(pairs, scale)
 
         return apply
+
+    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+        parts = (z, saved, *z.chunk(2, -1), z.unflatten(-1, (2, -1)), saved.unsqueeze(-2))
+        return list(zip(*(part.unbind(0) for part in parts), strict=True))
 
     def careful(self, batch: int, like: Tensor) -> Step:
         tiny = torch.finfo(like.dtype).tiny
 
-        def apply(z: Tensor, saved: Tensor) -> None:
-            modulus = torch.hypot(*z.chunk(2, -1))
+        def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
+            modulus = torch.hypot(re, im)
             q = torch.where(modulus < tiny, -1, (self.bias / modulus).clamp_(-1, STEEPEST))
             saved.copy_(q)
-            unit = z.unflatten(-1, (2, -1)) / modulus.clamp_min(tiny).unsqueeze(-2)
+            unit = pairs / modulus.clamp_min(tiny).unsqueeze(-2)
             # b / |z| may overflow, z / |z| + b does not.
             length = torch.where(q == -1, 0, modulus + self.bias)
-            z.copy_((unit * length.unsqueeze(-2)).flatten(-2))
+            torch.mul(unit, length.unsqueeze(-2), out=pairs)
 
         return apply
 
@@ -245,10 +253,10 @@ class ComplexModRelu(Pointwise):
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
         re, im = h.chunk(2, -1)
-        # hypot does not underflow; at h = 0 delta is 0.
-        modulus = torch.hypot(re, im).clamp_min_(torch.finfo(h.dtype).tiny)
         first, second = delta.chunk(2, -1)
-        return torch.mul(re, first).addcmul_(im, second).div_(modulus).sum(0)
+        # At h = 0 delta is 0.
+        inverse = torch.mul(re, re).addcmul_(im, im).add_(torch.finfo(h.dtype).tiny).rsqrt_()
+        return torch.mul(re, first).addcmul_(im, second).mul_(inverse).sum(0)
 
 
 KINDS: dict[str, type[Pointwise]] = {

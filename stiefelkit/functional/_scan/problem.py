@@ -39,7 +39,7 @@ class Problem:
 
     Args:
         x: inputs (T, B, m), or packed rows with `sizes`.
-        w: recurrent matrix (n, n).
+        w: recurrent matrix (n, n); of a gated recurrence, matrices on top of each other, and so u and bias.
         h0: first states (B, n).
         u: input matrix (n, m), or None.
         bias: of the input projection (n,), or None.
@@ -63,7 +63,7 @@ class Problem:
     ):
         self.w, self.u, self.bias, self.activation_bias = w, u, bias, activation_bias
         self.activation, self.reverse = activation, reverse
-        self.n, self.is_complex, self.is_packed = w.shape[0], w.is_complex(), sizes is not None
+        self.n, self.is_complex, self.is_packed = h0.shape[-1], w.is_complex(), sizes is not None
         self.width = self.n * (1 + self.is_complex)
         self.dtype = w.dtype.to_real()
         self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
@@ -172,6 +172,25 @@ class Problem:
         h = row_blocks(self.part(out, previous)[0 if self.reverse else -1])
         # A sequence that only begins here starts from its first state.
         return torch.cat([h, self.first[h.shape[0] : chunk.batch]])[: chunk.batch]
+
+    def states(self, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """States of the i-th chunk and the ones before each of them, (k, batch, N): views of `out` where they can be.
+
+        `buffer` has room for one step more than a chunk has.
+        """
+        chunk, previous = self.chunks[i], self.chunks[i - 1] if i else None
+        if not self.is_complex and previous is not None and previous.batch == chunk.batch:
+            step = 1 if self.reverse else -1
+            shifted = Chunk(chunk.time + step, chunk.start + step * chunk.batch, chunk.steps, chunk.batch)
+            return self.part(out, chunk), self.part(out, shifted)
+        room = shaped(buffer, chunk, self.width, more=1)
+        h, before = (room[:-1], room[1:]) if self.reverse else (room[1:], room[:-1])
+        before[-1 if self.reverse else 0] = self.between(out, previous, chunk)
+        if self.is_complex:
+            read_blocks(self.part(out, chunk), h)
+        else:
+            h.copy_(self.part(out, chunk))
+        return h, before
 
     def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
         """The gradient by a matrix from d^T h in real rows."""

@@ -1,0 +1,229 @@
+"""The gated orthogonal recurrence chunk by chunk, with gradients by hand; only the states are kept.
+
+Its weights are stacked: w = [q; w_r; w_g], u = [u_r; u_g; u_c]. One buffer of a chunk is [q h | r | g | u_c x], filled
+by one product a step; going back, all states are known, and one product a chunk fills it again. As the gradient by a
+state enters that by every row of [q; r; g; c] linearly, the factors are worked out for the whole chunk, and a step back
+costs one product too.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._scan.chunks import Chunk
+from stiefelkit.functional._scan.pointwise import Step, saved_like
+from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
+
+__all__ = ["Gated"]
+
+
+class Gated:
+    """The recurrence of `goru_scan` as an engine: w (3n, n), u (3n, m) and bias (3n,) are stacked, and real."""
+
+    def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """All states, the last one of each sequence, and nothing more: `keep` has no effect."""
+        out, state = p.states_like(), p.first.clone()
+        room, kept, steps = p.buffer(4 * p.n), _Kept(p), None
+        for chunk in p.chunks:
+            z, h = shaped(room, chunk, 4 * p.n), state[: chunk.batch]
+            _project(p, z, chunk)
+            if steps is None or steps[0] != chunk.batch:
+                steps = chunk.batch, p.act.step(chunk.batch, h)
+            h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, steps[1], p.reverse))
+        return out, state, p.saved_like(False)
+
+    def backward(
+        self,
+        p: Problem,
+        g_out: Tensor | None,
+        g_last: Tensor | None,
+        out: Tensor,
+        saved: Tensor,
+        needs: Sequence[bool],
+        half: bool = False,
+    ) -> Gradients:
+        """Gradients from those by the states and by the last ones; see `Engine`."""
+        dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
+        carry = torch.zeros_like(p.first) if g_last is None else g_last.clone(memory_format=torch.contiguous_format)
+        sums, room = _Sums(p, needs), _Room(p)
+        for i in range(len(p.chunks) - 1, -1, -1):
+            chunk = p.chunks[i]
+            _, before = p.states(out, i, room.states)
+            z, others = room.fill(chunk, before)
+            g = None if g_out is None else p.part(g_out, chunk)
+            # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
+            part = carry[: chunk.batch]
+            _steps_back(z, others, g, part, shaped(room.gate, chunk, p.n), p.rows_w, p.reverse)
+            sums.add(chunk, z, before, shaped(room.c, chunk, p.n))
+            if dx is not None and p.u is not None:
+                torch.mm(z.flatten(0, 1)[:, p.n :], p.u, out=p.part(dx, chunk).flatten(0, 1))
+        return Gradients(dx, sums.w, carry, sums.u, sums.bias, sums.inner)
+
+
+class _Room:
+    """The buffers of the way back, and what fills them.
+
+    Args:
+        p: the problem.
+    """
+
+    def __init__(self, p: Problem):
+        self.p = p
+        self.z, self.states = p.buffer(4 * p.n), p.buffer(p.n, more=1)
+        self.gate, self.c, self.rest, self.part = (p.buffer(p.n) for _ in range(4))
+        self.kept = _Kept(p)
+        self._step: tuple[int, Step] | None = None
+
+    def fill(self, chunk: Chunk, before: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The derivative of [q h; r; g; c], before the gates' and the candidate's functions, by the state h'.
+
+        With pre-activations z_r, z_g, z_c and a = 1 - g: dh' / dz_c = a act'(z_c), that by q h is r times as much, by
+        z_r it is r (1 - r) q h times as much, and dh' / dz_g = (h - c) g a.
+
+        Args:
+            chunk: the chunk.
+            before: states before each of its steps, (k, batch, n).
+
+        Returns:
+            Factors (k, batch, 4n) of the gradient by h'; for activations of pairs, also those of the other one of
+            the pair. Beside, the buffers `gate` and `c` hold g and c.
+        """
+        n, buffers = self.p.n, (self.gate, self.c, self.rest, self.part)
+        gate, c, rest, part = (shaped(buffer, chunk, n) for buffer in buffers)
+        z, kept = shaped(self.z, chunk, 4 * n), self.kept.of(chunk)
+        _project(self.p, z, chunk)
+        z.flatten(0, 1)[:, : 3 * n].addmm_(before.flatten(0, 1), self.p.wt)
+        z[..., n : 3 * n].sigmoid_()
+        qh, r, g, input_c = z.chunk(4, -1)
+        torch.addcmul(input_c, r, qh, out=c)
+        rows = c.flatten(0, 1)
+        if self._step is None or self._step[0] != rows.shape[0]:
+            self._step = rows.shape[0], self.p.act.step(rows.shape[0], rows)
+        self._step[1](rows, kept.flatten(0, 1))
+        gate.copy_(g)
+        torch.sub(1, gate, out=rest)
+        torch.sub(before, c, out=g).mul_(gate).mul_(rest)
+        torch.mul(qh, r, out=part).addcmul_(part, r, value=-1)
+        qh.copy_(r)
+        r.copy_(part)
+        factors = self.p.act.factors(c, kept)
+        others = None
+        if len(factors) == 2:
+            others = z.clone()
+            _spread(others, torch.roll(rest, n // 2, -1).mul_(factors[1].repeat(1, 1, 2)))
+            others[..., 2 * n : 3 * n] = 0
+        _spread(z, rest.mul_(factors[0]) if factors else rest)
+        return z, others
+
+
+def _spread(z: Tensor, factor: Tensor) -> None:
+    """Multiplies the blocks of q h and r by a factor (k, batch, n), and puts it in the place of c."""
+    qh, r, _, c = z.chunk(4, -1)
+    qh.mul_(factor)
+    r.mul_(factor)
+    c.copy_(factor)
+
+
+class _Sums:
+    """Gradients that are sums over all rows, added up chunk by chunk."""
+
+    def __init__(self, p: Problem, needs: Sequence[bool]):
+        self.p = p
+        _, needs_w, _, needs_u, needs_bias, needs_inner = needs
+        self.w, self.u, self.bias, self.inner = (
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if needed and t is not None else None
+            for needed, t in ((needs_w, p.w), (needs_u, p.u), (needs_bias, p.bias), (needs_inner, p.activation_bias))
+        )
+        self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
+
+    def add(self, chunk: Chunk, delta: Tensor, before: Tensor, c: Tensor) -> None:
+        """Adds a chunk's share, from gradients by [q h; r; g; c], (k, batch, 4n), states and candidates."""
+        n, d = self.p.n, delta.flatten(0, 1)
+        if self.w is not None:
+            self.w.addmm_(d[:, : 3 * n].mT, before.flatten(0, 1))
+        if self.u is not None:
+            x = self.p.part(self.p.x, chunk)
+            self.u.addmm_(d[:, n:].mT, x.reshape(-1, x.shape[-1]))
+        if self.bias is not None and self.ones is not None:
+            self.bias.addmv_(d[:, n:].mT, self.ones[: d.shape[0]])
+        if self.inner is not None:
+            self.inner += self.p.act.bias_gradient(c.flatten(0, 1), d[:, 3 * n :])
+
+
+class _Kept:
+    """Room for what an activation keeps of a chunk besides its values."""
+
+    def __init__(self, p: Problem):
+        self.width, dtype = saved_like(p.activation, p.n, p.dtype)
+        self.buffer = p.buffer(self.width, dtype)
+
+    def of(self, chunk: Chunk) -> Tensor:
+        """That of a chunk, (k, batch, width)."""
+        return shaped(self.buffer, chunk, self.width)
+
+
+def _project(p: Problem, z: Tensor, chunk: Chunk) -> None:
+    """Writes [0 | projected inputs of r, g and c] of a chunk into z (k, batch, 4n)."""
+    z[..., : p.n] = 0
+    p.project(z[..., p.n :], chunk, None)
+
+
+def _steps_forward(z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, step: Step, reverse: bool) -> Tensor:
+    """Runs the steps of a chunk from h (batch, n) on; returns the last state.
+
+    Args:
+        z: [0 | projected inputs], (k, batch, 4n), overwritten.
+        out: the states, (k, batch, n), written.
+        kept: for the activation.
+        h: the state before.
+        wt: [q; w_r; w_g] transposed, (n, 3n).
+        step: the activation.
+        reverse: whether the last step comes first.
+    """
+    n = h.shape[-1]
+    blocks = (z[..., : 3 * n], z[..., n : 3 * n], *z.chunk(4, -1), out, kept)
+    steps = zip(*(block.unbind(0) for block in blocks), strict=True)
+    for product, gates, qh, r, g, c, row, own in reversed(list(steps)) if reverse else steps:
+        product.addmm_(h, wt)
+        gates.sigmoid_()
+        c.addcmul_(r, qh)
+        step(c, own)
+        h = torch.lerp(c, h, g, out=row)
+    return h
+
+
+def _steps_back(
+    z: Tensor, others: Tensor | None, g: Tensor | None, carry: Tensor, gate: Tensor, w: Tensor, reverse: bool
+) -> None:
+    """Runs the steps of a chunk backwards.
+
+    Args:
+        z: factors (k, batch, 4n), which become gradients by [q h; r; g; c].
+        others: factors of the other one of each pair, like z.
+        g: gradients by the states from outside, (k, batch, n).
+        carry: gradient by the last state of the chunk from the steps after it, (batch, n); it becomes the gradient by
+            the state before the chunk.
+        gate: g of the steps, (k, batch, n).
+        w: [q; w_r; w_g], (3n, n).
+        reverse: whether the chunk's first step is its last in time.
+    """
+    n = carry.shape[-1]
+    steps = list(zip(z.unflatten(-1, (4, n)).unbind(0), z[..., : 3 * n].unbind(0), gate.unbind(0), strict=True))
+    outside = None if g is None else g.unbind(0)
+    pairs = None if others is None else others.unflatten(-1, (4, n)).unbind(0)
+    order = list(range(len(steps)) if reverse else range(len(steps) - 1, -1, -1))
+    rows = carry.unsqueeze(1)
+    if outside is not None:
+        carry.add_(outside[order[0]])
+    for t, following in itertools.zip_longest(order, order[1:]):
+        blocks, product, passed = steps[t]
+        blocks.mul_(rows)
+        if pairs is not None:
+            blocks.addcmul_(pairs[t], torch.roll(rows, n // 2, -1))
+        if outside is None or following is None:
+            carry.mul_(passed)
+        else:
+            torch.addcmul(outside[following], carry, passed, out=carry)
+        carry.addmm_(product, w)
