@@ -32,15 +32,15 @@ RECIPES: dict[str, Recipe] = {
             optimizer_options={"precondition": "rmsprop"},
         )
     ),
-    "restricted_urnn": Recipe(_settings(128, "adam", 2e-3)),
+    "restricted_urnn": Recipe(_settings(64, "adam", 2e-3, steps=1600)),
     "ornn": Recipe(_settings(96, "adam", 2e-3), options=lambda n: {"reflections": n // 4}),
     "eurnn": Recipe(_settings(64, "adam", 2e-3), options=lambda n: {"layers": 8}),
     "exprnn": Recipe(_settings(96, "adam", 2e-3, rates={"skew": 3e-4})),
     "lie_urnn": Recipe(_settings(64, "adam", 2e-3, rates={"skew": 1e-3})),
     "margin_rnn": Recipe(_settings(96, "adam", 1e-3, rates={"skew": 3e-4})),
-    "irnn": Recipe(_settings(96, "adam", 1e-3, clip_norm=1.0)),
+    "irnn": Recipe(_settings(96, "adam", 3e-3, clip_norm=1.0)),
     "henaff_rnn": Recipe(_settings(96, "adam", 1e-3, clip_norm=1.0)),
     "goru": Recipe(_settings(64, "adam", 3e-3)),
-    "gru": Recipe(_settings(96, "adam", 3e-3, clip_norm=1.0)),
+    "gru": Recipe(_settings(64, "adam", 5e-3, clip_norm=1.0)),
     "lstm": Recipe(_settings(96, "adam", 3e-3, clip_norm=1.0)),
 }
