@@ -4,3 +4,5 @@ import os
 
 # before torch is imported: it makes its pool of threads once
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+# asv forks after the imports, and a child cannot use a CUDA driver that its parent has started: NVML does not start it
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -42,7 +42,7 @@ class Frames(Suite):
     """
 
     unit = "bits"
-    params = (
+    axes = (
         tuple(dict.fromkeys([*sk.available(), *own_optimizers()])),
         tuple(WEIGHTS),
         ("cpu", "cuda", "cuda TF32"),
@@ -82,7 +82,7 @@ class Models(Suite):
     """A small net of each registered model after 30 steps of its recipe for digits, the worst of its weights."""
 
     unit = "bits"
-    params = (tuple(models.names()), tuple(PLACES))
+    axes = (tuple(models.names()), tuple(PLACES))
     param_names = ("model", "device")
     steps = 30
 

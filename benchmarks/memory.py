@@ -23,7 +23,7 @@ class Parametrizations(Suite):
     """Allocations of the forward and backward of a member."""
 
     unit = "bytes"
-    params = (tuple(members(sk.available(), (), {})), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(members(sk.available(), (), {})), tuple(SIZES), tuple(PLACES))
     param_names = ("member", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -49,7 +49,7 @@ class Scan(Suite):
     """Growth of a fresh process that runs a long case once, by the scan and by the loop that a user writes."""
 
     unit = "bytes"
-    params = (
+    axes = (
         tuple(name for name, case in CASES.items() if case.T >= STEPS),
         (*BACKENDS, LOOP),
         LOSSES,

@@ -21,7 +21,7 @@ class Parametrizations(Suite):
     """A member beside torch, geotorch and the other peers of its family."""
 
     unit = "ratio"
-    params = (tuple(members(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(members(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
     param_names = ("member", "operation", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -56,7 +56,7 @@ class Optimizers(Suite):
     """A step of an optimizer of frames beside geoopt's Riemannian SGD."""
 
     unit = "ratio"
-    params = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(PLACES))
     param_names = ("optimizer", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -87,7 +87,7 @@ class Scan(Suite):
     """The scan beside one other recurrence; torch's layers are of another kind, and have as many units."""
 
     unit = "ratio"
-    params = (tuple(recurrence.CASES), tuple(recurrence_peers.names()), tuple(PLACES))
+    axes = (tuple(recurrence.CASES), tuple(recurrence_peers.names()), tuple(PLACES))
     param_names = ("case", "peer", "device")
 
     def level(self, *cell: str) -> str:

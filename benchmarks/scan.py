@@ -9,7 +9,7 @@ class Scan(Suite):
     """A backend in a case: dL/dh at every step, or that of the last state alone."""
 
     unit = "LIMIT"
-    params = (tuple(CASES), BACKENDS, LOSSES, tuple(PLACES))
+    axes = (tuple(CASES), BACKENDS, LOSSES, tuple(PLACES))
     param_names = ("case", "backend", "loss", "device")
 
     def level(self, *cell: str) -> str:

@@ -14,7 +14,7 @@ class Parametrizations(Suite):
     """Forward and backward, or a whole SGD step, of a member that is read as `layer.weight`."""
 
     unit = "g"
-    params = (
+    axes = (
         tuple(members(sk.available(), (), {})),
         ("forward_backward", "step"),
         tuple(SIZES),
@@ -52,7 +52,7 @@ class Optimizers(Suite):
     """One step of an optimizer that moves the frame itself."""
 
     unit = "g"
-    params = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(DTYPES), tuple(PLACES))
+    axes = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(DTYPES), tuple(PLACES))
     param_names = ("optimizer", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:

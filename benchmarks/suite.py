@@ -1,5 +1,6 @@
 """What the suites have in common: the cells of a table, and which of them are measured."""
 
+import itertools
 import os
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -36,26 +37,37 @@ def mode() -> str:
 
 
 class Suite:
-    """A table of figures, smaller is better, with one cell for each combination of `params`.
+    """A table of figures, smaller is better, with one cell for each combination of the values on its axes.
 
-    A cell is measured in `setup`, and the method `track_...` hands the figure on: asv leaves a cell out, without
-    calling it a failure, if `setup` raises NotImplementedError. So rows that a machine cannot do (no GPU), that a
-    member refuses (a real dtype) or that the mode leaves for later are empty, but are there: tables have the same rows
-    on all machines and in all modes.
+    A cell is measured in `setup`, and the method `track_...` hands the figure on: asv leaves a cell empty, without
+    calling it a failure, if `setup` raises NotImplementedError. That is what happens to cells that a member refuses (a
+    real dtype) or that the mode leaves out. Values for which a whole table would be empty, such as a GPU where there is
+    none, are left out of `params`; asv finds older figures by value, so they stay with their history.
 
     Attributes:
         unit: of the figure.
         version: asv starts a new history when it changes; without it, at each change of the code.
         timeout: seconds for one cell.
-        params: the values along each axis of the table.
+        axes: all values along each axis.
         param_names: the names of the axes.
+        params: the values along each axis that asv goes through.
     """
 
     unit: ClassVar[str]
     version: ClassVar[str] = "1"
     timeout: ClassVar[float] = 1800.0
-    params: ClassVar[tuple[tuple[str, ...], ...]]
+    axes: ClassVar[tuple[tuple[str, ...], ...]]
     param_names: ClassVar[tuple[str, ...]]
+    params: ClassVar[list[list[str]]]
+
+    def __init_subclass__(cls) -> None:
+        due = [cell for cell in itertools.product(*cls.axes) if cls().reason_against(*cell) is None]
+        kept = [{cell[axis] for cell in due} for axis in range(len(cls.axes))]
+        # a table without a cell keeps one, since asv knows none of size zero
+        cls.params = [
+            [value for value in axis if value in values] or list(axis[:1])
+            for axis, values in zip(cls.axes, kept, strict=True)
+        ]
 
     def level(self, *cell: str) -> str:
         """The smallest mode that measures a cell."""
@@ -69,13 +81,20 @@ class Suite:
         """
         raise NotImplementedError
 
-    def setup(self, *cell: str) -> None:
+    def reason_against(self, *cell: str) -> str | None:
+        """Why a cell is not to be measured here and now."""
         if MODES.index(self.level(*cell)) > MODES.index(mode()):
-            raise NotImplementedError(f"the mode {mode()} leaves it out")
-        if cell[self.param_names.index("device")].startswith("cuda") and not torch.cuda.is_available():
-            raise NotImplementedError("there is no CUDA device")
+            return f"the mode {mode()} leaves it out"
+        wanted = cell[self.param_names.index("device")]
+        return "there is no CUDA device" if wanted.startswith("cuda") and not torch.cuda.is_available() else None
+
+    def setup(self, *cell: str) -> None:
+        reason = self.reason_against(*cell)
+        if reason is not None:
+            raise NotImplementedError(reason)
         try:
-            self.figure = self.measure(*cell)
+            # asv prints all digits that there are
+            self.figure = float(f"{self.measure(*cell):.4g}")
         except StiefelkitError as error:
             raise NotImplementedError(str(error)) from error
 
