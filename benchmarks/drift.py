@@ -29,8 +29,9 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 RUNS: dict[str, dict[str, Any]] = {
     "1000 steps": {"steps": 1000},
     "10000 steps": {"steps": 10_000},
-    "training": {"steps": 1000, "gradients": "digits"},
+    "training": {"steps": 500, "gradients": "digits"},
 }
+create("digits", {}).held_out()  # reads the images, once for the processes of all cells
 SMOKE = ("cayley", "householder", "matrix_exp", "multiplicative_cayley")
 
 

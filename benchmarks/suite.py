@@ -5,6 +5,7 @@ import os
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
+import torch._dynamo  # optimizers import it at their first step: done here, the processes of all cells have it
 
 from stiefelkit.errors import StiefelkitError
 
