@@ -32,6 +32,9 @@ def drift(
     lr: float = 1e-3,
     step_length: float = 1e-2,
     look_every: Annotated[int, Parameter(converter=whole)] = 1,
+    device: str = "cpu",
+    autocast: bool = False,
+    tf32: bool = False,
     threads: Annotated[int, Parameter(converter=whole)] = 1,
     seed: Annotated[int, Parameter(converter=whole)] = 0,
     out: Path = Path("runs/drift"),
@@ -43,7 +46,7 @@ def drift(
         methods: separated by commas; if left out all that --optimizer can train, and those of frames in precision
             exact.
         sizes: n, or n x p for tall frames (1024x64), separated by commas.
-        dtype: float32, float64, complex64 or complex128.
+        dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
         gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
             G = A W with one random skew A.
         optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, one that moves frames (the method
@@ -52,6 +55,9 @@ def drift(
         step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
         look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
             miss a peak.
+        device: cpu or cuda.
+        autocast: make the steps under autocast to bfloat16.
+        tf32: let a GPU lower float32 products to TF32.
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
@@ -66,6 +72,9 @@ def drift(
         lr=lr,
         step_length=step_length,
         look_every=look_every,
+        device=device,
+        autocast=autocast,
+        tf32=tf32,
         threads=threads,
         seed=seed,
     )

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from stiefelkit.errors import OptimizerError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.checks import (
     at_least,
     finite_positive,
     known_words,
     step_length,
     tall_sizes,
+    usable_device,
     usable_seed,
     usable_threads,
 )
@@ -18,7 +19,7 @@ from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.frame_optimizers import check_method, own_optimizers, peer_optimizers
 from stiefelkit.optim.frame_optimizer import PRECISIONS
 
-__all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "Plan"]
+__all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "Plan"]
 
 DTYPES = {
     "complex128": torch.complex128,
@@ -26,6 +27,9 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+"""Those that frames may be stored in while an optimizer moves them."""
+WEIGHT_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16}
+"""Those of weights; what is below float32 has its coordinates in float32."""
 GRADIENTS = ("random", "fixed", "rotation")
 UNCONSTRAINED = "unconstrained"
 """The name of the reference: an ordinary weight that starts orthogonal and is held by nothing."""
@@ -42,7 +46,7 @@ class Plan:
             them for that precision; their peers. All of them if empty, but frames in precision "exact" only, and
             parametrizations whose coordinate is a frame only with an `optimizer` that moves it.
         sizes: (n, p) of the weights, n >= p.
-        dtype: float32, float64, complex64 or complex128.
+        dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
         gradients: "random" draws one for each step; "fixed" keeps the first; "rotation" is G = A W with one random
             skew A, which turns the weight for ever.
         optimizer: of the parametrizations, as in training.
@@ -50,6 +54,9 @@ class Plan:
         step_length: of the first step of frames, the 2-norm of the skew A in W <- exp(-A) W, about; lr ||B||_2 of
             the multiplicative Cayley update.
         look_every: the error is looked at after one step out of so many in a row, drawn at random.
+        device: cpu or cuda.
+        autocast: whether steps are made under autocast to bfloat16.
+        tf32: whether the float32 products of a GPU may be lowered to TF32.
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
     """
@@ -63,6 +70,9 @@ class Plan:
     lr: float = 1e-3
     step_length: float = 1e-2
     look_every: int = 1
+    device: str = "cpu"
+    autocast: bool = False
+    tf32: bool = False
     threads: int = 1
     seed: int = 0
 
@@ -72,10 +82,13 @@ class Plan:
             at_least(WHO, name, getattr(self, name), 1)
         usable_seed(WHO, self.seed)
         usable_threads(WHO, self.threads)
+        usable_device(WHO, self.device)
+        if self.tf32 and torch.device(self.device).type != "cuda":
+            raise OptionError(f"{WHO} needs a CUDA device for TF32, got {self.device!r}.")
         finite_positive(WHO, "lr", self.lr)
         step_length(WHO, self.step_length)
         tall_sizes(WHO, self.sizes)
-        known_words(WHO, "dtype", [self.dtype], DTYPES)
+        known_words(WHO, "dtype", [self.dtype], WEIGHT_DTYPES)
         known_words(WHO, "gradients", [self.gradients], GRADIENTS)
         moves_frames = getattr(optimizers.get(self.optimizer), "moves_frames", False)
         maps, ours, peers = _known()
@@ -103,10 +116,10 @@ def _is_frame(method: str, dtype: str) -> bool:
     from stiefelkit import available
 
     cls = available().get(method)
-    if cls is None or cls.supports((4, 4), DTYPES[dtype]) is not None:
+    if cls is None or cls.supports((4, 4), WEIGHT_DTYPES[dtype]) is not None:
         return False
     try:
-        return bool(cls((4, 4), dtype=DTYPES[dtype]).manifolds)
+        return bool(cls((4, 4), dtype=WEIGHT_DTYPES[dtype]).manifolds)
     except StiefelkitError:
         return False
 

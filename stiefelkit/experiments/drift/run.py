@@ -1,8 +1,9 @@
 """One weight under one gradient after the other."""
 
+import contextlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.drift.plan import DTYPES, UNCONSTRAINED, Plan
+from stiefelkit.experiments.drift.plan import UNCONSTRAINED, WEIGHT_DTYPES, Plan
 from stiefelkit.experiments.frame_optimizers import start
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 
@@ -80,14 +81,16 @@ def run(plan: Plan, method: str, n: int, p: int, watch: Callable[[int], None] = 
         p: columns.
         watch: called with the number of steps done, after each look.
     """
-    dtype = DTYPES[plan.dtype]
+    dtype = WEIGHT_DTYPES[plan.dtype]
     torch.manual_seed(plan.seed)
     gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
     weight, step = _started(plan, method, n, p, gradient)
 
     def error() -> float:
         with torch.no_grad():
-            return float(orthogonality_error(weight()))
+            with _surroundings(plan):
+                w = weight()
+            return float(orthogonality_error(w))
 
     grid, errors, seen = log_grid(plan.steps), [error()], []
     # At regular looks, what an optimizer does every so many steps would always be seen, or never.
@@ -95,9 +98,10 @@ def run(plan: Plan, method: str, n: int, p: int, watch: Callable[[int], None] = 
     for done in range(1, plan.steps + 1):
         if done % plan.look_every == 1 % plan.look_every:
             look = done + source.randrange(plan.look_every)
-        with torch.no_grad():
-            g = gradient(weight())
-        step(g)
+        with _surroundings(plan):
+            with torch.no_grad():
+                g = gradient(weight())
+            step(g)
         is_due = done == grid[len(errors)]
         if is_due or done == look:
             seen.append(error())
@@ -111,12 +115,27 @@ def run(plan: Plan, method: str, n: int, p: int, watch: Callable[[int], None] = 
     return Curve(method, n, p, rounding_limit(p, dtype), grid, errors)
 
 
+@contextlib.contextmanager
+def _surroundings(plan: Plan) -> Iterator[None]:
+    """Autocast and TF32, where the plan asks for them."""
+    flags = torch.backends.cuda.matmul
+    before = flags.fp32_precision
+    if plan.tf32:
+        flags.fp32_precision = "tf32"
+    try:
+        with torch.autocast(torch.device(plan.device).type, torch.bfloat16, enabled=plan.autocast):
+            yield
+    finally:
+        if plan.tf32:
+            flags.fp32_precision = before
+
+
 def _gradients(plan: Plan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
     """From the weight to the gradient of a step."""
-    dtype = DTYPES[plan.dtype]
+    dtype = WEIGHT_DTYPES[plan.dtype]
 
     def drawn(columns: int = p) -> Tensor:
-        return torch.randn(n, columns, dtype=dtype, generator=source)
+        return torch.randn(n, columns, dtype=dtype, generator=source).to(plan.device)
 
     if plan.gradients == "random":
         return lambda w: drawn()
@@ -135,12 +154,12 @@ def _started(
     from stiefelkit import available, orthogonal
     from stiefelkit.optim import parameter_groups
 
-    dtype = DTYPES[plan.dtype]
+    dtype = WEIGHT_DTYPES[plan.dtype]
     if method not in (*available(), UNCONSTRAINED):
-        frame = init.haar((n, p), working_dtype(dtype))
+        frame = init.haar((n, p), working_dtype(dtype)).to(plan.device)
         moved = start(method, frame, gradient(frame.to(dtype)), plan.step_length, dtype)
         return lambda: moved.frame, moved.step
-    layer = nn.Linear(p, n, bias=False, dtype=dtype)
+    layer = nn.Linear(p, n, bias=False, dtype=dtype, device=plan.device)
     if method == UNCONSTRAINED:
         layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
     else:
