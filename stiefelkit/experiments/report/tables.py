@@ -87,7 +87,7 @@ def _drift(found: Findings) -> list[Table]:
         return []
     last = found.drift[0].steps[-1]
     shown = [step for step in STEPS if step < last] + [last]
-    columns = ["method", "size", "dtype", *(f"to {step:,}".replace(",", " ") for step in shown)]
+    columns = ["method", "size", "dtype", *(f"to {step:,}" for step in shown)]
     rows = []
     for curve, dtype in zip(found.drift, found.drift_dtypes, strict=True):
         worst = [figure_of(curve.worst_until(step)) for step in shown]
