@@ -8,7 +8,7 @@ from jinja2 import Environment, StrictUndefined
 from stiefelkit.experiments.report.charts import charts
 from stiefelkit.experiments.report.findings import Findings
 from stiefelkit.experiments.report.tables import tables
-from stiefelkit.experiments.report.words import sentences, tiles
+from stiefelkit.experiments.report.words import near_orthogonal, sentences, tiles
 
 __all__ = ["page"]
 
@@ -36,6 +36,7 @@ def page(found: Findings) -> str:
         tiles=tiles(found),
         said=sentences(found),
         left_out=by_reason,
+        near=near_orthogonal(),
         minutes=max(1, round(sum(found.seconds.values()) / 60)),
         commands={section: plan.commands(section) for section in plan.sections},
     )

@@ -44,7 +44,7 @@ QUICK = Scale(
     time={"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
     growth={"sizes": (64, 128, 256, 512), "repeats": 8, "seconds": 0.1},
     norms={"precisions": ("exact",)},
-    scan={"repeats": 3, "seconds": 1.0},
+    scan={"repeats": 3, "seconds": 0.3},
 )
 """A few minutes on two cores."""
 FULL = Scale(

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from stiefelkit.experiments.bench.growth import AXES, PRODUCT, Growth
+from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.bench.recurrences import LOOP
 from stiefelkit.experiments.report.charts import member_of
 from stiefelkit.experiments.report.findings import Findings
@@ -69,6 +70,10 @@ def figure_of(value: float | None) -> str:
     return f"{value:.{decimals}f}" if abs(value) >= 0.01 else f"{value:.3g}"
 
 
+def _size(problem: Problem) -> str:
+    return str(problem).replace(" x ", " × ")
+
+
 def tables(found: Findings) -> dict[str, list[Table]]:
     """Section to its tables."""
     every = {
@@ -112,7 +117,7 @@ def _time(found: Findings) -> list[Table]:
             kind = "ours" if member_of(row.contender) == family else "peer"
             opens = number == 0 or heat.families[number - 1] != family
             rows.append(Row(row.contender, [figure_of(cell) for cell in cells], kind, opens))
-        caption = f"{heat.problem}, {heat.rows[0].dtype}"
+        caption = f"{_size(heat.problem)}, {heat.rows[0].dtype}"
         drawn.append(Table(caption, ["contender", "ms", "g", "ratio", "error"], rows))
     return drawn
 
@@ -131,11 +136,11 @@ def _ratios(found: Findings) -> list[Table]:
             elif row.ratio_to_best_peer == 1.0:
                 best[family] = row.contender
     rows = [
-        Row(name, [best.get(member_of(name), DASH), *(figure_of(ratios.get(n)) for n in sizes)])
+        Row(name, [*(figure_of(ratios.get(n)) for n in sizes), best.get(member_of(name), DASH)])
         for name, ratios in cells.items()
     ]
     caption = "Times as fast as the best peer"
-    columns = ["map", "best peer, largest n", *(f"n = {n}" for n in sizes)]
+    columns = ["map", *(f"n = {n}" for n in sizes), "best peer, largest n"]
     return [Table(caption, columns, rows, folded=False)]
 
 
@@ -152,7 +157,9 @@ def _growth(found: Findings) -> list[Table]:
             cells = [cell for each, what in zip(pair, ("time", "memory"), strict=True) for cell in _fitted(each, what)]
             rows.append(Row(_grown(name, pair, found.plan.dtype), cells, "unit" if name == PRODUCT else "ours"))
         columns = ["map", "time", "expected", "fitted over", "overhead", "memory", "expected", "fitted over"]
-        drawn.append(Table(f"Exponents against {axis}", columns, rows, note=words, folded=axis != "n"))
+        drawn.append(
+            Table(f"Exponents against {axis}", columns, rows, note=words.replace(" x ", " × "), folded=axis != "n")
+        )
     return drawn
 
 
@@ -180,7 +187,7 @@ def _norms(found: Findings) -> list[Table]:
             opens = number == 0 or heat.rows[number - 1].family != row.family
             rows.append(Row(row.contender, cells, "peer" if is_peer else "ours", opens))
         columns = ["contender", *(f"× {figure_of(factor).removesuffix('.00')}" for factor in heat.rows[0].factors)]
-        drawn.append(Table(f"Error in rounding limits, {heat.problem}, {heat.rows[0].dtype}", columns, rows))
+        drawn.append(Table(f"Error in rounding limits, {_size(heat.problem)}, {heat.rows[0].dtype}", columns, rows))
     return drawn
 
 

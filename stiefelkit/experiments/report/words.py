@@ -11,7 +11,7 @@ from stiefelkit.experiments.report.charts import member_of
 from stiefelkit.experiments.report.findings import Findings
 from stiefelkit.experiments.report.tables import figure_of
 
-__all__ = ["Tile", "sentences", "tiles"]
+__all__ = ["Tile", "near_orthogonal", "sentences", "tiles"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def sentences(found: Findings) -> dict[str, str]:
 
 def _of_drift(found: Findings) -> Tile | None:
     peers = peer_optimizers.names()
-    exempt = (UNCONSTRAINED, *_near_orthogonal())
+    exempt = (UNCONSTRAINED, *near_orthogonal())
     ours = [curve for curve in found.drift if curve.method not in peers and curve.method not in exempt]
     theirs = [curve for curve in found.drift if curve.method in peers]
     if not ours:
@@ -90,7 +90,7 @@ def _of_speed(found: Findings) -> Tile | None:
 def _of_norms(found: Findings) -> Tile | None:
     entries = [pair for heat in found.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
     exact = [row for row, is_peer in entries if not is_peer and "(fast" not in row.contender]
-    exact = [row for row in exact if row.family not in _near_orthogonal()]
+    exact = [row for row in exact if row.family not in near_orthogonal()]
     theirs = [row for row, is_peer in entries if is_peer]
     if not exact:
         return None
@@ -110,11 +110,12 @@ def _of_scan(found: Findings) -> Tile | None:
         for row in heat.rows
         if row.contender == LOOP and row.time_over_ours is not None
     ]
-    limits = [min(row.limit_units for row in heat.rows) for heat in found.scan if heat.rows]
+    entries = [pair for heat in found.scan for pair in zip(heat.rows, heat.is_peer, strict=True)]
+    limits = [row.limit_units for row, is_peer in entries if not is_peer]
     if not ratios:
         return None
     figure = _range(min(ratios), max(ratios))
-    return Tile("scan", figure, "as fast as a loop with autograd", f"down to {figure_of(min(limits))} LIMIT")
+    return Tile("scan", figure, "as fast as a loop with autograd", f"{figure_of(min(limits))} times the LIMIT at best")
 
 
 def _range(low: float, high: float) -> str:
@@ -122,8 +123,8 @@ def _range(low: float, high: float) -> str:
     return " to ".join(dict.fromkeys(ends)) + " ×"
 
 
-def _near_orthogonal() -> list[str]:
-    """Maps whose weights are no frames to rounding, by their traits or because they promise none."""
+def near_orthogonal() -> list[str]:
+    """The maps whose weights are not frames, and not meant to be, by their traits."""
     import torch
 
     from stiefelkit.attach import available
