@@ -107,19 +107,21 @@ def _drift_kind(method: str) -> str:
 
 
 def _time(found: Findings) -> list[Table]:
-    drawn = []
+    drawn: dict[str, Table] = {}
     for heat in found.time:
         if not heat.rows:
             continue
-        rows = [Row("g, one product", [figure_of(1e3 * heat.unit), "1", DASH, DASH], "unit")]
+        columns = ["contender", "ms", "g", "ratio", "error"]
+        rows = drawn.setdefault(_size(heat.problem), Table(_size(heat.problem), columns)).rows
+        dtype = heat.rows[0].dtype
+        suffix = f", {dtype}" if dtype != found.plan.dtype else ""
+        rows.append(Row(f"g, one product{suffix}", [figure_of(1e3 * heat.unit), "1", DASH, DASH], "unit", True))
         for number, (row, family) in enumerate(zip(heat.rows, heat.families, strict=True)):
             cells = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
             kind = "ours" if member_of(row.contender) == family else "peer"
             opens = number == 0 or heat.families[number - 1] != family
-            rows.append(Row(row.contender, [figure_of(cell) for cell in cells], kind, opens))
-        caption = f"{_size(heat.problem)}, {heat.rows[0].dtype}"
-        drawn.append(Table(caption, ["contender", "ms", "g", "ratio", "error"], rows))
-    return drawn
+            rows.append(Row(row.contender + suffix, [figure_of(cell) for cell in cells], kind, opens))
+    return list(drawn.values())
 
 
 def _ratios(found: Findings) -> list[Table]:
@@ -135,12 +137,16 @@ def _ratios(found: Findings) -> list[Table]:
                 cells.setdefault(row.contender, {})[row.n] = row.ratio_to_best_peer
             elif row.ratio_to_best_peer == 1.0:
                 best[family] = row.contender
+    only_exact = all("(exact" in name for name in cells)
     rows = [
-        Row(name, [*(figure_of(ratios.get(n)) for n in sizes), best.get(member_of(name), DASH)])
+        Row(
+            member_of(name) if only_exact else name,
+            [*(figure_of(ratios.get(n)) for n in sizes), best.get(member_of(name), DASH)],
+        )
         for name, ratios in cells.items()
     ]
-    caption = "Times as fast as the best peer"
-    columns = ["map", *(f"n = {n}" for n in sizes), "best peer, largest n"]
+    caption = "Times as fast as the best peer, which is named for the largest n"
+    columns = ["map", *(f"n = {n}" for n in sizes), "best peer"]
     return [Table(caption, columns, rows, folded=False)]
 
 
@@ -177,18 +183,19 @@ def _fitted(row: Growth | None, what: str) -> list[str]:
 
 
 def _norms(found: Findings) -> list[Table]:
-    drawn = []
+    drawn: dict[str, Table] = {}
     for heat in found.norms:
         if not heat.rows:
             continue
-        rows = []
+        columns = ["contender", *(f"× {factor:,.0f}" for factor in heat.rows[0].factors)]
+        caption = f"Error in rounding limits, {_size(heat.problem)}"
+        rows = drawn.setdefault(caption, Table(caption, columns)).rows
+        suffix = f", {heat.rows[0].dtype}" if heat.rows[0].dtype != found.plan.dtype else ""
         for number, (row, is_peer) in enumerate(zip(heat.rows, heat.is_peer, strict=True)):
             cells = ["not finite" if error is None else figure_of(error) for error in row.errors_over_limit]
             opens = number == 0 or heat.rows[number - 1].family != row.family
-            rows.append(Row(row.contender, cells, "peer" if is_peer else "ours", opens))
-        columns = ["contender", *(f"× {figure_of(factor).removesuffix('.00')}" for factor in heat.rows[0].factors)]
-        drawn.append(Table(f"Error in rounding limits, {_size(heat.problem)}, {heat.rows[0].dtype}", columns, rows))
-    return drawn
+            rows.append(Row(row.contender + suffix, cells, "peer" if is_peer else "ours", opens))
+    return list(drawn.values())
 
 
 def _scan(found: Findings) -> list[Table]:
