@@ -33,3 +33,20 @@ def test_gradients_of_maps_over_samples_are_those_of_their_loop(activation, is_c
         assert torch.allclose(torch.func.grad(mapped, i)(samples, w), expected)
         alone = [t if j == i else t.detach() for j, t in enumerate(leaves)]
         assert torch.allclose(torch.autograd.grad(mapped(*alone), leaves[i])[0], expected)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_last_states_alone_lie_in_memory_as_tracing_says_whatever_h0_and_its_gradient_do(is_complex):
+    dtype = DOUBLE.to_complex() if is_complex else DOUBLE
+    w = torch.linalg.qr(torch.randn(4, 4, dtype=dtype))[0].contiguous()
+    h0, g = torch.randn(4, 3, dtype=dtype).mT.requires_grad_(), torch.randn(4, 3, dtype=dtype).mT
+    x = torch.randn(9, 3, 4, dtype=dtype)
+    leaves = (x, w, h0, None, None, None, "identity", None, False, "inplace")
+    torch.library.opcheck(torch.ops.stiefelkit.scan_last.default, (*leaves, True), test_utils="test_faketensor")
+    marks = torch.ops.stiefelkit.scan_last.default(*leaves, True)[1].detach()
+    needs = [True, True, True, False, False, False]
+    torch.library.opcheck(
+        torch.ops.stiefelkit.scan_last_backward.default,
+        (g, marks, *leaves, needs, False),
+        test_utils="test_faketensor",
+    )
