@@ -394,6 +394,7 @@ def test_the_choice_of_a_backend_is_visible_and_checked():
             "real activation_bias with modReLU",
         ),
         (dict(w=torch.eye(5, dtype=torch.int64)), errors.DtypeError, "int64"),
+        (dict(x=torch.zeros(6, 5), h0=torch.zeros(0, 5), batch_sizes=[]), errors.ShapeError, "add up to the rows of x"),
         (dict(x=torch.zeros(6, 5), batch_sizes=[3, 2]), errors.ShapeError, "add up to the rows of x, 6, got 5"),
     ],
 )

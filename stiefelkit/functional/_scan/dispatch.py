@@ -188,7 +188,7 @@ def _check(
     for name, given in (("bias", bias), ("activation_bias", activation_bias)):
         if given is not None and given.shape != (n,):
             raise ShapeError(f"scan needs {name} of shape {(n,)}, got {tuple(given.shape)}.")
-    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
     if h0.shape != (batch, n):
         raise ShapeError(f"scan needs h0 of shape {(batch, n)}, got {tuple(h0.shape)}.")
     if batch_sizes is None:
