@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from stiefelkit.experiments.recipe import Recipe, Settings
+from stiefelkit.experiments.recipe import Option, Recipe, Settings
 
 __all__ = ["RECIPES"]
 
 
 def _settings(lr: float, hidden_size: int = 64, *, optimizer: str = "rmsprop", **rest: Any) -> Settings:
-    options = {"alpha": 0.9} if optimizer == "rmsprop" else {}
+    options: dict[str, Option] = {"alpha": 0.9} if optimizer == "rmsprop" else {}
     return Settings(
         hidden_size=hidden_size,
         steps=1000,
