@@ -10,6 +10,8 @@ CHUNK_BYTES = 512 * 1024
 """States of a chunk: a quarter to a half of a second-level cache."""
 CHUNK_ROWS = 512
 """Rows of a chunk, so that the products over a chunk are large enough."""
+GPU_STEPS = 32
+"""Steps of a chunk on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,19 @@ class Chunk:
         return slice(self.start, self.start + self.steps * self.batch)
 
 
-def cut(sizes: Sequence[int], row_bytes: int) -> list[Chunk]:
-    """Cuts steps with given numbers of rows into chunks, in the order of time."""
+def cut(sizes: Sequence[int], row_bytes: int, is_cached: bool = True) -> list[Chunk]:
+    """Cuts steps into chunks, in the order of time.
+
+    Args:
+        sizes: rows of each step.
+        row_bytes: of a row of states.
+        is_cached: whether to cut for a CPU's cache; if not, for launches on a GPU.
+    """
     chunks, time, start = [], 0, 0
     for batch, run in itertools.groupby(sizes):
         length = len(list(run))
-        most = max(1, CHUNK_BYTES // max(1, batch * row_bytes), CHUNK_ROWS // max(1, batch))
+        fitting = max(1, CHUNK_BYTES // max(1, batch * row_bytes), CHUNK_ROWS // max(1, batch))
+        most = fitting if is_cached else GPU_STEPS
         for done in range(0, length, most):
             steps = min(most, length - done)
             chunks.append(Chunk(time, start, steps, batch))

@@ -154,7 +154,7 @@ def prefers_loop(steps: int | None) -> bool:
     """Whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
     if torch.compiler.is_compiling():
         return False
-    if steps is not None and steps < FEW or torch.autograd.forward_ad._current_level >= 0:
+    if (steps is not None and steps < FEW) or torch.autograd.forward_ad._current_level >= 0:
         return True
     stack = functorch.get_interpreter_stack() or []
     return any(level.key() == functorch.TransformType.Jvp for level in stack)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._scan.chunks import Chunk
-from stiefelkit.functional._scan.pointwise import Step, saved_like
+from stiefelkit.functional._scan.pointwise import Pointwise, Step, saved_like
 from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
 
 __all__ = ["Gated"]
@@ -31,7 +31,7 @@ class Gated:
             _project(p, z, chunk)
             if steps is None or steps[0] != chunk.batch:
                 steps = chunk.batch, p.act.step(chunk.batch, h)
-            h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, steps[1], p.reverse))
+            h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, p.act, steps[1], p.reverse))
         return out, state, p.saved_like(False)
 
     def backward(
@@ -101,7 +101,8 @@ class _Room:
         rows = c.flatten(0, 1)
         if self._step is None or self._step[0] != rows.shape[0]:
             self._step = rows.shape[0], self.p.act.step(rows.shape[0], rows)
-        self._step[1](rows, kept.flatten(0, 1))
+        (views,) = self.p.act.views(rows.unsqueeze(0), kept.flatten(0, 1).unsqueeze(0))
+        self._step[1](*views)
         gate.copy_(g)
         torch.sub(1, gate, out=rest)
         torch.sub(before, c, out=g).mul_(gate).mul_(rest)
@@ -170,7 +171,9 @@ def _project(p: Problem, z: Tensor, chunk: Chunk) -> None:
     p.project(z[..., p.n :], chunk, None)
 
 
-def _steps_forward(z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, step: Step, reverse: bool) -> Tensor:
+def _steps_forward(
+    z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, act: Pointwise, step: Step, reverse: bool
+) -> Tensor:
     """Runs the steps of a chunk from h (batch, n) on; returns the last state.
 
     Args:
@@ -179,17 +182,18 @@ def _steps_forward(z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, 
         kept: for the activation.
         h: the state before.
         wt: [q; w_r; w_g] transposed, (n, 3n).
-        step: the activation.
+        act: the activation.
+        step: what applies it.
         reverse: whether the last step comes first.
     """
     n = h.shape[-1]
-    blocks = (z[..., : 3 * n], z[..., n : 3 * n], *z.chunk(4, -1), out, kept)
-    steps = zip(*(block.unbind(0) for block in blocks), strict=True)
-    for product, gates, qh, r, g, c, row, own in reversed(list(steps)) if reverse else steps:
+    blocks = (z[..., : 3 * n], z[..., n : 3 * n], *z.chunk(4, -1), out)
+    steps = zip(*(block.unbind(0) for block in blocks), act.views(z[..., 3 * n :], kept), strict=True)
+    for product, gates, qh, r, g, c, row, views in reversed(list(steps)) if reverse else steps:
         product.addmm_(h, wt)
         gates.sigmoid_()
         c.addcmul_(r, qh)
-        step(c, own)
+        step(*views)
         h = torch.lerp(c, h, g, out=row)
     return h
 

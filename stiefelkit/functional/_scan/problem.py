@@ -71,7 +71,7 @@ class Problem:
     def _take(self, x: Tensor, h0: Tensor, sizes: list[int]) -> None:
         self.x, self.h0, self.sizes = x, h0, sizes
         self.first = row_blocks(h0)
-        self.chunks = cut(sizes, self.width * self.dtype.itemsize)
+        self.chunks = cut(sizes, self.width * self.dtype.itemsize, x.device.type == "cpu")
         if self.reverse:
             self.chunks = self.chunks[::-1]
 
