@@ -17,7 +17,7 @@ RECIPES: dict[str, Recipe] = {
     "full_urnn": Recipe(_settings(116, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3})),
     "restricted_urnn": Recipe(_settings(128)),
     "ornn": Recipe(_settings(128, 1e-2), options=lambda n: {"reflections": n // 8}),
-    "eurnn": Recipe(_settings(512), options=lambda n: {"layers": 2}),
+    "eurnn": Recipe(_settings(128), options=lambda n: {"layers": 2}),
     "exprnn": Recipe(_settings(170, rates={"skew": 1e-4})),
     "lie_urnn": Recipe(_settings(116)),
     "margin_rnn": Recipe(_settings(128, rates={"skew": 1e-4})),
