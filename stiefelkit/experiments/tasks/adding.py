@@ -28,8 +28,8 @@ class Adding(Task):
     do four of the papers' ten epochs, in which scoRNN gets well below 0.01 at T = 200; scuRNN has not left the
     baseline by then (0.159) and wants more --steps. At T = 50, 4000 steps bring the error of scoRNN under 0.01.
     The paper of full_urnn has no adding problem: its recipe takes the rates that it has for copying. Size,
-    reflections and rate of ornn are its paper's; those of scornn, scurnn and lstm apart, the recipes have been tried for a
-    hundred steps only.
+    reflections and rate of ornn are its paper's. The recipes of models other than scornn, scurnn and lstm have been
+    tried for a hundred steps only.
 
     Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018
     but for the test set, which has 10,000 sequences there.
