@@ -43,13 +43,21 @@ def fused_scan(
 ) -> tuple[Tensor | None, Tensor]:
     """Runs a scan with a fast backend; see `scan`."""
     tensors = (x, w, h0, u, bias, activation_bias)
-    # Grad mode is off inside of forward.
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    keep = _may_be_differentiated(tensors)
     settings = (activation, sizes, reverse, backend, keep, half)
     if last_only:
         return None, _LastScan.apply(*tensors, *settings)[0]
     out, last, _ = _Scan.apply(*tensors, *settings[:-2], keep and backend != GATED, half)
     return out, last
+
+
+def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a backward pass may come; asked here, as grad mode is off inside of forward."""
+    if not torch.is_grad_enabled():
+        return False
+    # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
+    is_mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return is_mapped or any(t is not None and t.requires_grad for t in tensors)
 
 
 # Dynamo tells a forward without ctx from one with it by the number of its arguments: none may be starred.
