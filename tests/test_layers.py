@@ -105,6 +105,8 @@ def test_a_free_matrix_is_drawn_as_a_frame_and_moves_as_it_likes(kind):
     rnn: Any = kind(3, 6, parametrization=None)
     assert isinstance(rnn.weight_hh_l0, nn.Parameter)
     assert sk.metrics.orthogonality_error(rnn.weight_hh_l0) < 1e-5
+    # FSDP2 takes no others.
+    assert rnn.weight_hh_l0.is_contiguous()
     assert not sk.drift(rnn)
     rnn(torch.randn(4, 2, 3))[0].square().sum().backward()
     torch.optim.SGD(rnn.parameters(), lr=0.1).step()

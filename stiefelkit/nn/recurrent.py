@@ -114,7 +114,7 @@ class Recurrent(nn.Module):
         w = draw(
             "haar" if init is None else init, (n, n), torch.complex128 if self.is_complex else torch.float64, generator
         )
-        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype)
+        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype).contiguous()
 
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
         """The first state: the one given, the trained one, or zero; in the dtype of W."""
