@@ -134,6 +134,18 @@ def test_a_free_complex_matrix_is_held_as_real_and_imaginary_part(kind):
 
 
 @each_kind
+def test_input_matrices_take_parametrizations_too(kind):
+    x = torch.randn(4, 2, 3)
+    ours, torchs = kind(3, 6), kind(3, 6)
+    sk.orthogonal(ours, "weight_ih_l0")
+    nn.utils.parametrizations.weight_norm(torchs, "weight_ih_l0")
+    for rnn in (ours, torchs):
+        rnn(x)[0].sum().backward()
+        assert all(p.grad is not None for p in rnn.parameters())
+        assert rnn.double()(x.double())[0].dtype == DOUBLE
+
+
+@each_kind
 def test_dropout_between_layers_and_casts_are_those_of_every_layer(kind):
     rnn: Any = kind(3, 4, 2, dropout=0.5)
     x = torch.randn(5, 2, 3)
