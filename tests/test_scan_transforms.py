@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from stiefelkit import errors
 from stiefelkit.functional import scan
 
 DOUBLE = torch.float64
@@ -50,3 +51,17 @@ def test_last_states_alone_lie_in_memory_as_tracing_says_whatever_h0_and_its_gra
         (g, marks, *leaves, needs, False),
         test_utils="test_faketensor",
     )
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+def test_batches_of_gradients_of_autograds_own_are_refused_with_what_takes_them(last_only):
+    w, h0 = torch.linalg.qr(torch.randn(3, 3, dtype=DOUBLE))[0], torch.zeros(2, 3, dtype=DOUBLE)
+
+    def last(x: torch.Tensor, backend: str = "inplace") -> torch.Tensor:
+        return scan(x, w, h0, activation="tanh", last_only=last_only, backend=backend)[1]
+
+    x, jacobian = torch.randn(9, 2, 3, dtype=DOUBLE), torch.autograd.functional.jacobian
+    with pytest.raises(errors.OptionError, match="torch.func.jacrev"):
+        jacobian(last, x, vectorize=True)
+    expected: Any = jacobian(lambda x: last(x, "reference"), x, vectorize=True)
+    assert torch.allclose(torch.func.jacrev(last)(x), expected)

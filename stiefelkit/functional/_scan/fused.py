@@ -60,6 +60,17 @@ def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     return is_mapped or any(t is not None and t.requires_grad for t in tensors)
 
 
+def _check_single(*gradients: Tensor | None) -> None:
+    """Refuses the batches of gradients that torch.autograd makes by itself, which tell no vmap rule of themselves."""
+    if torch.compiler.is_compiling():
+        return
+    if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients):
+        raise OptionError(
+            "A fast scan needs one gradient at a time, got is_grads_batched=True or vectorize=True of torch.autograd; "
+            'use torch.func.jacrev, torch.func.vmap, or backend="reference".'
+        )
+
+
 # Dynamo tells a forward without ctx from one with it by the number of its arguments: none may be starred.
 
 
@@ -109,6 +120,7 @@ class _Scan(Function):
     def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         if g_out is None and g_last is None:
             return (None,) * len(FORWARD)
+        _check_single(g_out, g_last)
         needs = ctx.needs_input_grad[: len(TENSORS)]
         found = _ScanBackward.apply(g_out, g_last, *ctx.saved_tensors, *ctx.settings, needs, ctx.half)
         return _wanted(found, needs)
@@ -246,6 +258,7 @@ class _LastScan(Function):
     def backward(ctx: Any, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         if g_last is None:
             return (None,) * len(FORWARD)
+        _check_single(g_last)
         needs = ctx.needs_input_grad[: len(TENSORS)]
         found = _LastScanBackward.apply(g_last, *ctx.saved_tensors, *ctx.settings, needs, ctx.half)
         return _wanted(found, needs)
