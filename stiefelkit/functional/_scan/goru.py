@@ -176,7 +176,7 @@ def _check_shapes(
     if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
         raise ShapeError(f"goru_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
-    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
     given = {"h0": (h0, (batch, n)), "w": (w, (2 * n, n)), "u": (u, (3 * n, x.shape[-1])), "bias": (bias, (2 * n,))}
     if activation_bias is not None:
         given["activation_bias"] = activation_bias, (n,)
