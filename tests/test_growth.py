@@ -104,8 +104,9 @@ def test_memory_of_a_frame_grows_as_its_square_and_of_a_recurrence_no_faster_tha
     assert rows["n"].exponent == pytest.approx(2.0, abs=0.2)
     assert rows["matrices"].exponent == pytest.approx(1.0, abs=0.1)
     for axis in ("T", "batch"):
-        assert rows[axis].exponent is not None
-        assert 0 < rows[axis].exponent < 1.1
+        exponent = rows[axis].exponent
+        assert exponent is not None
+        assert 0 < exponent < 1.1
         assert not rows[axis].faster
 
 
