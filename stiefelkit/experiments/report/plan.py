@@ -42,7 +42,7 @@ SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512))
 QUICK = Scale(
     drift={"steps": 1000, "look_every": 2},
     time={"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
-    growth={"sizes": (64, 128, 256, 512), "repeats": 8, "seconds": 0.1},
+    growth={"repeats": 8, "seconds": 0.1},
     norms={"precisions": ("exact",)},
     scan={"repeats": 3, "seconds": 0.3},
 )
