@@ -170,9 +170,9 @@ def _check_shapes(
     activation_bias: Tensor | None,
     batch_sizes: Sequence[int] | None,
 ) -> None:
-    n = q.shape[-1]
-    if q.dim() != 2 or q.shape[0] != n:
+    if q.dim() != 2 or q.shape[0] != q.shape[1]:
         raise ShapeError(f"goru_scan needs a square q, got shape {tuple(q.shape)}.")
+    n = q.shape[-1]
     if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
         raise ShapeError(f"goru_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
