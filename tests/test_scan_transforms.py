@@ -61,7 +61,7 @@ def test_batches_of_gradients_of_autograds_own_are_refused_with_what_takes_them(
         return scan(x, w, h0, activation="tanh", last_only=last_only, backend=backend)[1]
 
     x, jacobian = torch.randn(9, 2, 3, dtype=DOUBLE), torch.autograd.functional.jacobian
-    with pytest.raises(errors.OptionError, match="torch.func.jacrev"):
+    with pytest.raises(errors.OptionError, match=r"torch\.func\.jacrev"):
         jacobian(last, x, vectorize=True)
     expected: Any = jacobian(lambda x: last(x, "reference"), x, vectorize=True)
     assert torch.allclose(torch.func.jacrev(last)(x), expected)
