@@ -200,3 +200,13 @@ def test_goru_has_real_states():
 def test_input_of_the_wrong_width_names_the_layer(kind):
     with pytest.raises(errors.ShapeError, match=rf"^{kind.__name__} needs an input of width 3"):
         kind(3, 4)(torch.zeros(5, 2, 4))
+
+
+@pytest.mark.parametrize("layer", [OrthogonalRNN, GORU, LinearTransitionRNN])
+def test_autocast_reaches_no_layer(layer):
+    rnn: Any = layer(3, 8)
+    x = torch.randn(9, 2, 3)
+    expected = rnn(x)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = rnn(x)[0]
+    assert torch.allclose(out, expected, atol=1e-6)

@@ -296,6 +296,7 @@ def test_modrelu_is_zero_where_the_modulus_is_subnormal():
     ("change", "text"),
     [
         (dict(w=torch.eye(3, 4)), "square w"),
+        (dict(w=torch.tensor(1.0)), "square w"),
         (dict(x=torch.zeros(3, 3)), "(T, B, m)"),
         (dict(x=torch.zeros(0, 2, 3)), "T >= 1"),
         (dict(u=torch.zeros(4, 2)), "u of shape"),

@@ -61,7 +61,37 @@ def test_batches_of_gradients_of_autograds_own_are_refused_with_what_takes_them(
         return scan(x, w, h0, activation="tanh", last_only=last_only, backend=backend)[1]
 
     x, jacobian = torch.randn(9, 2, 3, dtype=DOUBLE), torch.autograd.functional.jacobian
-    with pytest.raises(errors.OptionError, match="torch.func.jacrev"):
+    with pytest.raises(errors.OptionError, match=r"torch\.func\.jacrev"):
         jacobian(last, x, vectorize=True)
     expected: Any = jacobian(lambda x: last(x, "reference"), x, vectorize=True)
     assert torch.allclose(torch.func.jacrev(last)(x), expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inplace"])
+def test_lowered_products_reach_neither_states_nor_gradients(backend):
+    w, x, h0 = torch.linalg.qr(torch.randn(64, 64))[0].contiguous(), torch.randn(20, 32, 64), torch.zeros(32, 64)
+    flags: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = flags.fp32_precision
+
+    def results():
+        leaf = w.clone().requires_grad_()
+        out: Any = scan(x, leaf, h0, activation="tanh", backend=backend)[0]
+        return [out, *torch.autograd.grad(out.sum(), leaf)]
+
+    exact = results()
+    flags.fp32_precision = "bf16"
+    try:
+        lowered = results()
+    finally:
+        flags.fp32_precision = before
+    for a, b in zip(lowered, exact, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scan_of_no_inputs_and_on_the_meta_device_has_its_shapes():
+    inputs = torch.zeros(9, 2, 0), torch.eye(3), torch.ones(2, 3)
+    found: Any = scan(*inputs, u=torch.zeros(3, 0), activation="tanh")
+    assert found[0].shape == (9, 2, 3)
+    found = scan(*(torch.empty(shape, device="meta") for shape in ((9, 2, 3), (3, 3), (2, 3))), activation="tanh")
+    assert found[0].shape == (9, 2, 3)
+    assert found[1].is_meta

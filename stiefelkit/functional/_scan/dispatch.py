@@ -172,12 +172,12 @@ def _check(
     activation_bias: Tensor | None,
     batch_sizes: Sequence[int] | None,
 ) -> None:
+    if w.dim() != 2 or w.shape[0] != w.shape[1]:
+        raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
     n = w.shape[-1]
     for name, given in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
         if given is not None and given.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
-    if w.dim() != 2 or w.shape[0] != n:
-        raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
     if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
         raise ShapeError(f"scan needs x of shape {wanted}, got {tuple(x.shape)}.")

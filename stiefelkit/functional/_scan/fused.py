@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
@@ -64,7 +65,7 @@ def _check_single(*gradients: Tensor | None) -> None:
     """Refuses the batches of gradients that torch.autograd makes by itself, which tell no vmap rule of themselves."""
     if torch.compiler.is_compiling():
         return
-    if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients):
+    if any(g is not None and functorch.is_legacy_batchedtensor(g) for g in gradients):
         raise OptionError(
             "A fast scan needs one gradient at a time, got is_grads_batched=True or vectorize=True of torch.autograd; "
             'use torch.func.jacrev, torch.func.vmap, or backend="reference".'
