@@ -203,6 +203,7 @@ def test_dropout_acts_between_layers_in_training_only():
         (dict(dropout=2.0), errors.OptionError, "dropout"),
         (dict(field="quaternion"), errors.OptionError, "quaternion"),
         (dict(activation="modrelo"), errors.UnknownNameError, 'did you mean "modrelu"'),
+        (dict(activation=None), errors.UnknownNameError, "named None; known: abs"),
         (dict(activation="tanh", field="complex"), errors.DtypeError, "tanh"),
         (dict(parametrization="caley"), errors.UnknownNameError, "cayley"),
         (dict(dtype=torch.complex64), errors.DtypeError, "complex64"),
