@@ -163,7 +163,7 @@ def test_the_backends_that_race_are_the_fast_ones_that_can():
         "scan (reference), last state",
         "scan (inplace)",
     }
-    assert "CUDA" in heat.left_out["scan (cuda_graphs)"]
+    assert "GPU" in heat.left_out["scan (cuda_graphs)"]
 
 
 @pytest.mark.parametrize("case", [REAL, COMPLEX])

@@ -344,6 +344,7 @@ def test_the_outputs_are_the_only_tensor_as_long_as_the_sequence(activation, mon
         ({"h0": torch.zeros(3, 4)}, errors.ShapeError, "h0 of shape (2, 4)"),
         ({"x": torch.zeros(0, 2, 3)}, errors.ShapeError, "T >= 1"),
         ({"x": torch.zeros(6, 3), "batch_sizes": [2, 3]}, errors.ShapeError, "do not increase, got [2, 3]"),
+        ({"x": torch.zeros(6, 3), "batch_sizes": []}, errors.ShapeError, "h0 of shape (0, 4)"),
         ({"x": torch.zeros(6, 3), "batch_sizes": [2, 2]}, errors.ShapeError, "add up to the rows of x, 6, got 4"),
         ({"q": torch.zeros(4, 4, dtype=torch.complex64)}, errors.DtypeError, "real q"),
         ({"x": torch.zeros(5, 2, 3, dtype=torch.complex64)}, errors.DtypeError, "real x"),

@@ -105,6 +105,8 @@ def test_a_free_matrix_is_drawn_as_a_frame_and_moves_as_it_likes(kind):
     rnn: Any = kind(3, 6, parametrization=None)
     assert isinstance(rnn.weight_hh_l0, nn.Parameter)
     assert sk.metrics.orthogonality_error(rnn.weight_hh_l0) < 1e-5
+    # FSDP2 takes no others.
+    assert rnn.weight_hh_l0.is_contiguous()
     assert not sk.drift(rnn)
     rnn(torch.randn(4, 2, 3))[0].square().sum().backward()
     torch.optim.SGD(rnn.parameters(), lr=0.1).step()
@@ -129,6 +131,18 @@ def test_a_free_complex_matrix_is_held_as_real_and_imaginary_part(kind):
     assert torch.allclose(free(x)[0], bound(x)[0], atol=1e-5)
     assert free.double()(x.double())[0].dtype == torch.complex128
     assert not any(p.is_complex() for p in free.parameters())
+
+
+@each_kind
+def test_input_matrices_take_parametrizations_too(kind):
+    x = torch.randn(4, 2, 3)
+    ours, torchs = kind(3, 6), kind(3, 6)
+    sk.orthogonal(ours, "weight_ih_l0")
+    nn.utils.parametrizations.weight_norm(torchs, "weight_ih_l0")
+    for rnn in (ours, torchs):
+        rnn(x)[0].sum().backward()
+        assert all(p.grad is not None for p in rnn.parameters())
+        assert rnn.double()(x.double())[0].dtype == DOUBLE
 
 
 @each_kind
@@ -186,3 +200,13 @@ def test_goru_has_real_states():
 def test_input_of_the_wrong_width_names_the_layer(kind):
     with pytest.raises(errors.ShapeError, match=rf"^{kind.__name__} needs an input of width 3"):
         kind(3, 4)(torch.zeros(5, 2, 4))
+
+
+@pytest.mark.parametrize("layer", [OrthogonalRNN, GORU, LinearTransitionRNN])
+def test_autocast_reaches_no_layer(layer):
+    rnn: Any = layer(3, 8)
+    x = torch.randn(9, 2, 3)
+    expected = rnn(x)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = rnn(x)[0]
+    assert torch.allclose(out, expected, atol=1e-6)

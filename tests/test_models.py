@@ -149,6 +149,24 @@ def test_complex_models_take_the_activations_of_complex_states(name):
         sk.models.create(name, 2, 4, 3, activation="tanh")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", [*REAL, *COMPLEX])
+def test_models_read_sequences_in_sixteen_bits(name, dtype):
+    net = sk.models.create(name, 2, 4, 3)
+    x = torch.randn(2, 5, 2)
+    exact = net(x)
+    half = net.to(dtype)(x.to(dtype))
+    assert half.dtype is dtype
+    assert torch.allclose(half.float(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["scornn", "scurnn", "eurnn", "goru", "henaff_rnn"])
+def test_models_are_compiled_as_one_graph(name):
+    torch.compiler.reset()
+    net, x = sk.models.create(name, 2, 4, 3), torch.randn(2, 9, 2)
+    assert torch.allclose(torch.compile(net, fullgraph=True, backend="eager")(x), net(x), atol=1e-6)
+
+
 def test_options_of_another_map_apply():
     net: Any = sk.models.create("scornn", 2, 8, 3, parametrization="householder", reflections=2, init="identity")
     assert net.rnn.parametrizations.weight_hh_l0.param.reflections == 2

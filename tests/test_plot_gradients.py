@@ -199,6 +199,7 @@ def test_a_folder_of_that_name_is_reached_by_its_path(capsys):
         ("--iterations=-1", "iterations"),
         ("--task digits --T 5", "option T"),
         ("--T 1", "T"),
+        ("--T 0", "T to be"),
         ("--lr 0", "lr"),
         ("--hidden-size 0", "hidden_size"),
         ("--device gpu", "device"),

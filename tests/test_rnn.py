@@ -203,6 +203,7 @@ def test_dropout_acts_between_layers_in_training_only():
         (dict(dropout=2.0), errors.OptionError, "dropout"),
         (dict(field="quaternion"), errors.OptionError, "quaternion"),
         (dict(activation="modrelo"), errors.UnknownNameError, 'did you mean "modrelu"'),
+        (dict(activation=None), errors.UnknownNameError, "named None; known: abs"),
         (dict(activation="tanh", field="complex"), errors.DtypeError, "tanh"),
         (dict(parametrization="caley"), errors.UnknownNameError, "cayley"),
         (dict(dtype=torch.complex64), errors.DtypeError, "complex64"),
@@ -295,6 +296,7 @@ def test_modrelu_is_zero_where_the_modulus_is_subnormal():
     ("change", "text"),
     [
         (dict(w=torch.eye(3, 4)), "square w"),
+        (dict(w=torch.tensor(1.0)), "square w"),
         (dict(x=torch.zeros(3, 3)), "(T, B, m)"),
         (dict(x=torch.zeros(0, 2, 3)), "T >= 1"),
         (dict(u=torch.zeros(4, 2)), "u of shape"),

@@ -386,7 +386,15 @@ def test_the_choice_of_a_backend_is_visible_and_checked():
         (dict(activation="tanh", bias=torch.zeros(1)), errors.ShapeError, "bias of shape (5,)"),
         (dict(activation_bias=torch.zeros(5, 1)), errors.ShapeError, "activation_bias of shape (5,)"),
         (dict(x=torch.zeros(2, 3, 5, dtype=torch.complex64)), errors.DtypeError, "complex w"),
+        (dict(h0=torch.zeros(3, 5, dtype=torch.complex64)), errors.DtypeError, "complex w for complex h0"),
+        (dict(u=torch.eye(5, dtype=torch.complex64)), errors.DtypeError, "complex w for complex u"),
+        (
+            dict(w=torch.eye(5, dtype=torch.complex64), activation_bias=torch.zeros(5, dtype=torch.complex64)),
+            errors.DtypeError,
+            "real activation_bias with modReLU",
+        ),
         (dict(w=torch.eye(5, dtype=torch.int64)), errors.DtypeError, "int64"),
+        (dict(x=torch.zeros(6, 5), h0=torch.zeros(0, 5), batch_sizes=[]), errors.ShapeError, "add up to the rows of x"),
         (dict(x=torch.zeros(6, 5), batch_sizes=[3, 2]), errors.ShapeError, "add up to the rows of x, 6, got 5"),
     ],
 )

@@ -118,6 +118,18 @@ def test_no_sequences_are_left_alone():
     assert delta.shape == dh0.shape == (0, 5)
 
 
+@pytest.mark.parametrize(("activation", "dtype"), [("abs", torch.float32), ("modrelu", torch.complex64)])
+@pytest.mark.usefixtures("_interpreter")
+def test_an_empty_batch_has_no_states_and_gradients_zero(activation, dtype):
+    w, h0, b = torch.eye(4, dtype=dtype).requires_grad_(), torch.empty(0, 4, dtype=dtype), torch.zeros(4)
+    out, last = scan(
+        torch.empty(3, 0, 4, dtype=dtype), w, h0, activation=activation, activation_bias=b, backend="triton"
+    )
+    assert out is not None
+    assert (out.shape, last.shape) == ((3, 0, 4), (0, 4))
+    assert (torch.autograd.grad(out.abs().sum(), w)[0] == 0).all()
+
+
 @pytest.mark.usefixtures("_interpreter")
 def test_tanh_has_all_digits_near_zero_and_keeps_its_limits():
     z = torch.cat([torch.logspace(-30, 2, 200), torch.tensor([0.0, torch.inf])])

@@ -51,7 +51,7 @@ def _unknown_command(words: list[str], word: str) -> str:
         known = [name for name in app if not name.startswith("-")]
         return f"No command is named {word!r}{did_you_mean(word, known)}"
     if words[0] == "bench":
-        kind, names = "race", ["optimizers", "parametrizations", "scan"]
+        kind, names = "race", ["growth", "norms", "optimizers", "parametrizations", "scan"]
     else:
         from stiefelkit.experiments.tasks import tasks
 

@@ -27,6 +27,15 @@ The table shows the largest ||W^H W - I||_F, computed in float64, of all looks u
 exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so
 Ctrl-C loses only the one at work.
 """
+REPORT = """Measure this machine, and write one page about it.
+
+The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
+the time of one matrix product, and its ratio to other implementations; how time and memory grow; errors against the
+norm of the coordinates; and the scan's four cases. Each part says by which command it can be had alone.
+
+Nothing is written before all is measured, except the figures of --json. A command stopped by Ctrl-C leaves an older
+page as it was.
+"""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
 DEFAULTS = Parameter(name_transform=option_name, negative_iterable=())
@@ -44,6 +53,7 @@ app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
 app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
+app.command("stiefelkit.cli.report:report", name="report", help=REPORT)
 app.command("stiefelkit.cli.plot:app", name="plot", help="Draw the curves of runs, or gradients over time.")
 
 

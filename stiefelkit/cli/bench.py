@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
+from stiefelkit.cli.bench_growth import growth, norms
 from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
@@ -23,6 +24,8 @@ __all__ = ["app"]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
 app.command(scan, name="scan")
+app.command(growth, name="growth")
+app.command(norms, name="norms")
 
 
 @app.command(name="parametrizations")

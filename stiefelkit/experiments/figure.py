@@ -11,7 +11,7 @@ from stiefelkit.errors import RunError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["figure", "legend", "log_scale", "reference_line", "styles"]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "figure", "legend", "log_scale", "reference_line", "styles"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which the colour-blind can tell apart."""

@@ -1,11 +1,14 @@
 """Writing so that a kill at any moment leaves either the old file or the new one, never half of one."""
 
+import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 from stiefelkit.errors import RunError
 
-__all__ = ["sync_directory", "write_atomically", "write_synced"]
+__all__ = ["sync_directory", "write_atomically", "write_json", "write_synced"]
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -25,6 +28,19 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         raise RunError(f"File {path} cannot be written: {error.strerror}; nothing in it has changed.") from error
     sync_directory(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a file by JSON in one step; NaN and infinity, for which JSON has no word, become null."""
+    write_atomically(path, (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sync_directory(path: Path) -> None:

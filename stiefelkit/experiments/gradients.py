@@ -64,7 +64,7 @@ class Plan:
 
     def build_task(self) -> Task:
         """Returns the task."""
-        length = {"T": self.T or LENGTH} if self._has_length() else {}
+        length = {"T": LENGTH if self.T is None else self.T} if self._has_length() else {}
         return tasks.get(self.task)(**length)
 
     def configs(self) -> dict[str, Config]:

@@ -118,7 +118,7 @@ def split_activation(name: str) -> tuple[str, float]:
         UnknownNameError: nothing has this name.
         OptionError: the slope is no positive number, or the activation has none.
     """
-    kind, parenthesis, rest = name.partition("(")
+    kind, parenthesis, rest = name.partition("(") if isinstance(name, str) else ("", "", "")
     if kind not in ACTIVATIONS:
         raise UnknownNameError(f"No activation is named {name!r}{did_you_mean(name, ACTIVATIONS)}")
     if not parenthesis:

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from stiefelkit.functional._function import Function
 
-__all__ = ["FullPrecision", "is_plain", "opaque", "product"]
+__all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
+
+
+def _flags(device: torch.device) -> Any:
+    return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def is_lowered(device: torch.device) -> bool:
+    """Whether float32 products on a device are lowered to TF32 or bfloat16."""
+    return _flags(device).fp32_precision not in ("ieee", "none")
 
 
 class FullPrecision:
@@ -19,9 +28,9 @@ class FullPrecision:
     """
 
     def __init__(self, device: torch.device):
-        self._flags = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        self._flags = _flags(device)
         self._autocast, self._lowered = None, False
-        if torch.is_autocast_enabled(device.type):
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:

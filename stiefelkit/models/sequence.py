@@ -36,6 +36,7 @@ class SequenceModel(nn.Module):
             states = (last[0] if isinstance(last, tuple) else last)[-1]
         if states.is_complex():
             states = states.real if self.real_part else torch.cat([states.real, states.imag], dim=-1)
+            states = states.to(x.real.dtype)  # no complex dtype has 16-bit parts
         return self.output(states)
 
 

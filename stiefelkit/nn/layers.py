@@ -72,7 +72,7 @@ class Layers(Recurrent, ABC):
             input: the sequences.
             h_0: first states.
             last_only: return None for the outputs. The top layer then keeps about T^(1/2) states for the backward
-                pass instead of T, and takes a quarter to a third more time.
+                pass instead of T, and takes about 1.4 times the time.
         """
         if h_0 is not None:
             self._check_input(h_0, "an h_0")

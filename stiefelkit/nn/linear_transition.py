@@ -1,8 +1,9 @@
 """The recurrent layer whose states move linearly: the activation is on the input alone."""
 
+import torch
 from torch import Tensor
 
-from stiefelkit.functional import find_activation, scan
+from stiefelkit.functional import find_activation, product, scan
 from stiefelkit.nn.layers import Layers
 
 __all__ = ["LinearTransitionRNN"]
@@ -36,7 +37,11 @@ class LinearTransitionRNN(Layers):
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         if bias is not None and self.activation != "modrelu":
             bias = self._join(bias)
-        driven = find_activation(self.activation, self.is_complex)(x.to(w.dtype) @ u.mT, bias)
+        # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
+        dtype = torch.promote_types(w.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            projected = product(x.to(dtype), u.to(dtype).mT)
+            driven = find_activation(self.activation, self.is_complex)(projected, bias)
         return scan(
             driven,
             w,

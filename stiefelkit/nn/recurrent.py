@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.functional import BACKENDS, find_activation, split_activation
-from stiefelkit.host import carriers
+from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam
 
@@ -64,6 +64,7 @@ class Recurrent(nn.Module):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
+        self._read_first = ""
 
     @property
     def _name(self) -> str:
@@ -77,6 +78,7 @@ class Recurrent(nn.Module):
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
         n, parts = self.hidden_size, 1 + self.is_complex
+        self._read_first = self._read_first or f"weight_ih{suffix}"
 
         def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
@@ -114,7 +116,7 @@ class Recurrent(nn.Module):
         w = draw(
             "haar" if init is None else init, (n, n), torch.complex128 if self.is_complex else torch.float64, generator
         )
-        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype)
+        return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype).contiguous()
 
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
         """The first state: the one given, the trained one, or zero; in the dtype of W."""
@@ -130,7 +132,10 @@ class Recurrent(nn.Module):
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
-        real = next(p.dtype for name, p in self.named_parameters(recurse=False) if name.startswith("weight_ih"))
+        # U may have a parametrization, of ours or torch's, or be no parameter, as in a replica.
+        name = self._read_first
+        carrier = carrier_of(self, name)
+        real = getattr(self, name).dtype if carrier is None else carrier.param.dtype
         return real, torch.complex128 if real == torch.float64 else torch.complex64
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Recurrent":

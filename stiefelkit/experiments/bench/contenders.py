@@ -123,8 +123,7 @@ def _enter(name: str, precision: str, options: dict[str, Any], problem: Problem)
     with torch.no_grad():
         for coordinate, c in coordinates(layer, "weight").items():
             drawn = _drawn(coordinate, c, problem)
-            if drawn is not None:
-                c.copy_(drawn)
+            c.copy_(c * problem.scale if drawn is None else drawn)
     groups = parameter_groups(layer, lr=LEARNING_RATE)
     optimizer = None if manifolds(layer) else torch.optim.SGD(groups, lr=LEARNING_RATE)
     return Entry(lambda: layer.weight, list(layer.parameters()), optimizer)

@@ -28,6 +28,7 @@ class Problem:
         device: where it lives.
         options: of the members that have them; peers that do the same work read them here.
         seed: fixes the draws.
+        scale: what the coordinates that are drawn are multiplied by.
     """
 
     n: int
@@ -37,6 +38,7 @@ class Problem:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         """Makes the source of randomness."""
@@ -57,18 +59,18 @@ class Problem:
         return size if self.batch == 1 else f"{self.batch} of {size}"
 
     def normal(self, *shape: int, size: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        """Draws normal entries with E |x|^2 = size^2, on the device; complex ones if the dtype is."""
+        """Draws normal entries with E |x|^2 = (scale size)^2, on the device; complex ones if the dtype is."""
         dtype = dtype or self.dtype
-        drawn = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator) * size
+        drawn = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator) * (size * self.scale)
         return drawn.to(self.device, dtype)
 
     def angles(self, *shape: int) -> Tensor:
-        """Draws angles uniform on (-pi, pi), float64."""
+        """Draws angles uniform on (-pi, pi), times the scale, float64."""
         unit = torch.rand(*shape, dtype=torch.float64, generator=self.generator)
-        return ((2 * unit - 1) * math.pi).to(self.device)
+        return ((2 * unit - 1) * (math.pi * self.scale)).to(self.device)
 
     def tangent(self) -> Tensor:
-        """Draws X, n x p and lower trapezoidal, such that A = X - X^H has entries of E |a|^2 = 1/n, ||A||_2 ~ 2."""
+        """Draws X, n x p and lower trapezoidal, with E |a|^2 = scale^2 / n in A = X - X^H, ||A||_2 ~ 2 scale."""
         x = self.normal(*self.shape, size=self.n**-0.5).tril()
         diagonal = x.diagonal(dim1=-2, dim2=-1)
         diagonal.copy_(0.5j * diagonal.imag if x.is_complex() else torch.zeros_like(diagonal))
@@ -84,4 +86,4 @@ class Problem:
 
     def gradient(self) -> Tensor:
         """Draws dL/dW, with normal entries of E |g|^2 = 1/n."""
-        return self.normal(*self.shape, size=self.n**-0.5)
+        return self.normal(*self.shape, size=self.n**-0.5 / self.scale)

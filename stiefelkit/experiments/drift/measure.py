@@ -1,22 +1,19 @@
 """The drift of every method at every size, and what is written of it."""
 
 import dataclasses
-import json
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.experiments.drift.plan import UNCONSTRAINED, Plan
 from stiefelkit.experiments.drift.plot import draw
 from stiefelkit.experiments.drift.run import Curve, run
-from stiefelkit.experiments.files import write_atomically
+from stiefelkit.experiments.files import write_json
 from stiefelkit.experiments.frame_optimizers import peer_optimizers
 from stiefelkit.experiments.threads import threads
 
-__all__ = ["Outcome", "Skipped", "measure"]
+__all__ = ["Outcome", "Skipped", "each", "measure"]
 
 WHO = "The drift experiment"
 
@@ -80,18 +77,28 @@ def measure(plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: Non
     curves: list[Curve] = []
     skipped: list[Skipped] = []
     try:
-        for n, p in plan.sizes:
-            for method in plan.methods:
-                found = _measured(plan, method, n, p, watch)
-                curves += [found] if isinstance(found, Curve) else []
-                skipped += [found] if isinstance(found, Skipped) else []
-                _write(record, plan, curves, skipped)
+        for found in each(plan, watch):
+            curves += [found] if isinstance(found, Curve) else []
+            skipped += [found] if isinstance(found, Skipped) else []
+            _write(record, plan, curves, skipped)
     finally:
         files = [record] if curves or skipped else []
         if curves:
             files.append(out / "drift.png")
             draw(files[-1], curves, f"{plan.dtype}, {plan.gradients} gradients", grey=UNCONSTRAINED)
     return Outcome(curves, skipped, files)
+
+
+def each(plan: Plan, watch: Watch = lambda method, n, p, step: None) -> Iterator[Curve | Skipped]:
+    """Takes every method through the steps at every size, and yields what became of it; writes nothing.
+
+    Args:
+        plan: what to measure.
+        watch: called with method, n, p and the number of steps done, after each look.
+    """
+    for n, p in plan.sizes:
+        for method in plan.methods:
+            yield _measured(plan, method, n, p, watch)
 
 
 def _measured(plan: Plan, method: str, n: int, p: int, watch: Watch) -> Curve | Skipped:
@@ -115,13 +122,4 @@ def _write(record: Path, plan: Plan, curves: list[Curve], skipped: list[Skipped]
         "curves": [dataclasses.asdict(curve) | {"worst": curve.worst} for curve in curves],
         "skipped": [dataclasses.asdict(each) for each in skipped],
     }
-    write_atomically(record, (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode())
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for NaN and infinity: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_json(record, content)

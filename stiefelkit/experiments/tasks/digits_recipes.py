@@ -38,7 +38,7 @@ RECIPES: dict[str, Recipe] = {
     "exprnn": Recipe(_settings(96, "adam", 2e-3, rates={"skew": 3e-4})),
     "lie_urnn": Recipe(_settings(64, "adam", 2e-3, rates={"skew": 1e-3})),
     "margin_rnn": Recipe(_settings(96, "adam", 1e-3, rates={"skew": 3e-4})),
-    "irnn": Recipe(_settings(96, "adam", 3e-3, clip_norm=1.0)),
+    "irnn": Recipe(_settings(96, "adam", 2e-3, steps=6000, clip_norm=1.0)),
     "henaff_rnn": Recipe(_settings(96, "adam", 1e-3, clip_norm=1.0)),
     "goru": Recipe(_settings(64, "adam", 3e-3)),
     "gru": Recipe(_settings(64, "adam", 5e-3, clip_norm=1.0)),

@@ -18,7 +18,7 @@ def last_forward(engine: Engine, p: Problem, keep: bool) -> tuple[Tensor, Tensor
     Returns:
         h_n (B, n) and the checkpoints (segments, B, n).
     """
-    ended = p.h0.clone()
+    ended = p.h0.clone(memory_format=torch.contiguous_format)
     marks = []
     for part in _parts(p):
         sub = p.segment(part, ended)
@@ -33,7 +33,7 @@ def last_backward(
 ) -> Gradients:
     """Gradients from those by the last states: each segment is run once more from its checkpoint."""
     total = Gradients(x=torch.zeros_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None)
-    carry = g_last.clone()
+    carry = g_last.clone(memory_format=torch.contiguous_format)
     parts = _parts(p)
     for part, mark in reversed(list(zip(parts, marks, strict=True))):
         sub = p.segment(part, mark)

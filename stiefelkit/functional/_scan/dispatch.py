@@ -80,7 +80,8 @@ def scan(
         ShapeError: sizes do not fit together.
         UnknownNameError: there is no such activation or backend.
         OptionError: `gradient` is neither, or the backend cannot do this.
-        DtypeError: half of the gradient of a real w, complex x with a real w, or integers.
+        DtypeError: half of the gradient of a real w, complex tensors with a real w, a complex bias of modReLU, or w of
+            integers.
 
     >>> w = torch.eye(2)
     >>> out, last = scan(torch.ones(3, 1, 2), w, torch.zeros(1, 2), activation="relu")
@@ -98,6 +99,8 @@ def scan(
     if kind == "oplu" and w.shape[0] % 2:
         raise ShapeError(f"OPLU needs an even number of units, got {w.shape[0]}.")
     if kind == "modrelu":
+        if activation_bias is not None and activation_bias.is_complex():
+            raise DtypeError(f"scan needs a real activation_bias with modReLU, got {activation_bias.dtype}.")
         activation = activation if activation_bias is not None else "identity"
     elif activation_bias is not None:
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
@@ -169,11 +172,12 @@ def _check(
     activation_bias: Tensor | None,
     batch_sizes: Sequence[int] | None,
 ) -> None:
-    n = w.shape[-1]
-    if x.is_complex() and not w.is_complex():
-        raise DtypeError(f"scan needs a complex w for complex x, got {w.dtype}.")
-    if w.dim() != 2 or w.shape[0] != n:
+    if w.dim() != 2 or w.shape[0] != w.shape[1]:
         raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
+    n = w.shape[-1]
+    for name, given in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
+        if given is not None and given.is_complex() and not w.is_complex():
+            raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
     if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
         raise ShapeError(f"scan needs x of shape {wanted}, got {tuple(x.shape)}.")
@@ -184,7 +188,7 @@ def _check(
     for name, given in (("bias", bias), ("activation_bias", activation_bias)):
         if given is not None and given.shape != (n,):
             raise ShapeError(f"scan needs {name} of shape {(n,)}, got {tuple(given.shape)}.")
-    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
     if h0.shape != (batch, n):
         raise ShapeError(f"scan needs h0 of shape {(batch, n)}, got {tuple(h0.shape)}.")
     if batch_sizes is None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
@@ -43,13 +44,32 @@ def fused_scan(
 ) -> tuple[Tensor | None, Tensor]:
     """Runs a scan with a fast backend; see `scan`."""
     tensors = (x, w, h0, u, bias, activation_bias)
-    # Grad mode is off inside of forward.
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    keep = _may_be_differentiated(tensors)
     settings = (activation, sizes, reverse, backend, keep, half)
     if last_only:
         return None, _LastScan.apply(*tensors, *settings)[0]
     out, last, _ = _Scan.apply(*tensors, *settings[:-2], keep and backend != GATED, half)
     return out, last
+
+
+def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a backward pass may come; asked here, as grad mode is off inside of forward."""
+    if not torch.is_grad_enabled():
+        return False
+    # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
+    is_mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return is_mapped or any(t is not None and t.requires_grad for t in tensors)
+
+
+def _check_single(*gradients: Tensor | None) -> None:
+    """Refuses the batches of gradients that torch.autograd makes by itself, which tell no vmap rule of themselves."""
+    if torch.compiler.is_compiling():
+        return
+    if any(g is not None and functorch.is_legacy_batchedtensor(g) for g in gradients):
+        raise OptionError(
+            "A fast scan needs one gradient at a time, got is_grads_batched=True or vectorize=True of torch.autograd; "
+            'use torch.func.jacrev, torch.func.vmap, or backend="reference".'
+        )
 
 
 # Dynamo tells a forward without ctx from one with it by the number of its arguments: none may be starred.
@@ -101,6 +121,7 @@ class _Scan(Function):
     def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         if g_out is None and g_last is None:
             return (None,) * len(FORWARD)
+        _check_single(g_out, g_last)
         needs = ctx.needs_input_grad[: len(TENSORS)]
         found = _ScanBackward.apply(g_out, g_last, *ctx.saved_tensors, *ctx.settings, needs, ctx.half)
         return _wanted(found, needs)
@@ -238,6 +259,7 @@ class _LastScan(Function):
     def backward(ctx: Any, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         if g_last is None:
             return (None,) * len(FORWARD)
+        _check_single(g_last)
         needs = ctx.needs_input_grad[: len(TENSORS)]
         found = _LastScanBackward.apply(g_last, *ctx.saved_tensors, *ctx.settings, needs, ctx.half)
         return _wanted(found, needs)

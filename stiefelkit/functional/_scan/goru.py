@@ -13,6 +13,7 @@ from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._scan.backends import GATED
 from stiefelkit.functional._scan.dispatch import DTYPES, prefers_loop
 from stiefelkit.functional._scan.fused import fused_scan
+from stiefelkit.functional._scan.reference import multiplication
 
 __all__ = ["GORU_BACKENDS", "goru_scan"]
 
@@ -132,14 +133,15 @@ def _loop(
 ) -> tuple[Tensor | None, Tensor]:
     """Runs the recurrence step by step, from w = [q; w_r; w_g], and from u and bias for [r; g; c]."""
     act, n, wt = find_activation(activation, False), h0.shape[-1], w.mT.contiguous()
-    rows = torch.addmm(bias, x.reshape(-1, x.shape[-1]), u.mT)
+    times = multiplication(x.device)
+    rows = times(x.flatten(0, -2), u.mT) + bias
     steps = rows.split(list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
     h, outputs, ended = (h0 if sizes is None else h0[: steps[-1 if reverse else 0].shape[0]]), [], []
     for row in reversed(steps) if reverse else steps:
         if sizes is not None and (alive := row.shape[0]) != h.shape[0]:
             ended.append(h[alive:])
             h = torch.cat([h[:alive], h0[h.shape[0] : alive]])
-        moved = h @ wt
+        moved = times(h, wt)
         r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
         c = act(torch.addcmul(row[:, 2 * n :], r, moved[:, :n]), activation_bias)
         h = torch.lerp(c, h, g)
@@ -170,13 +172,13 @@ def _check_shapes(
     activation_bias: Tensor | None,
     batch_sizes: Sequence[int] | None,
 ) -> None:
-    n = q.shape[-1]
-    if q.dim() != 2 or q.shape[0] != n:
+    if q.dim() != 2 or q.shape[0] != q.shape[1]:
         raise ShapeError(f"goru_scan needs a square q, got shape {tuple(q.shape)}.")
+    n = q.shape[-1]
     if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
         wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
         raise ShapeError(f"goru_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
-    batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
+    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
     given = {"h0": (h0, (batch, n)), "w": (w, (2 * n, n)), "u": (u, (3 * n, x.shape[-1])), "bias": (bias, (2 * n,))}
     if activation_bias is not None:
         given["activation_bias"] = activation_bias, (n,)

@@ -184,7 +184,7 @@ class _Sums:
             self.w.addmm_(d.mT, before.flatten(0, 1))
         if self.u is not None:
             x = self.p.read(self.p.x, chunk, self.inputs)
-            self.u.addmm_(d.mT, x.reshape(-1, x.shape[-1]))
+            self.u.addmm_(d.mT, x.flatten(0, 1))
         if self.bias is not None and self.ones is not None:
             self.bias.addmv_(d.mT, self.ones[: d.shape[0]])
         if self.inner is not None:

@@ -98,7 +98,7 @@ class Relu(Pointwise):
 
 
 class LeakyRelu(Pointwise):
-    """max(z, slope z) for slopes up to 1; the sign of z is that of h."""
+    """z where it is positive, else slope z; the sign of z is that of h."""
 
     def step(self, batch: int, like: Tensor) -> Step:
         return lambda z, saved: torch.nn.functional.leaky_relu_(z, self.slope)

@@ -124,7 +124,7 @@ class Problem:
         """Writes the projected inputs of a chunk into z (steps, batch, N); `buffer` takes complex inputs."""
         x, ut, bias = self.read(self.x, chunk, buffer), self.ut, self.row_bias
         if ut is not None:
-            rows, into = x.reshape(-1, x.shape[-1]), z.flatten(0, 1)
+            rows, into = x.flatten(0, 1), z.flatten(0, 1)
             torch.mm(rows, ut, out=into) if bias is None else torch.addmm(bias, rows, ut, out=into)
             return
         into = z

@@ -1,6 +1,6 @@
 """The recurrence as an autograd loop: slow, differentiable any number of times, the yardstick of faster ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._activations import find_activation
 from stiefelkit.functional._function import Function
-from stiefelkit.functional._product import FullPrecision
+from stiefelkit.functional._product import FullPrecision, is_lowered, product
 
-__all__ = ["reference_scan"]
+__all__ = ["multiplication", "reference_scan"]
 
 
 def reference_scan(
@@ -46,10 +46,13 @@ def _loop(
     last_only: bool,
     half: bool,
 ) -> tuple[Tensor | None, Tensor]:
+    times = multiplication(x.device)
     step = _HalfGradient.apply if half else torch.addmm
+    if not half and times is product:
+        step = _full_step
     act = find_activation(activation, w.is_complex())
     rows = x.to(w.dtype).contiguous()
-    rows = rows if u is None else rows @ u.mT
+    rows = rows if u is None else times(rows, u.mT)
     rows = rows if bias is None else rows + bias
     wt = w.mT.contiguous()
     steps = rows.unbind(0) if sizes is None else rows.split(list(sizes))
@@ -65,6 +68,15 @@ def _loop(
         return None, last
     ordered = outputs[::-1] if reverse else outputs
     return (torch.stack(ordered) if sizes is None else torch.cat(ordered)), last
+
+
+def multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """The matrix product for a loop: one whose derivatives, which are taken later, are in full precision too."""
+    return product if torch.compiler.is_compiling() or is_lowered(device) else torch.matmul
+
+
+def _full_step(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:
+    return row + product(h, wt)
 
 
 class _HalfGradient(Function):

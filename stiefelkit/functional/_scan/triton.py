@@ -25,7 +25,7 @@ class Triton:
         )
         shape = p.x.shape[:-1]
         out = p.row_gradient(z).view(*shape, p.n)
-        return out, p.row_gradient(last), p.saved_like(keep) if saved is None else saved.view(*shape, -1)
+        return out, p.row_gradient(last), p.saved_like(keep) if saved is None else saved.view(*shape, saved.shape[1])
 
     def backward(
         self,

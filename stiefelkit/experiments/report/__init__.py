@@ -1,0 +1,1 @@
+"""One page about the machine at hand: drift, times, growth, errors at large coordinates, and the scan."""

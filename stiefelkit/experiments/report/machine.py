@@ -1,0 +1,61 @@
+"""What a machine is, as far as times depend on it: no names and no paths."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from stiefelkit._version import __version__
+
+__all__ = ["machine"]
+
+
+def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
+    """Words to facts about the machine and what runs on it.
+
+    Args:
+        device: cpu or cuda.
+        threads: CPU threads in use.
+        dtype: that is measured.
+    """
+    facts = {
+        "CPU": _cpu(),
+        "cores": f"{_cores()} to use",
+        "threads": str(threads),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "BLAS": "MKL" if torch.backends.mkl.is_available() else _blas(),
+    }
+    if torch.device(device).type == "cuda":
+        facts["GPU"] = torch.cuda.get_device_name(torch.device(device))
+        facts["CUDA"] = str(torch.version.cuda)
+        facts["float32 products"] = "TF32 allowed" if torch.backends.cuda.matmul.allow_tf32 else "float32"
+    facts |= {
+        "device": device,
+        "dtype": dtype,
+        "torch": torch.__version__,
+        "stiefelkit": __version__,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} on {platform.machine()}",
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _blas() -> str:
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return found.group(1) if found else ""
