@@ -1,5 +1,8 @@
 # make demo     trains four recurrent nets on handwritten digits, in minutes, and plots the runs
 # make demo-all trains all of them
+# make bench    measures precision and time on this machine, in minutes: tables, and pages in .asv/html
+# make bench-full  the same at more sizes and over more steps, in an hour or more
+# make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
 # make test     runs the tests
 # make lint     checks style, format and types
 # make format   rewrites the files as `make lint` wants them
@@ -8,7 +11,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all test lint format clean
+.PHONY: demo demo-all bench bench-full bench-smoke test lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -36,6 +39,26 @@ demo-all: $(VENV)/.base
 	rm -rf $(DEMO)-all
 	$(BIN)/stiefelkit compare digits --models $(MODELS) --out $(DEMO)-all
 	@echo "Plots:"; find $(DEMO)-all -name '*.png' | sort
+
+ASV = $(BIN)/asv
+ASV_CONFIG := --config benchmarks/asv.conf.json
+MACHINE := here
+
+bench: MODE := quick
+bench-full: MODE := full
+bench bench-full: $(VENV)/.bench
+	$(ASV) machine $(ASV_CONFIG) --yes --machine $(MACHINE) >/dev/null
+	STIEFELKIT_BENCH=$(MODE) $(ASV) run $(ASV_CONFIG) --machine $(MACHINE) --python=same \
+	  --set-commit-hash $$(git rev-parse HEAD)
+	STIEFELKIT_BENCH=$(MODE) $(ASV) publish $(ASV_CONFIG)
+	@echo "Pages: .asv/html; to look at them: $(ASV) preview $(ASV_CONFIG)"
+
+bench-smoke: $(VENV)/.bench
+	$(ASV) machine $(ASV_CONFIG) --yes --machine $(MACHINE) >/dev/null
+	$(ASV) check $(ASV_CONFIG) --python=same
+	STIEFELKIT_BENCH=smoke $(ASV) run $(ASV_CONFIG) --machine $(MACHINE) --python=same --quick --dry-run \
+	  --bench 'drift.Frames|step_time.Parametrizations'
+	$(BIN)/python -m benchmarks.gate --subset smoke
 
 # One thread: on a small busy machine a second one makes small matrices much slower, not faster.
 test: $(VENV)/.test
@@ -65,7 +88,7 @@ $(VENV)/.torch: constraints.txt | $(BIN)/pip
 	$(INSTALL) $(TORCH)
 	@touch $@
 
-# The stamps .base, .test and .dev: each set of extras holds the one before it.
+# The stamps .base, .test and .dev: each set of extras holds the one before it; .bench stands beside them.
 SOURCES := pyproject.toml constraints.txt stiefelkit/_version.py $(VENV)/.torch
 
 $(VENV)/.base: $(SOURCES)
@@ -79,3 +102,7 @@ $(VENV)/.test: $(SOURCES)
 $(VENV)/.dev: $(SOURCES)
 	$(INSTALL) -e ".[dev]"
 	@touch $(VENV)/.base $(VENV)/.test $@
+
+$(VENV)/.bench: $(SOURCES)
+	$(INSTALL) -e ".[bench]"
+	@touch $(VENV)/.base $@

@@ -48,7 +48,7 @@ def drift(
         sizes: n, or n x p for tall frames (1024x64), separated by commas.
         dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
         gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
-            G = A W with one random skew A.
+            G = A W with one random skew A, digits trains it to tell handwritten digits apart.
         optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, one that moves frames (the method
             "stiefel" needs such), or the name of an installed plugin.
         lr: its learning rate.

@@ -41,6 +41,7 @@ class Plan(Rules):
         cases: the sizes; all four of `CASES` that the activation can do if empty.
         activation: of the scan and of the eager loop.
         backends: of the scan; the fast ones that can do the case if empty.
+        rivals: the peers that race, whether all are asked for or not; all if empty and asked for.
         dtype: of the input; complex states are of the complex dtype that goes with it.
         memory: whether peak memory is measured too, each contender in a process of its own.
         training_step: whether a whole training step of scoRNN is timed too, in the first real case.
@@ -51,6 +52,7 @@ class Plan(Rules):
     cases: tuple[Case, ...] = ()
     activation: str = "modrelu"
     backends: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
     dtype: str = "float32"
     memory: bool = False
     training_step: bool = False
@@ -60,6 +62,7 @@ class Plan(Rules):
         super().__post_init__()
         known_words(WHO, "dtype", [self.dtype], DTYPES)
         known_words(WHO, "backend", self.backends, BACKENDS)
+        known_words(WHO, "peer", self.rivals, recurrence_peers.names())
         kind, _ = split_activation(self.activation)
         if not self.cases:
             able = [case for case in CASES.values() if not case.is_complex or kind in COMPLEX_ACTIVATIONS]
@@ -135,8 +138,8 @@ def _starters(plan: Plan, drawn: Sequences) -> dict[str, Starter]:
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 else LOSSES[:1]:
             found[_label(backend, loss)] = Starter(backend, False, loss, enter)
-    peers = recurrence_peers.available() if plan.peers else {}
-    return found | {name: Starter(name, True, LOSSES[0], enter) for name, enter in peers.items()}
+    rivals = plan.rivals or (recurrence_peers.available() if plan.peers else ())
+    return found | {name: Starter(name, True, LOSSES[0], recurrence_peers.get(name)) for name in rivals}
 
 
 def _label(backend: str, loss: str) -> str:

@@ -30,7 +30,7 @@ DTYPES = {
 """Those that frames may be stored in while an optimizer moves them."""
 WEIGHT_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16}
 """Those of weights; what is below float32 has its coordinates in float32."""
-GRADIENTS = ("random", "fixed", "rotation")
+GRADIENTS = ("random", "fixed", "rotation", "digits")
 UNCONSTRAINED = "unconstrained"
 """The name of the reference: an ordinary weight that starts orthogonal and is held by nothing."""
 WHO = "The drift experiment"
@@ -48,7 +48,8 @@ class Plan:
         sizes: (n, p) of the weights, n >= p.
         dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
         gradients: "random" draws one for each step; "fixed" keeps the first; "rotation" is G = A W with one random
-            skew A, which turns the weight for ever.
+            skew A, which turns the weight for ever; "digits" trains the weight, between two fixed random layers, to
+            tell handwritten digits apart.
         optimizer: of the parametrizations, as in training.
         lr: its learning rate.
         step_length: of the first step of frames, the 2-norm of the skew A in W <- exp(-A) W, about; lr ||B||_2 of

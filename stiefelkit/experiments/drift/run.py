@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.experiments.config import optimizers
+from stiefelkit.experiments.drift.digits import CLASSES, PIXELS, of_digits
 from stiefelkit.experiments.drift.plan import UNCONSTRAINED, WEIGHT_DTYPES, Plan
 from stiefelkit.experiments.frame_optimizers import start
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
@@ -134,14 +135,17 @@ def _gradients(plan: Plan, n: int, p: int, source: torch.Generator) -> Callable[
     """From the weight to the gradient of a step."""
     dtype = WEIGHT_DTYPES[plan.dtype]
 
-    def drawn(columns: int = p) -> Tensor:
-        return torch.randn(n, columns, dtype=dtype, generator=source).to(plan.device)
+    def drawn(columns: int = p, rows: int = n, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(rows, columns, dtype=dtype, generator=source).to(plan.device)
 
     if plan.gradients == "random":
         return lambda w: drawn()
     if plan.gradients == "fixed":
         g = drawn()
         return lambda w: g.clone()
+    if plan.gradients == "digits":
+        real = dtype.to_real() if dtype.is_complex else dtype
+        return of_digits(drawn(rows=PIXELS) / PIXELS**0.5, drawn(CLASSES, dtype=real) / n**0.5, plan.seed)
     x = drawn(n)
     a = x - x.mH
     return lambda w: a @ w

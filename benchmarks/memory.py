@@ -1,0 +1,69 @@
+"""Peak memory, in bytes over what was there before."""
+
+import torch
+
+import stiefelkit as sk
+from benchmarks.suite import PLACES, Suite, size_of
+from stiefelkit.experiments.bench.allocations import peak_bytes
+from stiefelkit.experiments.bench.contenders import OPERATIONS, members
+from stiefelkit.experiments.bench.memory import growth
+from stiefelkit.experiments.bench.parametrizations import Plan
+from stiefelkit.experiments.bench.recurrence import CASES, LOSSES
+from stiefelkit.experiments.bench.recurrence import Plan as ScanPlan
+from stiefelkit.experiments.bench.recurrences import LOOP
+from stiefelkit.experiments.threads import threads
+from stiefelkit.functional import BACKENDS
+
+SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}
+STEPS = 784
+"""The fewest of the cases whose memory is looked at."""
+
+
+class Parametrizations(Suite):
+    """Allocations of the forward and backward of a member."""
+
+    unit = "bytes"
+    axes = (tuple(members(sk.available(), (), {})), tuple(SIZES), tuple(PLACES))
+    param_names = ("member", "size", "device")
+
+    def level(self, *cell: str) -> str:
+        return SIZES[cell[1]]
+
+    def measure(self, *cell: str) -> float:
+        member, size, device = cell
+        n, p = size_of(size)
+        name, precision = member.removesuffix(")").split(" (")
+        plan = Plan(members=(name,), precisions=(precision,), sizes=((n, p),), device=device)
+        problem = plan.problem(n, p)
+        with threads(1):
+            entry = plan.contenders()[member].enter(problem)
+            run = OPERATIONS["forward_backward"](entry, problem.gradient())
+            run()
+            return peak_bytes(run, torch.device(device))
+
+    def track_peak(self, *cell: str) -> float:
+        return self.figure
+
+
+class Scan(Suite):
+    """Growth of a fresh process that runs a long case once, by the scan and by the loop that a user writes."""
+
+    unit = "bytes"
+    axes = (
+        tuple(name for name, case in CASES.items() if case.T >= STEPS),
+        (*BACKENDS, LOOP),
+        LOSSES,
+        tuple(PLACES),
+    )
+    param_names = ("case", "contender", "loss", "device")
+
+    def level(self, *cell: str) -> str:
+        return "quick" if cell[1] in ("auto", LOOP) and cell[0] == "A" else "full"
+
+    def measure(self, *cell: str) -> float:
+        case, contender, loss, device = cell
+        drawn = ScanPlan(cases=(CASES[case],), device=device).drawn(CASES[case])
+        return growth(drawn, contender, loss, contender == LOOP)
+
+    def track_peak(self, *cell: str) -> float:
+        return self.figure

@@ -1,0 +1,114 @@
+"""Our time over that of the best peer in the same process: 0.5 is twice as fast, and a noisy machine slows both."""
+
+import stiefelkit as sk
+from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
+from stiefelkit.experiments.bench import optimizers, parametrizations, recurrence
+from stiefelkit.experiments.bench.contenders import members
+from stiefelkit.experiments.bench.peers import peers
+from stiefelkit.experiments.bench.recurrences import recurrence_peers
+from stiefelkit.experiments.frame_optimizers import peer_optimizers
+
+SIZES = {"64x64": "quick", "256x256": "smoke", "2048x32": "quick", "512x512": "full", "1024x1024": "full"}
+
+
+def _families() -> list[str]:
+    """Members that have a peer of the map; those of frames that are moved have a table of their own."""
+    raced = {peer.family for peer in peers.available().values() if "forward_backward" in peer.operations}
+    return [name for name in sk.available() if name in raced]
+
+
+class Parametrizations(Suite):
+    """A member beside torch, geotorch and the other peers of its family."""
+
+    unit = "ratio"
+    axes = (tuple(members(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
+    param_names = ("member", "operation", "size", "device")
+
+    def level(self, *cell: str) -> str:
+        member, operation, size, _ = cell
+        if operation == "step" or "(exact)" not in member:
+            return "full"
+        return SIZES[size]
+
+    def measure(self, *cell: str) -> float:
+        member, operation, size, device = cell
+        name, precision = member.removesuffix(")").split(" (")
+        plan = parametrizations.Plan(
+            members=(name,),
+            precisions=(precision,),
+            operations=(operation,),
+            sizes=(size_of(size),),
+            peers=True,
+            device=device,
+            **patience(),
+        )
+        missing = parametrizations.missing_peers(plan)
+        if missing:
+            raise NotImplementedError(f"the best peer is known only with {' and '.join(missing)}; install it")
+        (heat,) = parametrizations.heats(plan)
+        return _inverse(row_of(heat, heat.rows, member).ratio_to_best_peer)
+
+    def track_ratio(self, *cell: str) -> float:
+        return self.figure
+
+
+class Optimizers(Suite):
+    """A step of an optimizer of frames beside geoopt's Riemannian SGD."""
+
+    unit = "ratio"
+    axes = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(PLACES))
+    param_names = ("optimizer", "size", "device")
+
+    def level(self, *cell: str) -> str:
+        optimizer, size, _ = cell
+        if optimizer == "multiplicative_cayley (exact)":
+            return SIZES[size]
+        return "full" if SIZES[size] == "full" or "(exact)" not in optimizer else "quick"
+
+    def measure(self, *cell: str) -> float:
+        optimizer, size, device = cell
+        name, precision = optimizer.removesuffix(")").split(" (")
+        yardsticks = [peer for peer, found in peer_optimizers.available().items() if found.yardstick]
+        plan = optimizers.Plan(
+            optimizers=(name, *yardsticks),
+            precisions=(precision,),
+            sizes=(size_of(size),),
+            device=device,
+            **patience(),
+        )
+        (heat,) = optimizers.heats(plan)
+        return _inverse(row_of(heat, heat.rows, optimizer).ratio_to_best_peer)
+
+    def track_ratio(self, *cell: str) -> float:
+        return self.figure
+
+
+class Scan(Suite):
+    """The scan beside one other recurrence; torch's layers are of another kind, and have as many units."""
+
+    unit = "ratio"
+    axes = (tuple(recurrence.CASES), tuple(recurrence_peers.names()), tuple(PLACES))
+    param_names = ("case", "peer", "device")
+
+    def level(self, *cell: str) -> str:
+        case, peer, _ = cell
+        if case == "A" and peer == "eager_loop":
+            return "smoke"
+        return "quick" if peer in ("eager_loop", "torch_lstm") else "full"
+
+    def measure(self, *cell: str) -> float:
+        case, peer, device = cell
+        plan = recurrence.Plan(
+            cases=(recurrence.CASES[case],), backends=("auto",), rivals=(peer,), device=device, **patience()
+        )
+        (heat,) = recurrence.heats(plan)
+        return _inverse(row_of(heat, heat.rows, peer).time_over_ours)
+
+    def track_ratio(self, *cell: str) -> float:
+        return self.figure
+
+
+def _inverse(ratio: float | None) -> float:
+    if ratio is None:
+        raise NotImplementedError("there is no peer that can do it")
+    return 1 / ratio

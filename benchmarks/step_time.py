@@ -1,0 +1,77 @@
+"""Time of parametrizations and of optimizers of frames, in products g of one n x p with one p x p matrix."""
+
+import stiefelkit as sk
+from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
+from stiefelkit.experiments.bench import optimizers, parametrizations
+from stiefelkit.experiments.bench.contenders import members
+
+SIZES = {"64x64": "quick", "256x256": "quick", "2048x32": "quick", "512x512": "full", "1024x1024": "full"}
+"""Name of a size to the mode that measures it."""
+DTYPES = {"float32": "quick", "complex64": "full"}
+
+
+class Parametrizations(Suite):
+    """Forward and backward, or a whole SGD step, of a member that is read as `layer.weight`."""
+
+    unit = "g"
+    axes = (
+        tuple(members(sk.available(), (), {})),
+        ("forward_backward", "step"),
+        tuple(SIZES),
+        tuple(DTYPES),
+        tuple(PLACES),
+    )
+    param_names = ("member", "operation", "size", "dtype", "device")
+
+    def level(self, *cell: str) -> str:
+        member, operation, size, dtype, _ = cell
+        if (member, operation, size, dtype) == ("cayley (exact)", "forward_backward", "64x64", "float32"):
+            return "smoke"
+        return "full" if "full" in (SIZES[size], DTYPES[dtype]) or operation == "step" else "quick"
+
+    def measure(self, *cell: str) -> float:
+        member, operation, size, dtype, device = cell
+        name, precision = member.removesuffix(")").split(" (")
+        plan = parametrizations.Plan(
+            members=(name,),
+            precisions=(precision,),
+            operations=(operation,),
+            sizes=(size_of(size),),
+            dtype=dtype,
+            device=device,
+            **patience(),
+        )
+        (heat,) = parametrizations.heats(plan)
+        return row_of(heat, heat.rows, member).gemm_units
+
+    def track_time(self, *cell: str) -> float:
+        return self.figure
+
+
+class Optimizers(Suite):
+    """One step of an optimizer that moves the frame itself."""
+
+    unit = "g"
+    axes = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(DTYPES), tuple(PLACES))
+    param_names = ("optimizer", "size", "dtype", "device")
+
+    def level(self, *cell: str) -> str:
+        _, size, dtype, _ = cell
+        return "full" if "full" in (SIZES[size], DTYPES[dtype]) else "quick"
+
+    def measure(self, *cell: str) -> float:
+        optimizer, size, dtype, device = cell
+        name, precision = optimizer.removesuffix(")").split(" (")
+        plan = optimizers.Plan(
+            optimizers=(name,),
+            precisions=(precision,),
+            sizes=(size_of(size),),
+            dtype=dtype,
+            device=device,
+            **patience(),
+        )
+        (heat,) = optimizers.heats(plan)
+        return row_of(heat, heat.rows, optimizer).gemm_units
+
+    def track_time(self, *cell: str) -> float:
+        return self.figure
