@@ -264,6 +264,19 @@ def test_a_loss_of_half_a_bit_or_a_fifth_of_a_ratio_is_a_regression(suite, befor
     assert Figures.left == []
 
 
+def test_another_machine_than_the_baselines_may_double_a_ratio(tmp_path, monkeypatch, capsys):
+    track = gate.Track(Figures, ("this", "cpu"))
+    monkeypatch.setattr(gate, "tracks", lambda: [track])
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(json.dumps({"measured_with": {"processor": "another"}, "tracks": {track.name: 0.5}}))
+    words = ["--subset", "smoke", "--baseline", str(baseline)]
+    Figures.left = [0.9]
+    assert gate.main(words) == 0
+    assert "another machine" in capsys.readouterr().out
+    Figures.left = [1.1] * gate.TRIES
+    assert gate.main(words) == 1
+
+
 def test_what_was_refused_when_the_baseline_was_made_and_what_is_new_is_no_regression(capsys):
     track = gate.Track(Figures, ("this", "cpu"))
     assert gate.compare([track], {track.name: None}) == []

@@ -210,3 +210,24 @@ def test_autocast_reaches_no_layer(layer):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = rnn(x)[0]
     assert torch.allclose(out, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"parametrization": None, "init": "identity"}, {"trainable_h0": True}])
+@pytest.mark.parametrize("layer", [OrthogonalRNN, GORU, LinearTransitionRNN])
+def test_reset_parameters_fills_a_layer_that_was_made_without_memory(layer, options):
+    rnn: Any = layer(3, 8, 2, bidirectional=True, **options).to("meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for name, p in rnn.named_parameters():
+            if "parametrizations" not in name:
+                p.fill_(torch.nan)
+    rnn.reset_parameters()
+    assert torch.isfinite(rnn(torch.randn(9, 2, 3))[0]).all()
+    assert all(drift.bits_lost < 1 for drift in sk.drift(rnn).values())
+
+
+def test_models_take_a_backend_and_layers_show_theirs():
+    net: Any = sk.models.create("goru", 2, 8, 3, backend="reference")
+    assert net.rnn.backend == "reference"
+    assert "backend='reference'" in repr(net.rnn)
+    with pytest.raises(errors.OptionError, match="backend"):
+        sk.models.create("lstm", 2, 8, 3, backend="reference")

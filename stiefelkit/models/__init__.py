@@ -43,8 +43,8 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         input_size: width of the input.
         hidden_size: width of the state.
         output_size: width of the output.
-        **options: the model's own, such as `activation=` and `parametrization=`, and those of its parametrization, such
-            as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
+        **options: the model's own, such as `activation=`, `parametrization=` and `backend=`, and those of its
+            parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
 
     Returns:
         A module that maps (B, T, input_size) to (B, T, output_size), or to (B, output_size) with `last_only=True`.
@@ -76,7 +76,9 @@ def _known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tu
     """Names that a model takes beside the sizes, those of its parametrization included, and which one that is."""
     own = list(inspect.signature(build).parameters.values())[3:]
     known = [option.name for option in own if option.kind is not option.VAR_KEYWORD]
-    if len(known) == len(own) or "parametrization" not in known:
+    if "activation" in known:
+        known.append("backend")  # of our own layers; torch's have neither
+    if all(option.kind is not option.VAR_KEYWORD for option in own) or "parametrization" not in known:
         return known, ""
     default = next(option.default for option in own if option.name == "parametrization")
     chosen = given.get("parametrization", default)

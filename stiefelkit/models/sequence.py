@@ -30,7 +30,11 @@ class SequenceModel(nn.Module):
         self.real_part = real_part
 
     def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
-        """Returns the outputs at every step, or at the last one."""
+        """Returns the outputs at every step, or at the last one.
+
+        All states are worked out and kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
+        T^(1/2) of them.
+        """
         states, last = self.rnn(x)
         if last_only:
             states = (last[0] if isinstance(last, tuple) else last)[-1]

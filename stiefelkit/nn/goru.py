@@ -101,6 +101,14 @@ class GORU(Layers):
             zero = torch.zeros(2 * n, device=device, dtype=self.dtype)
             self.register_parameter(f"bias_gates{suffix}", nn.Parameter(zero))
 
+    @torch.no_grad()
+    def _reset(self, suffix: str) -> None:
+        super()._reset(suffix)
+        bound = (3 / self.hidden_size) ** 0.5
+        getattr(self, f"weight_gates{suffix}").uniform_(-bound, bound)
+        if self.has_bias:
+            getattr(self, f"bias_gates{suffix}").zero_()
+
     def _run(
         self,
         suffix: str,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.attach import orthogonal
+from stiefelkit.attach import orthogonal, reset_
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.functional import BACKENDS, find_activation, split_activation
 from stiefelkit.host import carrier_of, carriers
@@ -64,7 +64,8 @@ class Recurrent(nn.Module):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
-        self._read_first = ""
+        self._suffixes: list[str] = []
+        self._init: Any = None
 
     @property
     def _name(self) -> str:
@@ -78,7 +79,7 @@ class Recurrent(nn.Module):
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
         n, parts = self.hidden_size, 1 + self.is_complex
-        self._read_first = self._read_first or f"weight_ih{suffix}"
+        self._suffixes.append(suffix)
 
         def parameter(*shape: int, bound: float = 0.0) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype).uniform_(-bound, bound))
@@ -88,6 +89,7 @@ class Recurrent(nn.Module):
             parameter(self.input_blocks * parts * n, width, bound=(6 / (parts * n + width)) ** 0.5),
         )
         if self.parametrization is None:
+            self._init = options.get("init")
             self.register_parameter(f"weight_hh{suffix}", nn.Parameter(self._free_matrix(device, **options)))
         else:
             w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
@@ -118,6 +120,30 @@ class Recurrent(nn.Module):
         )
         return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype).contiguous()
 
+    def reset_parameters(self) -> None:
+        """Draws all weights anew as the layer does when it is made, after `to_empty` for instance; W by its scheme."""
+        for suffix in self._suffixes:
+            self._reset(suffix)
+
+    @torch.no_grad()
+    def _reset(self, suffix: str) -> None:
+        u = getattr(self, f"weight_ih{suffix}")
+        if carrier_of(self, f"weight_ih{suffix}") is None:
+            rows = u.shape[0] // self.input_blocks
+            bound = (6 / (rows + u.shape[1])) ** 0.5
+            u.uniform_(-bound, bound)
+        else:
+            reset_(self, f"weight_ih{suffix}")
+        if carrier_of(self, f"weight_hh{suffix}") is not None:
+            reset_(self, f"weight_hh{suffix}")
+        else:
+            w = getattr(self, f"weight_hh{suffix}")
+            w.copy_(self._free_matrix(w.device, self._init))
+        if self.has_bias:
+            getattr(self, f"bias{suffix}").zero_()
+        if self.trainable_h0:
+            getattr(self, f"h0{suffix}").uniform_(-0.01, 0.01)
+
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
         """The first state: the one given, the trained one, or zero; in the dtype of W."""
         if h_0 is None and self.trainable_h0:
@@ -133,7 +159,7 @@ class Recurrent(nn.Module):
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
         # U may have a parametrization, of ours or torch's, or be no parameter, as in a replica.
-        name = self._read_first
+        name = f"weight_ih{self._suffixes[0]}"
         carrier = carrier_of(self, name)
         real = getattr(self, name).dtype if carrier is None else carrier.param.dtype
         return real, torch.complex128 if real == torch.float64 else torch.complex64
@@ -162,4 +188,7 @@ class Recurrent(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and choices."""
-        return f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
+        text = f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
+        usual = {"num_layers": 1, "batch_first": False, "dropout": 0, "bidirectional": False, "backend": "auto"}
+        own = {name: getattr(self, name, value) for name, value in usual.items()}
+        return text + "".join(f", {name}={value!r}" for name, value in own.items() if value != usual[name])

@@ -55,9 +55,10 @@ class _Scanned(Recurrent):
 class OrthogonalRNN(_Scanned, Layers):
     r"""Multi-layer RNN h_t = act(x_t U^T + h_{t-1} W^T) with an orthogonal or unitary W.
 
-    Arguments, shapes and parameter names are those of `torch.nn.RNN`: `weight_ih_l0` (U), `weight_hh_l0` (W, a frame),
-    `bias_l0`, and `_reverse` for the second direction. With modReLU the bias stands inside the activation, as in the
-    papers; with others it is added to the input projection. W is evaluated once a forward.
+    Shapes and parameter names are those of `torch.nn.RNN`, and arguments but for `activation` and `h_0`:
+    `weight_ih_l0` (U), `weight_hh_l0` (W, a frame), `bias_l0`, and `_reverse` for the second direction. With modReLU
+    the bias stands inside the activation, as in the papers; with others it is added to the input projection. W is
+    evaluated once a forward.
 
     With `field="complex"` states and outputs are complex, of `hidden_size` complex numbers, while every parameter is
     real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates, or as

@@ -88,6 +88,9 @@ def scan(
     >>> last
     tensor([[3., 3.]])
     """
+    for name, given in (("x", x), ("w", w), ("h0", h0)):
+        if not isinstance(given, Tensor):
+            raise DtypeError(f"scan needs {name} that is a tensor, got {type(given).__name__}.")
     _check(x, w, h0, u, bias, activation_bias, batch_sizes)
     if gradient not in GRADIENTS:
         raise OptionError(f"scan knows no gradient {gradient!r}{did_you_mean(gradient, GRADIENTS)}")
