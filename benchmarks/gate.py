@@ -149,16 +149,18 @@ def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description="Compares with the baseline.")
     parser.add_argument("--subset", choices=MODES, default=mode(), help="how much is measured")
-    parser.add_argument("--tracks", default="", metavar="REGEX", help="only tracks whose name matches")
+    parser.add_argument("--tracks", type=re.compile, default="", metavar="REGEX", help="only tracks whose name matches")
     parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE", help="another baseline")
     parser.add_argument("--update", action="store_true", help="write what is measured into the baseline")
     asked = parser.parse_args(words)
     os.environ[VARIABLE] = asked.subset
     here = {"torch": torch.__version__.partition("+")[0], "processor": _processor()}
+    if not (asked.update or asked.baseline.exists()):
+        parser.error(f"{asked.baseline} is no baseline; make it with --update")
     record = json.loads(asked.baseline.read_text()) if asked.baseline.exists() else {"measured_with": {}, "tracks": {}}
     found = [track for track in tracks() if re.search(asked.tracks, track.name) and track.is_due]
     if not found:
-        parser.error(f"no track of the subset {asked.subset} matches {asked.tracks!r}")
+        parser.error(f"no track of the subset {asked.subset} matches {re.compile(asked.tracks).pattern!r}")
     if asked.update:
         content = {"measured_with": here, "tracks": updated(found, record["tracks"])}
         write_atomically(asked.baseline, (json.dumps(content, indent=2) + "\n").encode())

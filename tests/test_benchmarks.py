@@ -310,6 +310,15 @@ def test_tracks_that_are_gone_are_regressions(tmp_path, capsys):
     assert "is no track any more" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("smoke")
+@pytest.mark.parametrize("words", [["--tracks", "("], ["--tracks", "nothing"], ["--baseline", "missing.json"]])
+def test_what_cannot_be_compared_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        gate.main(["--subset", "smoke", *words])
+    assert caught.value.code == 2
+    assert words[1] in capsys.readouterr().err
+
+
 # A regression that is planted
 
 
