@@ -137,6 +137,13 @@ def updated(found: Sequence[Track], baseline: Mapping[str, float | None]) -> dic
     return dict(sorted(new.items()))
 
 
+def _pattern(words: str) -> re.Pattern[str]:
+    try:
+        return re.compile(words)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{words!r} is no regular expression: {error}") from None
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -149,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description="Compares with the baseline.")
     parser.add_argument("--subset", choices=MODES, default=mode(), help="how much is measured")
-    parser.add_argument("--tracks", type=re.compile, default="", metavar="REGEX", help="only tracks whose name matches")
+    parser.add_argument("--tracks", type=_pattern, default="", metavar="REGEX", help="only tracks whose name matches")
     parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE", help="another baseline")
     parser.add_argument("--update", action="store_true", help="write what is measured into the baseline")
     asked = parser.parse_args(words)
