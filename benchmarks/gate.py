@@ -165,9 +165,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if not (asked.update or asked.baseline.exists()):
         parser.error(f"{asked.baseline} is no baseline; make it with --update")
     record = json.loads(asked.baseline.read_text()) if asked.baseline.exists() else {"measured_with": {}, "tracks": {}}
-    found = [track for track in tracks() if re.search(asked.tracks, track.name) and track.is_due]
+    found = [track for track in tracks() if asked.tracks.search(track.name) and track.is_due]
     if not found:
-        parser.error(f"no track of the subset {asked.subset} matches {re.compile(asked.tracks).pattern!r}")
+        parser.error(f"no track of the subset {asked.subset} matches {asked.tracks.pattern!r}")
     if asked.update:
         content = {"measured_with": here, "tracks": updated(found, record["tracks"])}
         write_atomically(asked.baseline, (json.dumps(content, indent=2) + "\n").encode())
@@ -178,7 +178,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"The baseline is of another machine: {before}, this one is {here}. Ratios may be twice theirs.")
     lines = compare(found, record["tracks"], ALLOWED_ELSEWHERE if is_elsewhere else ALLOWED_RATIO)
     known = {track.name for track in tracks()}
-    gone = [name for name in record["tracks"] if name not in known and re.search(asked.tracks, name)]
+    gone = [name for name in record["tracks"] if name not in known and asked.tracks.search(name)]
     lines += [f"{name} is in the baseline, and is no track any more; --update drops it" for name in gone]
     print(f"{len(found)} tracks, {len(lines)} regressions{':' if lines else ''}")
     print("\n".join(lines), end="\n" if lines else "")

@@ -155,7 +155,7 @@ def test_every_section_says_by_which_commands_it_can_be_had_alone(tree, found):
 
 
 @pytest.mark.parametrize("scale", [Plan(), Plan(full=True), Plan(members=("cayley", "stiefel"), dtype="float64")])
-def test_those_commands_are_commands_and_mean_the_plan(scale):
+def test_those_commands_are_ones_that_the_command_line_takes(scale):
     from stiefelkit.cli.app import app
 
     for section in SECTIONS:

@@ -63,17 +63,7 @@ class InPlace:
         needs: Sequence[bool],
         half: bool = False,
     ) -> Gradients:
-        """Gradients from those by the states (like `out`) and by the last ones (B, n).
-
-        Args:
-            p: the problem.
-            g_out: gradient by the states.
-            g_last: gradient by the last state of each sequence.
-            out: the states.
-            saved: as `forward` returned it.
-            needs: which of x, w, h0, u, bias and activation bias are wanted.
-            half: leave out Im h in the gradient by w.
-        """
+        """Gradients from those by the states (like `out`) and by the last ones (B, n); see `Engine`."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
         sums = _Sums(p, needs_w, needs_u, needs_bias, needs_inner)
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs_x else None
