@@ -1,6 +1,7 @@
 """Float32 work in full precision, whatever TF32, autocast and their like are set to."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,39 +17,83 @@ def _flags(device: torch.device) -> Any:
     return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
+class _Lowering:
+    """How float32 products on one kind of device are lowered, and how many contexts hold that off at the moment.
+
+    The setting is the process's, not a thread's: the first context to be entered takes it down and the last to be left
+    puts it back.
+    """
+
+    def __init__(self, device: torch.device):
+        self._flags = _flags(device)
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._asked: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether products are lowered, or would be if no context held it off."""
+        return self._asked is not None or self._is_set()
+
+    def _is_set(self) -> bool:
+        return self._flags.fp32_precision not in ("ieee", "none")
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+            if not self._is_set():  # also looked at when others hold it: somebody may have set it since
+                return
+            self._asked = self._flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
+            self._flags.fp32_precision = "none"
+            if self._is_set():  # inherited from a wider flag: stays so
+                self._asked = "none"
+            self._flags.fp32_precision = "ieee"
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0 and self._asked is not None:
+                if not self._is_set():  # else somebody has set it since, and that stands
+                    self._flags.fp32_precision = self._asked
+                self._asked = None
+
+
+_LOWERINGS = {kind: _Lowering(torch.device(kind)) for kind in ("cpu", "cuda")}
+
+
+def _lowering(device: torch.device) -> _Lowering:
+    return _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
+
+
 def is_lowered(device: torch.device) -> bool:
-    """Whether float32 products on a device are lowered to TF32 or bfloat16."""
-    return _flags(device).fp32_precision not in ("ieee", "none")
+    """Whether float32 products on a device are lowered to TF32 or bfloat16, outside of any `FullPrecision`."""
+    return _lowering(device).is_asked
 
 
 class FullPrecision:
     """Context in which float32 products on a device are not lowered to TF32 or bfloat16, and autocast is off.
 
-    Has no effect in traced code, where a flag that is set and reset leaves no trace: use `opaque` there.
+    Any number of threads may be in one at a time. Has no effect in traced code, where a flag that is set and reset
+    leaves no trace: use `opaque` there.
     """
 
     def __init__(self, device: torch.device):
-        self._flags = _flags(device)
-        self._autocast, self._lowered = None, False
+        self._lowering = _lowering(device)
+        self._autocast = None
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:
-        self._before = self._flags.fp32_precision
-        if self._before not in ("ieee", "none"):
-            self._flags.fp32_precision = "none"
-            if self._flags.fp32_precision == self._before:
-                self._before = "none"  # inherited from a wider flag: stays so
-            self._flags.fp32_precision = "ieee"
-            self._lowered = True
+        if not torch.compiler.is_compiling():
+            self._lowering.hold()
         if self._autocast is not None:
             self._autocast.__enter__()
 
     def __exit__(self, *exception: Any) -> None:
         if self._autocast is not None:
             self._autocast.__exit__(*exception)
-        if self._lowered:
-            self._flags.fp32_precision = self._before
+        if not torch.compiler.is_compiling():
+            self._lowering.release()
 
 
 def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
