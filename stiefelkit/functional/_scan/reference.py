@@ -90,7 +90,7 @@ class _HalfGradient(Function):
 
     @staticmethod
     def forward(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:  # type: ignore[override]
-        return row + product(h, wt)
+        return row + product(h, wt) if torch.compiler.is_compiling() else torch.addmm(row, h, wt)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
