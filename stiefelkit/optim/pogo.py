@@ -135,7 +135,7 @@ class POGO(FrameOptimizer):
         return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        bucket.moved = 0.0  # every step measures X^H X - I
+        bucket.wear = 0.0  # every step measures X^H X - I
         exact = group["precision"] == "exact"
         limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
         target = 0.3 * limit if exact else 3 * limit
