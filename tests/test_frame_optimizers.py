@@ -180,7 +180,7 @@ def test_cayley_adam_is_algorithm_2_of_its_paper(shape, dtype, lr):
 def test_pogo_is_a_tangent_step_and_one_step_back(shape, dtype, base):
     w, m, v, lr = frame(shape, dtype), 0.0, 0.0, 0.01
     expected, eye = w.detach().clone(), torch.eye(shape[-1], dtype=dtype)
-    optimizer = sk.optim.POGO(group(w, metric="euclidean"), lr=lr, base=base, precision="fast")
+    optimizer = sk.optim.POGO(group(w, metric="euclidean"), lr=lr, base=base, moment="ambient", precision="fast")
     for k in range(1, 5):
         g = gradient(shape, dtype, k)
         run(optimizer, w, [g])
