@@ -11,6 +11,7 @@ from stiefelkit import attach, init
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.testing import seeds
 
 __all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "random_coordinates", "special_frames"]
 
@@ -42,7 +43,7 @@ class Case:
     def drawn(self, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with coordinates and chart of its default scheme."""
         param = self.build()
-        coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(seed))
+        coordinates, chart = param.initial(param.schemes[0], seeds.generator(seed))
         param.load_chart_(chart)
         return param, param.rounded(coordinates)
 
@@ -52,7 +53,7 @@ class Case:
         Coordinates that must stay on a manifold are Haar frames, of any size.
         """
         param, _ = self.drawn(seed)
-        return param, random_coordinates(param, scale, torch.Generator().manual_seed(seed + 1))
+        return param, random_coordinates(param, scale, seeds.generator(seed + 1))
 
     def equal(self, fill: float) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with all coordinates equal, but for those that must stay on a manifold, as drawn."""
@@ -116,7 +117,7 @@ class _Layer(nn.Module):
 def layer_of(case: Case, seed: int = 0) -> Any:
     """Makes a module whose `weight` is the case's frame and whose forward returns it."""
     layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype))
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeds.generator(seed)
     return attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
 
 
@@ -128,7 +129,7 @@ def carrier_of(layer: nn.Module) -> CoordinateList:
 def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
     """Frames at which maps tend to fail, beside Haar ones."""
     dtype, (n, p) = working_dtype(case.dtype), case.shape[-2:]
-    generator = torch.Generator().manual_seed(11)
+    generator = seeds.generator(11)
     eye = torch.eye(n, p, dtype=dtype)
     reflection = torch.eye(n, dtype=dtype) - 2 / n * torch.ones(n, n, dtype=dtype)
     for name, w in {

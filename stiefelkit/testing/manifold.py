@@ -13,6 +13,7 @@ from torch import Tensor
 from stiefelkit import init
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
+from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import LawBroken
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def check_manifold(
 
 
 def _sample(law: str, manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype) -> _Sample:
-    generator, wide = torch.Generator().manual_seed(0), working_dtype(dtype)
+    generator, wide = seeds.generator(), working_dtype(dtype)
     w = init.haar(shape, wide, generator)
     drawn = (torch.randn(shape, dtype=wide, generator=generator) for _ in range(3))
     u, v, g = (_direction(w, z)[1] if k < 2 else z / z.norm() for k, z in enumerate(drawn))

@@ -11,6 +11,7 @@ from stiefelkit import init
 from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of, special_frames
 from stiefelkit.testing.require import double, in_double, require, require_frame, require_frame_of, same_frame, slack
 
@@ -43,7 +44,7 @@ def law_gradients(case: Case) -> None:
     fast = case.build().precision == "fast"
     for scale, tolerance in ((1.0, 1e-3),) if fast else ((1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
         param, coordinates = case.random(scale)
-        g = torch.randn(case.shape, generator=torch.Generator().manual_seed(2), dtype=working_dtype(case.dtype))
+        g = torch.randn(case.shape, generator=seeds.generator(2), dtype=working_dtype(case.dtype))
         _compare_gradients(case, param, coordinates, g, scale, tolerance)
     # Nearly normal to the manifold: the tangent part is small, so the yardstick is the whole of dL/dW.
     param, coordinates = case.random(1.0)
@@ -159,7 +160,7 @@ def law_finite_gradients(case: Case) -> None:
     for fill in (0.0, 1.0, 1e4):
         param, coordinates = case.equal(fill)
         leaves = tuple(c.requires_grad_() for c in coordinates)
-        g = torch.randn(case.shape, generator=torch.Generator().manual_seed(3), dtype=case.dtype)
+        g = torch.randn(case.shape, generator=seeds.generator(3), dtype=case.dtype)
         grads = torch.autograd.grad(param(*leaves), leaves, g)
         require("finite_gradients", case, all(bool(torch.isfinite(x).all()) for x in grads), f"coordinates = {fill}")
 
@@ -173,7 +174,7 @@ def law_decay(case: Case) -> None:
         return
     layer = layer_of(case)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=2.0)
-    target = init.haar(case.shape, working_dtype(case.dtype), torch.Generator().manual_seed(4)).to(case.dtype)
+    target = init.haar(case.shape, working_dtype(case.dtype), seeds.generator(4)).to(case.dtype)
     for _ in range(30):
         optimizer.zero_grad()
         (layer.weight - target).abs().square().sum().backward()
@@ -238,7 +239,7 @@ def _of_free(
 
 def _check_direction(case: Case, param: Callable[..., Tensor], leaves: tuple[Tensor, ...]) -> None:
     """Compares the gradient with a central difference along one random direction."""
-    generator = torch.Generator().manual_seed(12)
+    generator = seeds.generator(12)
     g = torch.randn(case.shape, generator=generator, dtype=case.dtype)
     along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
 

@@ -14,6 +14,7 @@ from stiefelkit import attach
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import working_dtype
+from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of
 from stiefelkit.testing.require import require, require_frame, same_frame, slack
 
@@ -25,7 +26,7 @@ def law_schemes(case: Case) -> None:
         for _ in range(2):
             param = case.build()
             try:
-                coordinates, chart = param.initial(scheme, torch.Generator().manual_seed(5))
+                coordinates, chart = param.initial(scheme, seeds.generator(5))
             except ImageError:
                 require("schemes", case, not param.traits.onto, f"{scheme} cannot be drawn, though declared onto")
                 break
@@ -47,7 +48,7 @@ def law_linear(case: Case) -> None:
         return
     param, coordinates = case.random(1.0)
     for leading in ((), (5,), (2, 3)):
-        x = torch.randn(*leading, p, generator=torch.Generator().manual_seed(6), dtype=case.dtype)
+        x = torch.randn(*leading, p, generator=seeds.generator(6), dtype=case.dtype)
         y, expected = param.linear(x, *coordinates), x @ param(*coordinates).mT
         off = (torch.linalg.vector_norm(y - expected) / torch.linalg.vector_norm(expected)).item()
         permitted = 8 * torch.finfo(case.dtype).eps + slack(param, coordinates)
@@ -123,7 +124,7 @@ def law_functional_call(case: Case) -> None:
 def law_compile(case: Case) -> None:
     """torch.compile(fullgraph=True) and torch.export give the weight and the gradient of eager mode."""
     layer = layer_of(case)
-    g = torch.randn(case.shape, generator=torch.Generator().manual_seed(10), dtype=case.dtype)
+    g = torch.randn(case.shape, generator=seeds.generator(10), dtype=case.dtype)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     carrier = carrier_of(layer)
