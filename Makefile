@@ -4,6 +4,7 @@
 # make bench-full  the same at more sizes and over more steps, in an hour or more
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
 # make test     runs the tests
+# make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make lint     checks style, format and types
 # make format   rewrites the files as `make lint` wants them
 # make clean    removes caches and build outputs; the environment (.venv) and the runs stay
@@ -11,7 +12,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke test lint format clean
+.PHONY: demo demo-all bench bench-full bench-smoke test test-seeds lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -60,9 +61,21 @@ bench-smoke: $(VENV)/.bench
 	  --bench 'drift.Frames|step_time.Parametrizations'
 	$(BIN)/python -m benchmarks.gate --subset smoke
 
-# One thread: on a small busy machine a second one makes small matrices much slower, not faster.
+# One thread a worker: on a small busy machine a second one makes small matrices much slower, not faster.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+WORKERS := 2
+PARALLEL = -n $(WORKERS) --dist worksteal
+
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL)
+
+SEEDS := 1000 77777 31337
+
+test-seeds: $(VENV)/.test
+	for offset in $(SEEDS); do \
+	  echo "STIEFELKIT_SEED_OFFSET=$$offset"; \
+	  STIEFELKIT_SEED_OFFSET=$$offset $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) || exit; \
+	done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
