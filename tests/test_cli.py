@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import stiefelkit
 from stiefelkit.cli import main
@@ -20,8 +19,6 @@ from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers
 from stiefelkit.experiments.session import Session
 from stiefelkit.testing import seeds
-
-torch.set_num_threads(1)
 
 SMALL = (
     f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"

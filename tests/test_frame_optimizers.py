@@ -1,5 +1,6 @@
 """What every optimizer of frames keeps: its formula, orthogonality, torch's habits, and all or nothing."""
 
+import contextlib
 import copy
 import io
 import math
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.testing import seeds
+from stiefelkit.testing import lowered_products, seeds
 
 OPTIMIZERS = {
     "MultiplicativeCayley": sk.optim.MultiplicativeCayley,
@@ -423,14 +424,9 @@ def test_lowered_products_and_autocast_do_not_touch_the_step(name):
     def stepped(lowered):
         w = frame((32, 32))
         optimizer = OPTIMIZERS[name](group(w), lr=0.1)
-        flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-        before = flags.fp32_precision
-        try:
-            flags.fp32_precision = "bf16" if lowered else before
+        with lowered_products() if lowered else contextlib.nullcontext():
             with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
                 run(optimizer, w, [gradient((32, 32), seed=i) for i in range(3)])
-        finally:
-            flags.fp32_precision = before
         return w
 
     assert torch.equal(stepped(True), stepped(False))

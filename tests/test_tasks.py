@@ -16,8 +16,6 @@ from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create, tasks
 from stiefelkit.testing import seeds
 
-torch.set_num_threads(1)
-
 TASKS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),
     ("digits", {"permuted": True, "train_size": 100}),

@@ -25,8 +25,6 @@ from stiefelkit.experiments.session import Session
 from stiefelkit.experiments.summary import summarise
 from stiefelkit.testing import seeds
 
-torch.set_num_threads(1)
-
 
 class Killed(BaseException):
     """Stands for SIGKILL: nobody may catch it."""

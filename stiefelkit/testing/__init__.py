@@ -20,6 +20,7 @@ from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, LawBroken, cases, random_coordinates
 from stiefelkit.testing.laws import LAWS
+from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "cases",
     "check_manifold",
     "check_parametrization",
+    "lowered_products",
     "parametrize_with_checks",
     "random_coordinates",
     "retraction_order",

@@ -1,8 +1,7 @@
 """The laws of the numbers: orthogonality, gradients, purity, inverses, precision."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtyp
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of, special_frames
+from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.require import double, in_double, require, require_frame, require_frame_of, same_frame, slack
 
 
@@ -188,7 +188,7 @@ def law_precision(case: Case) -> None:
     w = param(*coordinates)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         require("precision", case, torch.equal(param(*coordinates), w), "autocast changes the frame")
-    with _lowered_products():
+    with lowered_products():
         require("precision", case, torch.equal(param(*coordinates), w), "TF32 changes the frame")
     default = torch.get_default_dtype()
     try:
@@ -204,20 +204,6 @@ def law_precision(case: Case) -> None:
         kept = all(c.dtype == torch.float32 for c in carrier.coordinates.values())
         require("precision", case, layer.weight.dtype == dtype and kept, f"{dtype}: coordinates cast, or weight not")
         require_frame_of("precision", case, layer)
-
-
-@contextlib.contextmanager
-def _lowered_products() -> Iterator[None]:
-    """Permits TF32 on CUDA and bfloat16 on CPU for float32 products, as training scripts do."""
-    flags = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [flag.fp32_precision for flag in flags]
-    try:
-        for flag, lowered in zip(flags, ("tf32", "bf16"), strict=True):
-            flag.fp32_precision = lowered
-        yield
-    finally:
-        for flag, value in zip(flags, before, strict=True):
-            flag.fp32_precision = value
 
 
 def _of_free(
