@@ -4,6 +4,8 @@
 # make bench-full  the same at more sizes and over more steps, in an hour or more
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
 # make test     runs the tests
+# make test-seeds  runs them with every seed shifted, by each of SEEDS
+# make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
 # make lint     checks style, format and types
 # make format   rewrites the files as `make lint` wants them
 # make clean    removes caches and build outputs; the environment (.venv) and the runs stay
@@ -11,7 +13,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke test lint format clean
+.PHONY: demo demo-all bench bench-full bench-smoke test test-seeds test-arithmetic lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -60,9 +62,44 @@ bench-smoke: $(VENV)/.bench
 	  --bench 'drift.Frames|step_time.Parametrizations'
 	$(BIN)/python -m benchmarks.gate --subset smoke
 
-# One thread: on a small busy machine a second one makes small matrices much slower, not faster.
+# One thread a worker: on a small busy machine a second one makes small matrices much slower, not faster.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+WORKERS := 2
+PARALLEL = -n $(WORKERS) --dist worksteal
+
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL)
+
+SEEDS := 1000 77777 31337
+
+test-seeds: $(VENV)/.test
+	for offset in $(SEEDS); do \
+	  echo "STIEFELKIT_SEED_OFFSET=$$offset"; \
+	  STIEFELKIT_SEED_OFFSET=$$offset $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) || exit; \
+	done
+
+# What a law may not depend on: the instruction set of torch and of MKL, the number of threads, lowered products.
+VARIANTS := default avx2 mkl-compatible mkl-avx2 threads medium
+SET_default := ATEN_CPU_CAPABILITY=default
+SET_avx2 := ATEN_CPU_CAPABILITY=avx2
+SET_mkl-compatible := MKL_CBWR=COMPATIBLE
+SET_mkl-avx2 := MKL_CBWR=AVX2
+SET_threads := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 STIEFELKIT_TEST_THREADS=2
+SET_medium := STIEFELKIT_TEST_PRECISION=medium
+# VARIANT=rotating: one of them, by the commit.
+ROTATING = $(word $(shell echo $$((0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-6 | grep . || echo 0) \
+  % $(words $(VARIANTS)) + 1))),$(VARIANTS))
+VARIANT := all
+CHOSEN = $(if $(filter all,$(VARIANT)),$(VARIANTS),$(if $(filter rotating,$(VARIANT)),$(ROTATING),$(VARIANT)))
+ARITHMETIC := $(addprefix tests/test_,$(addsuffix .py,laws frame_optimizers scan scan_transforms goru rnn convergence))
+
+test-arithmetic: $(addprefix test-arithmetic-,$(CHOSEN))
+
+test-arithmetic-%: $(VENV)/.test
+	$(if $(SET_$*),,$(error No variant is named $*: $(VARIANTS)))
+	@echo "Variant $*: $(SET_$*)"
+	$(ONE_THREAD) $(SET_$*) $(BIN)/python -m pytest $(if $(filter threads,$*),,$(PARALLEL)) -q \
+	  -m "not no_arithmetic" $(ARITHMETIC)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -22,6 +22,7 @@ from stiefelkit.experiments.bench.problem import Problem
 from stiefelkit.experiments.bench.rows import Row
 from stiefelkit.functional import cayley, pack_skew
 from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.testing import seeds
 
 KEYS = [
     *("operation", "contender", "n", "p", "batch", "dtype", "device"),
@@ -32,7 +33,7 @@ QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 
 
 def plan(**changes) -> Plan:
-    return Plan(**{"sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+    return Plan(**{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
 
 
 def contender(row: Row) -> str:
@@ -260,7 +261,7 @@ def test_peers_stand_under_the_family_of_the_map_that_they_compute():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
     n, p = size
-    problem = Problem(n, p, batch, dtype)
+    problem = Problem(n, p, batch, dtype, seed=seeds.seed())
     g = problem.gradient()
     for name, peer in peers.peers.available().items():
         if peer.package and not GEOTORCH:
@@ -269,7 +270,7 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
             with pytest.raises(errors.DtypeError, match="real dtype"):
                 peer.enter(problem)
             continue
-        entry = peer.enter(Problem(n, p, batch, dtype))
+        entry = peer.enter(Problem(n, p, batch, dtype, seed=seeds.seed()))
         w = entry.weight()
         assert w.shape == problem.shape, name
         assert w.dtype == dtype
@@ -287,12 +288,12 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
 @pytest.mark.parametrize("size", [(6, 6), (6, 2)])
 def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
     n, p = size
-    x = Problem(n, p, dtype=dtype).tangent()
+    x = Problem(n, p, seed=seeds.seed(), dtype=dtype).tangent()
     a = x - torch.cat([x[:p].mH, x.new_zeros(n - p, p)])
     phase = torch.zeros(p, dtype=torch.float64) if dtype.is_complex else None
     ours = cayley(pack_skew(a[:p], a[p:]), n, p, phase=phase)
     found = {
-        name: peers.peers.get(name).enter(Problem(n, p, dtype=dtype)).weight()
+        name: peers.peers.get(name).enter(Problem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
         for name in ("torch_solve", "torch_orthogonal_cayley")
     }
     assert torch.allclose(found["torch_solve"], ours, atol=1e-12)
@@ -304,9 +305,10 @@ def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     n = 200
-    x = Problem(n, n, dtype=dtype).tangent()
+    problem = Problem(n, n, seed=seeds.seed(), dtype=dtype)
+    x = problem.tangent()
     peer = torch.linalg.matrix_norm(x - x.mH, 2)
-    layer = parametrizations.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(Problem(n, n, dtype=dtype))
+    layer = parametrizations.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
     a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
     assert 1.8 < peer < 2.2
     assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2
@@ -314,13 +316,14 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
 
 def test_both_householder_peers_multiply_the_same_reflectors():
     names = ("torch_householder_product", "torch_orthogonal_householder")
-    one, other = (peers.peers.get(name).enter(Problem(6, 4, dtype=torch.float64)).weight() for name in names)
+    problem = Problem(6, 4, seed=seeds.seed(), dtype=torch.float64)
+    one, other = (peers.peers.get(name).enter(problem).weight() for name in names)
     assert torch.allclose(one, other, atol=1e-12)
 
 
 def test_the_product_of_fewer_reflectors_is_theirs():
     entry = peers.peers.get("torch_householder_product").enter(
-        Problem(6, 4, dtype=torch.float64, options={"reflections": 2})
+        Problem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
     )
     below = entry.parameters[0].detach().tril(-1)
     assert below.shape == (6, 2)
@@ -330,7 +333,7 @@ def test_the_product_of_fewer_reflectors_is_theirs():
 
 
 def test_the_layer_loop_is_the_product_of_its_rotations():
-    loop = peers.peers.get("layer_loop").enter(Problem(3, 3, dtype=torch.float64))
+    loop = peers.peers.get("layer_loop").enter(Problem(3, 3, seed=seeds.seed(), dtype=torch.float64))
     (theta,) = loop.parameters
 
     def rotation(i, t):
@@ -362,9 +365,9 @@ def test_a_race_uses_the_threads_asked_for_and_gives_them_back():
 
 
 def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
-    torch.manual_seed(3)
+    torch.manual_seed(seeds.seed(3))
     expected = torch.rand(1)
-    torch.manual_seed(3)
+    torch.manual_seed(seeds.seed(3))
     list(heats(plan(operations=("forward",))))
     assert torch.equal(torch.rand(1), expected)
 

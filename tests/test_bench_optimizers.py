@@ -11,6 +11,7 @@ from stiefelkit.cli import main
 from stiefelkit.experiments.bench import optimizers
 from stiefelkit.experiments.bench.optimizers import GRADIENTS, Plan, heats
 from stiefelkit.experiments.frame_optimizers import MovedFrame, own_optimizers, peer_optimizers
+from stiefelkit.testing import seeds
 
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
 
 
 def plan(**changes) -> Plan:
-    return Plan(**{"sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+    return Plan(**{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
 
 
 def bench(words: str, *more: str) -> int:

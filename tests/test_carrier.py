@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.testing import seeds
 
 
 def make(rows=5, columns=3, **options):
@@ -143,7 +144,7 @@ def test_reset_repeats_the_scheme_and_does_not_remember_earlier_weights():
     drawn = []
     for before in ("haar", "identity"):
         sk.reset_(layer, "weight", init=before)
-        sk.reset_(layer, "weight", generator=torch.Generator().manual_seed(1))
+        sk.reset_(layer, "weight", generator=seeds.generator(1))
         drawn.append(layer.weight.detach().clone())
     assert torch.equal(*drawn)
     with pytest.raises(errors.OptionError, match="nonsense"), torch.device("meta"):
@@ -340,7 +341,7 @@ def test_a_further_parametrization_composes_on_top():
 
 def test_compiled_training_equals_eager_training():
     def train(compiled) -> Any:
-        torch.manual_seed(0)
+        torch.manual_seed(seeds.seed())
         net = nn.Sequential(make(6, 6), nn.Tanh(), make(2, 6))
         run = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)

@@ -7,6 +7,7 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.testing import seeds
 
 OPTIMIZERS = ["MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"]
 METRICS = ["canonical", "euclidean"]
@@ -14,11 +15,11 @@ DTYPES = [torch.float32, torch.complex64]
 
 
 def random(*shape, dtype, seed):
-    return torch.randn(*shape, dtype=working_dtype(dtype), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=working_dtype(dtype), generator=seeds.generator(seed))
 
 
 def haar(shape, dtype, seed):
-    return init.haar(shape, working_dtype(dtype), torch.Generator().manual_seed(seed))
+    return init.haar(shape, working_dtype(dtype), seeds.generator(seed))
 
 
 def minimise(name, objective, shape, dtype, metric, lr):

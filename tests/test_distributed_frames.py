@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import stiefelkit as sk
+from stiefelkit.testing import seeds
 
 OPTIMIZERS = {
     "MultiplicativeCayley": dict(precondition="rmsprop", momentum=0.5),
@@ -35,7 +36,7 @@ class Parts(nn.Module):
 
 def make() -> Any:
     """Two square frames of one shape, a wide one and a complex one."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeds.seed())
     layers = [sk.orthogonal(nn.Linear(8, 8), "weight", "stiefel") for _ in range(2)]
     unitary = sk.orthogonal(nn.Linear(8, 8, bias=False, dtype=torch.complex64), "weight", "stiefel")
     wide = sk.orthogonal(nn.Linear(8, 3), "weight", "stiefel")
@@ -43,7 +44,7 @@ def make() -> Any:
 
 
 def data():
-    return torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    return torch.randn(16, 8, generator=seeds.generator(1))
 
 
 def build(net, name):
@@ -129,7 +130,7 @@ def run_a_bad_gradient_on_one_rank(rank):
 
     mesh = init_device_mesh("cpu", (2,))
     for sizes in ((8,), (8, 4)):
-        torch.manual_seed(0)
+        torch.manual_seed(seeds.seed())
         net: Any = nn.Sequential(*(sk.orthogonal(nn.Linear(8, n), "weight", "stiefel") for n in sizes))
         fully_shard(net, mesh=mesh)
         optimizer = build(net, "CayleySGD")

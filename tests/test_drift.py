@@ -15,6 +15,7 @@ from stiefelkit.experiments.drift.plan import Plan
 from stiefelkit.experiments.drift.run import Curve
 from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers, start
 from stiefelkit.registry import Registry
+from stiefelkit.testing import seeds
 
 OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
 METHODS = [*OURS, "cayley_adam", "pogo", *peer_optimizers.names()]
@@ -57,7 +58,7 @@ def test_the_learning_rate_of_the_multiplicative_update_is_the_length_over_the_n
 @pytest.mark.parametrize("method", ["multiplicative_cayley", "geoopt_sgd_canonical"])
 def test_steps_along_one_gradient_stay_as_long_where_the_gradient_turns_with_the_frame(method):
     w, _ = drawn(5, 5)
-    gradient = run._gradients(Plan(gradients="rotation", dtype="float64"), 5, 5, torch.Generator().manual_seed(0))
+    gradient = run._gradients(Plan(seed=seeds.seed(), gradients="rotation", dtype="float64"), 5, 5, seeds.generator())
     moved, last, turns = start(method, w, gradient(w), 0.1), w, []
     for _ in range(4):
         moved.step(gradient(moved.frame.detach()))
@@ -107,7 +108,7 @@ def test_a_point_of_the_curve_is_the_largest_error_since_the_one_before(monkeypa
     script = iter([1.0, 9.0, 2.0, 3.0, 8.0, 4.0, 5.0])
     monkeypatch.setattr(run, "orthogonality_error", lambda w: torch.tensor(next(script)))
     monkeypatch.setattr(run, "log_grid", lambda steps: [0, 2, 6])
-    curve = run.run(Plan(steps=6), "multiplicative_cayley", 3, 3)
+    curve = run.run(Plan(seed=seeds.seed(), steps=6), "multiplicative_cayley", 3, 3)
     assert curve.errors == [1.0, 9.0, 8.0]
     assert curve.worst == 9.0 / curve.limit
     assert curve.worst_until(0) == 1.0 / curve.limit
@@ -116,7 +117,7 @@ def test_a_point_of_the_curve_is_the_largest_error_since_the_one_before(monkeypa
 def test_one_step_out_of_so_many_is_looked_at_and_every_point(monkeypatch):
     looks = []
     monkeypatch.setattr(run, "log_grid", lambda steps: [0, 4, 60])
-    run.run(Plan(steps=60, look_every=3), "cayley", 3, 3, looks.append)
+    run.run(Plan(seed=seeds.seed(), steps=60, look_every=3), "cayley", 3, 3, looks.append)
     assert {4, 60} <= set(looks)
     assert all(set(looks) & {first, first + 1, first + 2} for first in range(1, 61, 3))
     assert len(looks) <= 22
@@ -125,7 +126,8 @@ def test_one_step_out_of_so_many_is_looked_at_and_every_point(monkeypatch):
 
 def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch):
     looks = []
-    curve = run.run(Plan(steps=1000, dtype="complex64", step_length=0.1), "geoopt_sgd_canonical", 8, 8, looks.append)
+    plan = Plan(seed=seeds.seed(), steps=1000, dtype="complex64", step_length=0.1)
+    curve = run.run(plan, "geoopt_sgd_canonical", 8, 8, looks.append)
     assert len(looks) < 1000
     assert len(curve.errors) == len(curve.steps)
     assert math.isnan(curve.errors[-1])
@@ -134,7 +136,7 @@ def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch
 
 
 def test_a_curve_that_is_repeated_is_the_same():
-    plan = Plan(steps=20)
+    plan = Plan(seed=seeds.seed(), steps=20)
     one, other = (run.run(plan, "cayley_sgd", 6, 3) for _ in range(2))
     assert one == other
 
@@ -143,7 +145,7 @@ def test_gradients_are_as_named():
     w = init.haar((6, 3)).float()
 
     def source(kind):
-        return run._gradients(Plan(gradients=kind), 6, 3, torch.Generator().manual_seed(0))
+        return run._gradients(Plan(seed=seeds.seed(), gradients=kind), 6, 3, seeds.generator())
 
     random, fixed, rotation = (source(kind) for kind in ("random", "fixed", "rotation"))
     assert not torch.equal(random(w), random(w))
@@ -161,7 +163,7 @@ def test_gradients_are_as_named():
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("size", [(24, 24), (40, 8)])
 def test_our_frames_keep_their_limits_and_theirs_show_what_they_do(size, dtype, gradients):
-    plan = Plan(steps=150, dtype=dtype, gradients=gradients, step_length=0.1)
+    plan = Plan(seed=seeds.seed(), steps=150, dtype=dtype, gradients=gradients, step_length=0.1)
     for method, bound in (("multiplicative_cayley", 2.0), ("cayley_sgd", 2.0), ("multiplicative_cayley:fast", 30.0)):
         # below p = 16 single draws scatter by up to one eps
         slack = 1 / (0.3 * math.sqrt(size[1])) if size[1] < 16 else 0.0
@@ -174,7 +176,7 @@ def test_our_frames_keep_their_limits_and_theirs_show_what_they_do(size, dtype, 
 
 
 def plan(**changes):
-    return Plan(**{"steps": 3, "sizes": ((4, 4), (6, 2)), **changes})
+    return Plan(**{"seed": seeds.seed(), "steps": 3, "sizes": ((4, 4), (6, 2)), **changes})
 
 
 def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason(tmp_path):

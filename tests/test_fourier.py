@@ -5,13 +5,14 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.testing import seeds
 
 Fourier = sk.parametrizations.Fourier
 
 
 def drawn(n):
     param = Fourier((n, n), dtype=torch.complex128)
-    coordinates, chart = param.initial("arjovsky", torch.Generator().manual_seed(0))
+    coordinates, chart = param.initial("arjovsky", seeds.generator())
     param.load_chart_(chart)
     return param, *coordinates
 

@@ -1,5 +1,6 @@
 """What every optimizer of frames keeps: its formula, orthogonality, torch's habits, and all or nothing."""
 
+import contextlib
 import copy
 import io
 import math
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.testing import lowered_products, seeds
 
 OPTIMIZERS = {
     "MultiplicativeCayley": sk.optim.MultiplicativeCayley,
@@ -31,12 +33,12 @@ METRICS = ["canonical", "euclidean"]
 
 
 def frame(shape, dtype=torch.float32, seed=0):
-    exact = init.haar(shape, working_dtype(dtype), torch.Generator().manual_seed(seed))
+    exact = init.haar(shape, working_dtype(dtype), seeds.generator(seed))
     return nn.Parameter(exact.to(dtype))
 
 
 def gradient(shape, dtype=torch.float32, seed=1):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)) / shape[-2] ** 0.5
+    return torch.randn(shape, dtype=dtype, generator=seeds.generator(seed)) / shape[-2] ** 0.5
 
 
 def group(*params, metric="canonical", **settings):
@@ -250,7 +252,7 @@ def test_other_parameters_are_moved_as_torch_does(name):
 @every_optimizer
 def test_training_resumes_to_the_same_bits(name):
     def start():
-        torch.manual_seed(0)
+        torch.manual_seed(seeds.seed())
         net = nn.Sequential(
             sk.orthogonal(nn.Linear(6, 6), "weight", "stiefel"), sk.orthogonal(nn.Linear(6, 4), "weight", "stiefel")
         )
@@ -259,7 +261,7 @@ def test_training_resumes_to_the_same_bits(name):
 
     def advance(net, optimizer, schedule, steps):
         for step in steps:
-            x = torch.randn(3, 6, generator=torch.Generator().manual_seed(step))
+            x = torch.randn(3, 6, generator=seeds.generator(step))
             optimizer.zero_grad()
             net(x).square().sum().backward()
             optimizer.step()
@@ -334,7 +336,7 @@ def test_closures_missing_gradients_and_frozen_groups(name):
 
 @every_optimizer
 def test_a_grad_scaler_skips_what_overflowed_and_unscales_the_rest(name):
-    torch.manual_seed(0)
+    torch.manual_seed(seeds.seed())
     net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
     optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)  # pyright: ignore[reportPrivateImportUsage]
@@ -358,7 +360,7 @@ def test_a_grad_scaler_skips_what_overflowed_and_unscales_the_rest(name):
 @pytest.mark.parametrize("foreach", [True, False])
 def test_foreach_moves_the_others_to_the_same_place(name, foreach):
     def trained(choice):
-        torch.manual_seed(0)
+        torch.manual_seed(seeds.seed())
         net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
         optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.1), foreach=choice)
         for _ in range(3):
@@ -422,14 +424,9 @@ def test_lowered_products_and_autocast_do_not_touch_the_step(name):
     def stepped(lowered):
         w = frame((32, 32))
         optimizer = OPTIMIZERS[name](group(w), lr=0.1)
-        flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-        before = flags.fp32_precision
-        try:
-            flags.fp32_precision = "bf16" if lowered else before
+        with lowered_products() if lowered else contextlib.nullcontext():
             with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
                 run(optimizer, w, [gradient((32, 32), seed=i) for i in range(3)])
-        finally:
-            flags.fp32_precision = before
         return w
 
     assert torch.equal(stepped(True), stepped(False))
@@ -437,7 +434,7 @@ def test_lowered_products_and_autocast_do_not_touch_the_step(name):
 
 @every_optimizer
 def test_weights_of_16_bits_train_through_a_frame_of_32(name):
-    torch.manual_seed(0)
+    torch.manual_seed(seeds.seed())
     net = sk.orthogonal(nn.Linear(8, 8, dtype=torch.bfloat16), "weight", "stiefel")
     optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.01, stiefel=dict(lr=0.1)))
     for _ in range(5):
@@ -554,7 +551,7 @@ def test_a_looser_tolerance_is_kept_costs_fewer_products_and_no_orthogonality():
 
 
 def test_clipping_measures_what_moves_and_scales_everything():
-    torch.manual_seed(0)
+    torch.manual_seed(seeds.seed())
     net = sk.orthogonal(nn.Linear(5, 5), "weight", "stiefel")
     (w,) = sk.coordinates(net, "weight").values()
     g = gradient((5, 5))

@@ -11,18 +11,19 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.testing import seeds
 
 NAMES = ["MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"]
 every_optimizer = pytest.mark.parametrize("name", NAMES)
 
 
 def frame(n, p, dtype=torch.float32, seed=0) -> Any:
-    exact = init.haar((n, p), working_dtype(dtype), torch.Generator().manual_seed(seed))
+    exact = init.haar((n, p), working_dtype(dtype), seeds.generator(seed))
     return nn.Parameter(exact.to(dtype).contiguous())
 
 
 def gradient(w, seed=0, size=1.0):
-    g = torch.randn(w.shape, dtype=w.dtype, generator=torch.Generator().manual_seed(seed))
+    g = torch.randn(w.shape, dtype=w.dtype, generator=seeds.generator(seed))
     return size * g / g.norm()
 
 
@@ -134,7 +135,7 @@ def test_gradients_near_nothing_keep_the_frame(name, size):
 @pytest.mark.parametrize("n", [64, 100, 128, 200, 255, 300])
 @pytest.mark.parametrize("length", [0.1, 0.2, 0.3, 0.4, 0.47])
 def test_a_steady_rotation_with_one_fast_plane_stays_a_frame(n, length):
-    generator = torch.Generator().manual_seed(n)
+    generator = seeds.generator(n)
     u, v = torch.linalg.qr(torch.randn(n, 2, generator=generator))[0].unbind(1)
     z = torch.randn(n, n, generator=generator)
     z = z - z.mT
@@ -347,7 +348,7 @@ def test_clipping_of_huge_gradients_measures_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16, torch.float64], ids=str)
 def test_the_nearest_frame_in_every_dtype(dtype):
     for spread in (1.0, 0.01):
-        w = torch.eye(8, 5) + spread * torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+        w = torch.eye(8, 5) + spread * torch.randn(8, 5, generator=seeds.generator())
         found = sk.functional.nearest_frame(w.to(dtype))
         assert found.dtype == dtype
         assert excess(found) <= (20 if dtype == torch.float64 else 2)

@@ -18,6 +18,7 @@ from stiefelkit.functional import (
     rotate_butterfly,
 )
 from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, special_frames
 
 Givens = sk.parametrizations.Givens
@@ -136,7 +137,7 @@ def test_second_derivatives_are_right_where_sines_are_zero():
         weights = torch.arange(256, dtype=torch.float64).view(16, 16).cos()
         return torch.autograd.grad((w * weights).sum(), angle, create_graph=True)[0]
 
-    along = torch.randn(len(angle), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    along = torch.randn(len(angle), dtype=torch.float64, generator=seeds.generator())
     (ours,) = torch.autograd.grad(first(angle) @ along, angle)
     step = 1e-6
     difference = (first(angle + step * along) - first(angle - step * along)) / (2 * step)
@@ -177,7 +178,7 @@ def test_diagonal_matrices_have_no_angles(dtype):
 
 @pytest.mark.parametrize("dtype", FIELDS)
 def test_the_inverse_of_a_batch_is_that_of_its_members(dtype):
-    w = sk.init.haar((2, 3, 6, 6), dtype, torch.Generator().manual_seed(0))
+    w = sk.init.haar((2, 3, 6, 6), dtype, seeds.generator())
     found = brickwall_inverse(w)
     for i in range(2):
         for j in range(3):
@@ -222,7 +223,7 @@ def test_fewer_rotations_refuse_a_frame_outside_their_image(options):
 def test_haar_angles_make_haar_matrices(n, dtype):
     count = 20_000
     map = Givens((count, n, n), dtype=dtype)
-    coordinates, chart = map.initial("haar", torch.Generator().manual_seed(0))
+    coordinates, chart = map.initial("haar", seeds.generator())
     map.load_chart_(chart)
     w = map(*coordinates)
     # E|w_ij|^4 is 3 / (n (n + 2)) in O(n), 2 / (n (n + 1)) in U(n); E|tr W^k|^2 = k in U(n), k + [k even] in O(n).
@@ -238,8 +239,8 @@ def test_haar_angles_make_haar_matrices(n, dtype):
 @pytest.mark.parametrize("dtype", FIELDS)
 def test_haar_angles_have_the_densities_found_in_haar_matrices(dtype):
     n, count = 6, 4000
-    found, _, _ = brickwall_inverse(sk.init.haar((count, n, n), dtype, torch.Generator().manual_seed(1)))
-    (drawn, *_), _ = Givens((count, n, n), dtype=dtype).initial("haar", torch.Generator().manual_seed(2))
+    found, _, _ = brickwall_inverse(sk.init.haar((count, n, n), dtype, seeds.generator(1)))
+    (drawn, *_), _ = Givens((count, n, n), dtype=dtype).initial("haar", seeds.generator(2))
     ours, theirs = drawn.sin().square().sort(0)[0], found.sin().square().sort(0)[0]
     # Kolmogorov and Smirnov's distance of two samples; 0.044 is exceeded by chance once in a thousand.
     shares = torch.searchsorted(theirs.T.contiguous(), ours.T.contiguous()) / count
@@ -251,14 +252,14 @@ def test_haar_angles_have_the_densities_found_in_haar_matrices(dtype):
 
 def test_layers_beyond_full_capacity_stay_haar():
     map = Givens((20_000, 3, 3), dtype=torch.float64, layers=6)
-    coordinates, chart = map.initial("haar", torch.Generator().manual_seed(0))
+    coordinates, chart = map.initial("haar", seeds.generator())
     map.load_chart_(chart)
     assert torch.allclose(map(*coordinates).pow(4).mean(0), torch.tensor(0.2, dtype=torch.float64), rtol=0.06)
 
 
 def test_uniform_angles_are_eurnns():
     map = Givens((32, 32), dtype=torch.complex64)
-    (angle, phase), _ = map.initial("uniform", torch.Generator().manual_seed(0))
+    (angle, phase), _ = map.initial("uniform", seeds.generator())
     for drawn in (angle, phase):
         assert drawn.abs().max() <= math.pi
         assert abs(drawn.var().item() - math.pi**2 / 3) <= 0.5
@@ -271,7 +272,7 @@ def test_memory_does_not_grow_with_the_layers(dtype, precision):
     sizes = []
     for layers in (n, 4 * n):
         map = Givens((n, n), dtype=dtype, layers=layers, precision=precision)
-        coordinates, _ = map.initial("uniform", torch.Generator().manual_seed(0))
+        coordinates, _ = map.initial("uniform", seeds.generator())
         leaves = [c.float().requires_grad_() for c in coordinates]
         saved = {}
 
@@ -304,7 +305,7 @@ def test_aligned_rounding_errors_stay_within_bounds(fill, dtype):
 @pytest.mark.parametrize("options", [{"layers": 2}, {"layers": 20}, {}, {"layout": "fft"}])
 def test_linear_agrees_whichever_road_it_takes(options, precision):
     map = Givens((64, 50), dtype=torch.float32, precision=precision, **options)
-    (angle,), chart = map.initial("uniform", torch.Generator().manual_seed(0))
+    (angle,), chart = map.initial("uniform", seeds.generator())
     map.load_chart_(chart)
     angle = angle.float().requires_grad_()
     for rows in (1, 8, 500):

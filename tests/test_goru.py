@@ -10,6 +10,7 @@ from stiefelkit import errors
 from stiefelkit.functional import ACTIVATIONS, find_activation, goru_scan
 from stiefelkit.functional._scan import chunks
 from stiefelkit.nn import GORU
+from stiefelkit.testing import seeds
 
 DOUBLE = torch.float64
 M, N = 3, 4
@@ -25,7 +26,7 @@ def several_chunks(monkeypatch):
 
 
 def tensors(steps=5, batch=2, n=N, m=M, dtype=DOUBLE, seed=0, sizes=None):
-    source = torch.Generator().manual_seed(seed)
+    source = seeds.generator(seed)
     shapes = {
         "x": (steps, batch, m) if sizes is None else (sum(sizes), m),
         "h0": (batch, n),

@@ -12,6 +12,7 @@ import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.functional import scan
 from stiefelkit.nn import OrthogonalRNN, OrthogonalRNNCell
+from stiefelkit.testing import seeds
 
 DOUBLE, N = torch.float64, 6
 FRAME = "rnn.parametrizations.weight_hh_l0.original0"
@@ -30,7 +31,7 @@ def optimizer_of(net, gradient, **settings):
 
 
 def inputs():
-    return torch.randn(4, 7, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
+    return torch.randn(4, 7, 2, dtype=DOUBLE, generator=seeds.generator(3))
 
 
 def loss_of(net):

@@ -9,6 +9,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import householder, householder_linear, pack_trapezoid, trapezoid_size, unpack_trapezoid
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
+from stiefelkit.testing import seeds
 
 Householder = sk.parametrizations.Householder
 
@@ -79,7 +80,7 @@ def test_fewer_reflectors_refuse_a_frame_outside_their_image():
     with pytest.raises(errors.ImageError, match="reflections=6"):
         layer.weight = sk.init.haar((6, 6)).float()
     for seed in range(20):
-        sk.reset_(layer, "weight", generator=torch.Generator().manual_seed(seed))
+        sk.reset_(layer, "weight", generator=seeds.generator(seed))
         kept = layer.weight.detach().clone()
         layer.weight = kept
         assert torch.allclose(layer.weight, kept, atol=1e-6)
@@ -325,7 +326,7 @@ def test_fast_is_exact_in_float64():
 def test_truncated_products_with_short_reflections_round_trip():
     for seed in range(40):
         layer = Householder((8, 8), dtype=torch.float64, reflections=3)
-        coordinates, chart = layer.initial("haar", torch.Generator().manual_seed(seed))
+        coordinates, chart = layer.initial("haar", seeds.generator(seed))
         layer.load_chart_(chart)
         w = layer(*coordinates)
         assert (layer(*layer.right_inverse(w)) - w).norm() <= 1e-14

@@ -6,13 +6,14 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.testing import seeds
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("scheme", sorted(sk.init.SCHEMES))
 @pytest.mark.parametrize("shape", [(1, 1), (5, 5), (7, 4), (3, 6, 2)])
 def test_every_scheme_draws_frames(scheme, shape, dtype):
-    w = sk.init.draw(scheme, shape, dtype, torch.Generator().manual_seed(0))
+    w = sk.init.draw(scheme, shape, dtype, seeds.generator())
     assert w.shape == shape
     assert w.dtype == dtype
     assert orthogonality_error(w).max() < 1e-13
@@ -20,7 +21,7 @@ def test_every_scheme_draws_frames(scheme, shape, dtype):
 
 def test_haar_moments_are_those_of_the_uniform_measure():
     # E W_11 = 0, E W_11^2 = 1/n, E trace^2 = 1 for O(n), E |trace|^2 = 1 for U(n); det takes both signs.
-    generator = torch.Generator().manual_seed(0)
+    generator = seeds.generator()
     w = sk.init.haar((20000, 4, 4), torch.float64, generator)
     assert abs(w[:, 0, 0].mean()) < 0.015
     assert abs((w[:, 0, 0] ** 2).mean() - 0.25) < 0.01
@@ -32,7 +33,7 @@ def test_haar_moments_are_those_of_the_uniform_measure():
 
 def test_unit_circle_eigenvalues_have_uniform_angles():
     for dtype in (torch.float64, torch.complex128):
-        w = sk.init.draw("unit_circle", (500, 4, 4), dtype, torch.Generator().manual_seed(1))
+        w = sk.init.draw("unit_circle", (500, 4, 4), dtype, seeds.generator(1))
         angles = torch.linalg.eigvals(w).angle()
         assert abs((angles > 0).double().mean() - 0.5) < 0.05
         assert abs((angles.abs() > math.pi / 2).double().mean() - 0.5) < 0.05

@@ -3,7 +3,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.testing import parametrize_with_checks, random_coordinates
+from stiefelkit.testing import parametrize_with_checks, random_coordinates, seeds
 
 
 @parametrize_with_checks(sk.available().values())
@@ -19,7 +19,7 @@ def test_exact_frames_are_exact_at_large_sizes(name, n, dtype):
     if cls.supports((n, n), dtype) is not None:
         return
     map = cls((n, n), dtype=dtype)
-    generator = torch.Generator().manual_seed(n)
+    generator = seeds.generator(n)
     for scale in (n**-0.5, 1.0):
         w = map(*random_coordinates(map, scale, generator))
         if map.traits.exact:

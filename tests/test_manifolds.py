@@ -14,7 +14,7 @@ from stiefelkit import errors, init
 from stiefelkit.functional._stiefel_step import cayley_increment, riemannian_gradient
 from stiefelkit.manifolds import RETRACTIONS, Stiefel
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
-from stiefelkit.testing import check_manifold, retraction_order
+from stiefelkit.testing import check_manifold, retraction_order, seeds
 
 METRICS = ("canonical", "euclidean")
 DTYPES = (torch.float64, torch.complex128)
@@ -331,14 +331,14 @@ def test_optimizers_find_the_leading_eigenspace(optimizer, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
 def test_random_frames_are_haar_and_reproducible(dtype):
     manifold = Stiefel()
-    one = manifold.random(3, 5, 2, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    two = manifold.random((3, 5, 2), dtype=dtype, generator=torch.Generator().manual_seed(1))
+    one = manifold.random(3, 5, 2, dtype=dtype, generator=seeds.generator(1))
+    two = manifold.random((3, 5, 2), dtype=dtype, generator=seeds.generator(1))
     assert isinstance(one, geoopt.ManifoldTensor)
     assert one.manifold is manifold
     assert one.dtype == dtype
     assert torch.equal(one, two)
     assert manifold.check_point_on_manifold(one)
-    expected = init.haar((3, 5, 2), working_dtype(dtype), torch.Generator().manual_seed(1))
+    expected = init.haar((3, 5, 2), working_dtype(dtype), seeds.generator(1))
     assert torch.equal(one, expected.to(dtype))
     assert torch.equal(manifold.origin(5, 2, dtype=dtype), torch.eye(5, 2, dtype=dtype))
 

@@ -9,6 +9,7 @@ import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.functional import exponential, matrix_exp, skew_logarithm, skew_size, unpack_skew
 from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.testing import seeds
 
 MatrixExp = sk.parametrizations.MatrixExp
 
@@ -75,7 +76,7 @@ def test_complex_coordinates_are_those_of_hyland_and_ratsch():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_single_precision_is_exact_and_its_gradient_right(n, dtype):
     map = MatrixExp((n, n), dtype=dtype)
-    (v,), _ = map.initial("haar", torch.Generator().manual_seed(n))
+    (v,), _ = map.initial("haar", seeds.generator(n))
     v = v.float().requires_grad_()
     w = map(v)
     assert orthogonality_error(w).item() <= 1.2 * rounding_limit(n, dtype)
@@ -99,7 +100,7 @@ def test_fast_frames_keep_their_bound():
 @pytest.mark.parametrize("n", [2, 6, 33])
 def test_every_unitary_matrix_and_rotation_has_a_logarithm(n, dtype):
     eye = torch.eye(n, dtype=dtype)
-    generator = torch.Generator().manual_seed(n)
+    generator = seeds.generator(n)
     frames = [
         init.haar((n, n), dtype, generator),
         eye,
@@ -121,7 +122,7 @@ def test_every_unitary_matrix_and_rotation_has_a_logarithm(n, dtype):
 def test_angles_next_to_pi_are_told_apart(k):
     angles = [math.pi - 10.0**-k, math.pi - 10.0**-k, math.pi - 2 * 10.0**-k, math.pi]
     w = torch.block_diag(*(torch.tensor([[math.cos(t), -math.sin(t)], [math.sin(t), math.cos(t)]]) for t in angles))
-    q = init.haar((8, 8), generator=torch.Generator().manual_seed(k))
+    q = init.haar((8, 8), generator=seeds.generator(k))
     w = q @ w.double() @ q.mT
     u, _, vh = torch.linalg.svd(w)
     a, exists = skew_logarithm(u @ vh)

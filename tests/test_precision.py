@@ -9,19 +9,13 @@ import torch
 import stiefelkit as sk
 from stiefelkit.functional import polish, product, split_defect
 from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.testing import lowered_products
 
 
 @contextlib.contextmanager
 def lowered():
-    flags = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [flag.fp32_precision for flag in flags]
-    try:
-        flags[0].fp32_precision, flags[1].fp32_precision = "tf32", "bf16"
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            yield
-    finally:
-        for flag, value in zip(flags, before, strict=True):
-            flag.fp32_precision = value
+    with lowered_products(), torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
 
 
 class Weight(torch.nn.Module):

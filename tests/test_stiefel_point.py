@@ -13,6 +13,7 @@ from stiefelkit import errors, host, init
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit
 from stiefelkit.optim import geoopt_parameters, parameter_groups
 from stiefelkit.parametrizations.stiefel_point import StiefelPoint
+from stiefelkit.testing import seeds
 
 COMPLEX = pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=["real", "complex"])
 KEY = "parametrizations.weight.original0"
@@ -30,7 +31,7 @@ def frame_of(layer) -> Any:
 
 def haar(rows, columns, dtype, seed=0):
     exact = torch.complex128 if dtype.is_complex else torch.float64
-    return init.haar((rows, columns), exact, torch.Generator().manual_seed(seed))
+    return init.haar((rows, columns), exact, seeds.generator(seed))
 
 
 # Values
@@ -72,16 +73,16 @@ def test_a_wide_weight_is_the_adjoint_of_its_frame():
 @pytest.mark.parametrize("scheme", ["haar", "identity", "henaff", "unit_circle"])
 @COMPLEX
 def test_every_scheme_of_init_draws_its_frame(scheme, dtype):
-    layer = make(5, 5, dtype, init=scheme, generator=torch.Generator().manual_seed(3))
+    layer = make(5, 5, dtype, init=scheme, generator=seeds.generator(3))
     exact = torch.complex128 if dtype.is_complex else torch.float64
-    expected = init.draw(scheme, (5, 5), exact, torch.Generator().manual_seed(3))
+    expected = init.draw(scheme, (5, 5), exact, seeds.generator(3))
     assert torch.equal(layer.weight, expected.to(dtype))
 
 
 def test_restricted_is_a_draw_of_the_restricted_capacity_map():
-    drawn = make(8, 8, torch.complex64, init="restricted", generator=torch.Generator().manual_seed(3))
+    drawn = make(8, 8, torch.complex64, init="restricted", generator=seeds.generator(3))
     layer: Any = nn.Linear(8, 8, bias=False, dtype=torch.complex64)
-    fourier = sk.orthogonal(layer, "weight", "fourier", generator=torch.Generator().manual_seed(3))
+    fourier = sk.orthogonal(layer, "weight", "fourier", generator=seeds.generator(3))
     assert torch.dist(drawn.weight, fourier.weight) <= 4 * rounding_limit(8, torch.complex64)
     assert orthogonality_error(drawn.weight) <= permitted_error(8, torch.complex64)
 

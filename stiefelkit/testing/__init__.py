@@ -7,7 +7,8 @@ A third party tests a new member in two lines:
         check()
 
 or `check_parametrization(MyMap)` in a script. Each law runs on the member's `examples()`, in the dtypes that it is
-about, and a member that breaks one raises `LawBroken` with the law's name, the case and the figures.
+about, and a member that breaks some raises `LawBroken`, which lists all of them: law, case, figure and bound, seed,
+coordinates, and one line that repeats it.
 
 `check_manifold` does the same for a Stiefel manifold in geoopt's interface, and `retraction_order` measures how closely
 a retraction follows the geodesic.
@@ -16,38 +17,62 @@ a retraction follows the geodesic.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, LawBroken, cases, random_coordinates
+from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import Case, cases, random_coordinates
+from stiefelkit.testing.failure import Failure, LawBroken, drawing, last_draw, machine
 from stiefelkit.testing.laws import LAWS
+from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
+from stiefelkit.testing.numerical import require_repeats
 
 __all__ = [
     "LAWS",
     "MANIFOLD_LAWS",
     "Case",
+    "Failure",
     "LawBroken",
     "cases",
     "check_manifold",
     "check_parametrization",
+    "lowered_products",
     "parametrize_with_checks",
     "random_coordinates",
     "retraction_order",
 ]
 
 
-def check_parametrization(cls: type[OrthogonalParam], laws: Iterable[str] = tuple(LAWS)) -> None:
+def check_parametrization(
+    cls: type[OrthogonalParam],
+    laws: Iterable[str] = tuple(LAWS),
+    only: str | None = None,
+    offset: int | None = None,
+) -> None:
     """Checks a parametrization against the laws, and returns if it keeps them all.
 
     Args:
         cls: the parametrization.
         laws: names in `LAWS`, all by default.
+        only: the name of a case as failures print it, such as "Cayley-6x6-float32"; every case by default.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
 
     Raises:
-        LawBroken: names the law, the case and the figures.
+        LawBroken: lists every failure: the law, the case, figure and bound, seed, coordinates, and a line that
+            repeats it.
     """
-    for _, check in _checks([cls], laws):
-        check()
+    failures: dict[tuple[str, str], Failure] = {}
+    with seeds.shifted(offset):
+        for _, check in _checks([cls], laws, only):
+            try:
+                check()
+            except LawBroken as broken:
+                # An impure map fails many laws by the one.
+                failures |= {(each.law, each.where): each for each in broken.failures}
+    if failures:
+        raise LawBroken(*failures.values())
 
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
@@ -58,7 +83,9 @@ def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
     return pytest.mark.parametrize("check", [check for _, check in named], ids=[name for name, _ in named])
 
 
-def _checks(classes: Iterable[type[OrthogonalParam]], laws: Iterable[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _checks(
+    classes: Iterable[type[OrthogonalParam]], laws: Iterable[str], only: str | None = None
+) -> Iterator[tuple[str, Callable[[], None]]]:
     laws = list(laws)
     for law in laws:
         if law not in LAWS:
@@ -70,6 +97,11 @@ def _checks(classes: Iterable[type[OrthogonalParam]], laws: Iterable[str]) -> It
         found = cases(cls)
         if not found:
             raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
+        if only is not None:
+            names = [str(case) for case in found]
+            if only not in names:
+                raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
+            found = [case for case in found if str(case) == only]
         for case in found:
             for law in laws:
                 # Tracing takes seconds: one square, one tall and one batched frame of each field tell.
@@ -81,10 +113,55 @@ def _checks(classes: Iterable[type[OrthogonalParam]], laws: Iterable[str]) -> It
 
 
 def _run(law: str, case: Case) -> None:
+    with drawing(), torch.random.fork_rng(devices=[]):
+        failure = _failure(law, case)
+        if failure is not None:
+            raise LawBroken(failure)
+
+
+def _failure(law: str, case: Case) -> Failure | None:
+    torch.manual_seed(seeds.seed())
     try:
         LAWS[law](case)
-    except LawBroken:
-        raise
+    except LawBroken as broken:
+        failure = broken.failures[0]
     except Exception as error:
         first_line = str(error).partition("\n")[0]
-        raise LawBroken(f"{law}: {case}: {type(error).__name__}: {first_line}") from error
+        failure = Failure(law, str(case), f"{type(error).__name__}: {first_line}")
+    else:
+        return None
+    details, line = _details(case), _line(law, case)
+    if law != "pure" and _is_impure(case):
+        # The same coordinates give other bits: whatever else was found follows from it, or cannot be told.
+        return _failure("pure", case) or failure.with_details(details, line)
+    return failure.with_details(details, line)
+
+
+def _is_impure(case: Case) -> bool:
+    try:
+        require_repeats(case, *case.random(1.0))
+    except LawBroken:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def _details(case: Case) -> list[str]:
+    cls = case.cls
+    return [
+        f"{cls.__module__}.{cls.__qualname__}, shape {case.shape}, {case.dtype}, options {dict(case.options)}",
+        machine(),
+        *([str(last_draw())] if last_draw() else []),
+    ]
+
+
+def _line(law: str, case: Case) -> str:
+    cls = case.cls
+    # A class of a script or inside a function has to be in scope already.
+    is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
+    known = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
+    return (
+        f"{known}from stiefelkit.testing import check_parametrization; "
+        f"check_parametrization({cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()})"
+    )

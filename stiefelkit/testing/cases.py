@@ -11,15 +11,13 @@ from stiefelkit import attach, init
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.testing import seeds
+from stiefelkit.testing.failure import record
 
-__all__ = ["Case", "LawBroken", "carrier_of", "cases", "layer_of", "random_coordinates", "special_frames"]
-
-
-class LawBroken(AssertionError):
-    """A parametrization does not keep one of the laws."""
+__all__ = ["Case", "carrier_of", "cases", "layer_of", "random_coordinates", "special_frames"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     """One member at one shape, with options and a dtype.
 
@@ -42,9 +40,11 @@ class Case:
     def drawn(self, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with coordinates and chart of its default scheme."""
         param = self.build()
-        coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(seed))
+        coordinates, chart = param.initial(param.schemes[0], seeds.generator(seed))
         param.load_chart_(chart)
-        return param, param.rounded(coordinates)
+        coordinates = param.rounded(coordinates)
+        record(f"{self!r}.drawn({seed})", param.coordinates, coordinates)
+        return param, coordinates
 
     def random(self, scale: float, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with Gaussian coordinates of the given size, on the chart of its default scheme.
@@ -52,13 +52,21 @@ class Case:
         Coordinates that must stay on a manifold are Haar frames, of any size.
         """
         param, _ = self.drawn(seed)
-        return param, random_coordinates(param, scale, torch.Generator().manual_seed(seed + 1))
+        coordinates = random_coordinates(param, scale, seeds.generator(seed + 1))
+        record(f"{self!r}.random({scale!r}, {seed})", param.coordinates, coordinates)
+        return param, coordinates
 
     def equal(self, fill: float) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with all coordinates equal, but for those that must stay on a manifold, as drawn."""
         param, coordinates = self.drawn()
         bound = [name in param.manifolds for name in param.coordinates]
-        return param, tuple(c if b else torch.full_like(c, fill) for c, b in zip(coordinates, bound, strict=True))
+        coordinates = tuple(c if b else torch.full_like(c, fill) for c, b in zip(coordinates, bound, strict=True))
+        record(f"{self!r}.equal({fill!r})", param.coordinates, coordinates)
+        return param, coordinates
+
+    def __repr__(self) -> str:
+        """Python that makes the case, where the class, Case and torch are known."""
+        return f"Case({self.cls.__name__}, {self.shape}, {self.dtype}, {self.options})"
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
@@ -116,8 +124,12 @@ class _Layer(nn.Module):
 def layer_of(case: Case, seed: int = 0) -> Any:
     """Makes a module whose `weight` is the case's frame and whose forward returns it."""
     layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype))
-    generator = torch.Generator().manual_seed(seed)
-    return attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
+    generator = seeds.generator(seed)
+    layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
+    if not layer.weight.is_meta:
+        coordinates = carrier_of(layer).coordinates
+        record(f"layer_of({case!r}, {seed})", coordinates, tuple(coordinates.values()))
+    return layer
 
 
 def carrier_of(layer: nn.Module) -> CoordinateList:
@@ -128,7 +140,7 @@ def carrier_of(layer: nn.Module) -> CoordinateList:
 def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
     """Frames at which maps tend to fail, beside Haar ones."""
     dtype, (n, p) = working_dtype(case.dtype), case.shape[-2:]
-    generator = torch.Generator().manual_seed(11)
+    generator = seeds.generator(11)
     eye = torch.eye(n, p, dtype=dtype)
     reflection = torch.eye(n, dtype=dtype) - 2 / n * torch.ones(n, n, dtype=dtype)
     for name, w in {
@@ -139,7 +151,13 @@ def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
         "a reflection": reflection[:, :p],
         "a sign change": eye * torch.tensor([(-1.0) ** j for j in range(p)], dtype=dtype),
     }.items():
-        yield name, w.expand(case.shape).clone()
+        yield _recorded(case, name, w.expand(case.shape).clone())
     for scheme in ("haar", "unit_circle"):
-        yield scheme, init.draw(scheme, case.shape, dtype, generator)
-    yield "a frame within tolerance", init.haar(case.shape, dtype, generator) * (1 + rounding_limit(p, case.dtype))
+        yield _recorded(case, scheme, init.draw(scheme, case.shape, dtype, generator))
+    loose = init.haar(case.shape, dtype, generator) * (1 + rounding_limit(p, case.dtype))
+    yield _recorded(case, "a frame within tolerance", loose)
+
+
+def _recorded(case: Case, name: str, w: Tensor) -> tuple[str, Tensor]:
+    record(f"the inverse of dict(special_frames({case!r}))[{name!r}]", ["w"], [w])
+    return name, w

@@ -12,6 +12,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     "gradients": numerical.law_gradients,
     "second_derivatives": numerical.law_second_derivatives,
     "pure": numerical.law_pure,
+    "threads": numerical.law_threads,
     "batch": numerical.law_batch,
     "round_trip": numerical.law_round_trip,
     "finite_gradients": numerical.law_finite_gradients,

@@ -13,7 +13,8 @@ from torch import Tensor
 from stiefelkit import init
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
-from stiefelkit.testing.cases import LawBroken
+from stiefelkit.testing import seeds
+from stiefelkit.testing.failure import Failure, LawBroken, machine
 
 if TYPE_CHECKING:
     from geoopt import Manifold
@@ -62,11 +63,19 @@ class _Sample:
     def tolerance(self) -> float:
         return 50 * torch.finfo(self.w.dtype).eps * self.w.shape[-1] ** 0.5
 
-    def require(self, holds: bool, found: str) -> None:
+    def require(self, holds: bool, found: str, figure: float | None = None, bound: float | None = None) -> None:
         """Raises LawBroken with what was found unless the law holds."""
         if not holds:
             shape, dtype = "x".join(map(str, self.w.shape)), str(self.w.dtype).removeprefix("torch.")
-            raise LawBroken(f"{self.law}: {self.manifold!r}-{shape}-{dtype}: {found}.")
+            raise LawBroken(
+                Failure(self.law, f"{self.manifold!r}-{shape}-{dtype}", found, figure, bound, (machine(),), self.line)
+            )
+
+    @property
+    def line(self) -> str:
+        """Python that repeats the law on this sample, where `manifold` is the instance."""
+        on = f"[{self.law!r}], [{tuple(self.w.shape)}], [{self.w.dtype}], {seeds.seed()}"
+        return f"import torch; from stiefelkit.testing import check_manifold; check_manifold(manifold, {on})"
 
     def require_equal(self, a: Tensor, b: Tensor, what: str, scale: float = 1.0) -> None:
         """Requires two tensors to be equal up to rounding."""
@@ -74,20 +83,23 @@ class _Sample:
             a.shape == b.shape and a.dtype == b.dtype, f"{what}: {a.shape}, {a.dtype} for {b.shape}, {b.dtype}"
         )
         off = torch.linalg.vector_norm((a - b).to(working_dtype(a.dtype))).item()
-        self.require(off <= scale * self.tolerance, f"{what} is {off:.2g} off")
+        permitted = scale * self.tolerance
+        self.require(off <= permitted, f"{what} is {off:.2g} off", off, permitted)
 
     def require_frame(self, w: Tensor, what: str) -> None:
         """Requires the rounding limit, and the shape and dtype of the sample."""
         self.require(w.shape == self.w.shape and w.dtype == self.w.dtype, f"{what} has {tuple(w.shape)}, {w.dtype}")
         error, permitted = orthogonality_error(w).max().item(), permitted_error(w.shape[-1], w.dtype)
-        self.require(error <= permitted, f"{what}: ||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}")
+        found = f"{what}: ||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}"
+        self.require(error <= permitted, found, error, permitted)
 
     def require_tangent(self, w: Tensor, u: Tensor, what: str) -> None:
         """Requires W^H U to be skew up to rounding."""
         s = w.to(working_dtype(w.dtype)).mH @ u.to(working_dtype(w.dtype))
         off = torch.linalg.matrix_norm(s + s.mH).max().item()
         permitted = self.tolerance * max(1.0, torch.linalg.vector_norm(u).item())
-        self.require(off <= permitted, f"{what}: ||W^H U + U^H W||_F = {off:.2g}, permitted {permitted:.2g}")
+        found = f"{what}: ||W^H U + U^H W||_F = {off:.2g}, permitted {permitted:.2g}"
+        self.require(off <= permitted, found, off, permitted)
 
 
 def law_projections(s: _Sample) -> None:
@@ -231,6 +243,7 @@ def check_manifold(
     laws: Iterable[str] = tuple(MANIFOLD_LAWS),
     shapes: Iterable[tuple[int, ...]] = _SHAPES,
     dtypes: Iterable[torch.dtype] = _DTYPES,
+    offset: int | None = None,
 ) -> None:
     """Checks a Stiefel manifold in geoopt's interface against the laws, and returns if it keeps them all.
 
@@ -239,30 +252,43 @@ def check_manifold(
         laws: names in `MANIFOLD_LAWS`, all by default.
         shapes: of frames, (*, n, p).
         dtypes: of frames.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
 
     Raises:
-        LawBroken: names the law, the manifold, shape and dtype, and the figures.
+        LawBroken: lists every failure: the law, the manifold, shape and dtype, the figures, the seed, and a line that
+            repeats it.
         UnknownNameError: no law has that name.
     """
     laws, dtypes = list(laws), list(dtypes)
     for law in laws:
         if law not in MANIFOLD_LAWS:
             raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, MANIFOLD_LAWS)}")
-    for shape in shapes:
-        for dtype in dtypes:
-            for law in laws:
-                sample = _sample(law, manifold, shape, dtype)
-                try:
-                    MANIFOLD_LAWS[law](sample)
-                except LawBroken:
-                    raise
-                except Exception as error:
-                    first_line = str(error).partition("\n")[0]
-                    sample.require(False, f"{type(error).__name__}: {first_line}")
+    failures: list[Failure] = []
+    with seeds.shifted(offset):
+        for shape in shapes:
+            for dtype in dtypes:
+                for law in laws:
+                    failures += _failures(_sample(law, manifold, shape, dtype))
+    if failures:
+        raise LawBroken(*failures)
+
+
+def _failures(sample: _Sample) -> Sequence[Failure]:
+    try:
+        try:
+            MANIFOLD_LAWS[sample.law](sample)
+        except LawBroken:
+            raise
+        except Exception as error:
+            first_line = str(error).partition("\n")[0]
+            sample.require(False, f"{type(error).__name__}: {first_line}")
+    except LawBroken as broken:
+        return broken.failures
+    return ()
 
 
 def _sample(law: str, manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype) -> _Sample:
-    generator, wide = torch.Generator().manual_seed(0), working_dtype(dtype)
+    generator, wide = seeds.generator(), working_dtype(dtype)
     w = init.haar(shape, wide, generator)
     drawn = (torch.randn(shape, dtype=wide, generator=generator) for _ in range(3))
     u, v, g = (_direction(w, z)[1] if k < 2 else z / z.norm() for k, z in enumerate(drawn))

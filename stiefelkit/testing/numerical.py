@@ -1,8 +1,8 @@
 """The laws of the numbers: orthogonality, gradients, purity, inverses, precision."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -11,8 +11,27 @@ from stiefelkit import init
 from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of, special_frames
-from stiefelkit.testing.require import double, in_double, require, require_frame, require_frame_of, same_frame, slack
+from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import Case, carrier_of, layer_of, random_coordinates, special_frames
+from stiefelkit.testing.derivatives import (
+    of_free,
+    require_along,
+    require_derivatives,
+    require_second_along,
+    require_second_derivatives,
+)
+from stiefelkit.testing.failure import record
+from stiefelkit.testing.lowered import lowered_products
+from stiefelkit.testing.require import (
+    double,
+    in_double,
+    require,
+    require_frame,
+    require_frame_of,
+    require_within,
+    same_frame,
+    slack,
+)
 
 
 def law_frames(case: Case) -> None:
@@ -27,23 +46,23 @@ def law_frames(case: Case) -> None:
             require_frame("frames", case, w, lambda param=param, c=coordinates: in_double(case, param)(*double(c)))
         else:
             error, bound = orthogonality_error(w).max().item(), param.error_bound(*coordinates)
-            require("frames", case, error <= bound, f"||W^H W - I||_F = {error:.3g}, its own bound {bound:.3g}")
+            require_within("frames", case, error, bound, "by its own bound, ||W^H W - I||_F =")
 
 
 def law_gradients(case: Case) -> None:
     """In float64 gradients equal finite differences; in float32 those of float64, at coordinates x 1, x 100, x 1e4."""
     if case.dtype in (torch.float64, torch.complex128):
         param, coordinates = case.random(1.0)
-        fn, leaves = _of_free(param, coordinates)
+        fn, leaves = of_free(param, coordinates)
         if math.prod(case.shape) <= 64:
-            require("gradients", case, _agrees(torch.autograd.gradcheck, fn, leaves), "gradcheck fails")
+            require_derivatives("gradients", case, fn, leaves)
         else:
-            _check_direction(case, fn, leaves)
+            require_along("gradients", case, fn, leaves)
         return
     fast = case.build().precision == "fast"
     for scale, tolerance in ((1.0, 1e-3),) if fast else ((1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
         param, coordinates = case.random(scale)
-        g = torch.randn(case.shape, generator=torch.Generator().manual_seed(2), dtype=working_dtype(case.dtype))
+        g = torch.randn(case.shape, generator=seeds.generator(2), dtype=working_dtype(case.dtype))
         _compare_gradients(case, param, coordinates, g, scale, tolerance)
     # Nearly normal to the manifold: the tangent part is small, so the yardstick is the whole of dL/dW.
     param, coordinates = case.random(1.0)
@@ -58,16 +77,26 @@ def law_second_derivatives(case: Case) -> None:
     if case.dtype not in (torch.float64, torch.complex128) or case.shape[-1] * case.shape[-2] > 40:
         return
     param, coordinates = case.random(1.0)
-    fn, leaves = _of_free(param, coordinates)
+    fn, leaves = of_free(param, coordinates)
     if param.traits.twice_differentiable:
-        require("second_derivatives", case, _agrees(torch.autograd.gradgradcheck, fn, leaves), "gradgradcheck fails")
+        every = math.prod(case.shape) <= 40
+        (require_second_derivatives if every else require_second_along)("second_derivatives", case, fn, leaves)
         return
     first = torch.autograd.grad(fn(*leaves).abs().square().sum(), leaves, create_graph=True)
     try:
         torch.autograd.grad(torch.stack([f.square().sum() for f in first]).sum(), leaves)
     except RuntimeError:
         return
-    raise LawBroken(f"second_derivatives: {case} declares none and gives some.")
+    require("second_derivatives", case, False, "it declares none and gives some")
+
+
+def require_repeats(case: Case, param: OrthogonalParam, coordinates: tuple[Tensor, ...]) -> None:
+    """Requires the same bits from the same coordinates, with other ones in between."""
+    first = param(*coordinates)
+    param(*(2 * c for c in coordinates))
+    again = param(*coordinates)
+    off = torch.linalg.vector_norm((again - first).detach().to(working_dtype(case.dtype))).item()
+    require("pure", case, torch.equal(first, again), f"two calls that differ by {off:.3g}", off, 0.0)
 
 
 def law_pure(case: Case) -> None:
@@ -75,9 +104,7 @@ def law_pure(case: Case) -> None:
     param, coordinates = case.random(1.0)
     before = [c.clone() for c in coordinates]
     chart = {name: value.clone() for name, value in param.chart.items()}
-    first = param(*coordinates)
-    param(*(2 * c for c in coordinates))
-    require("pure", case, torch.equal(first, param(*coordinates)), "two calls that differ")
+    require_repeats(case, param, coordinates)
     same = all(torch.equal(a, b) for a, b in zip(before, coordinates, strict=True))
     same = same and all(torch.equal(value, param.chart[name]) for name, value in chart.items())
     require("pure", case, same, "inputs or chart changed by forward")
@@ -87,6 +114,36 @@ def law_pure(case: Case) -> None:
             poisoned[-1] = float("nan")
             w = param(*coordinates[:i], poisoned.view(c.shape), *coordinates[i + 1 :])
             require("pure", case, bool(torch.isnan(w).any()), f"NaN swallowed in {list(param.coordinates)[i]}")
+
+
+def law_threads(case: Case) -> None:
+    """Four threads at once, with products lowered, get the frames and gradients that one gets alone, bit by bit."""
+    count, rounds = 4, 3
+    param, _ = case.drawn()
+    drawn = [random_coordinates(param, 1.0, seeds.generator(14 + k)) for k in range(count)]
+    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
+
+    def results(coordinates: tuple[Tensor, ...]) -> list[Tensor]:
+        leaves = [c.detach().requires_grad_() for c in coordinates]
+        w = param(*leaves)
+        return [w.detach(), *torch.autograd.grad(w, leaves, g)]
+
+    def work(k: int) -> list[list[Tensor]]:
+        with lowered_products():
+            together.wait()
+            return [results(drawn[k]) for _ in range(rounds)]
+
+    alone = [results(coordinates) for coordinates in drawn]
+    together = threading.Barrier(count)
+    with ThreadPoolExecutor(count) as pool:
+        found = list(pool.map(work, range(count)))
+    names = ["the frame", *(f"the gradient of {name}" for name in param.coordinates)]
+    for k, expected in enumerate(alone):
+        record(f"thread {k} of law_threads({case!r})", param.coordinates, drawn[k])
+        for name, b, *of_rounds in zip(names, expected, *found[k], strict=True):
+            for a in of_rounds:
+                off = torch.linalg.vector_norm((a - b).to(working_dtype(a.dtype))).item()
+                require("threads", case, torch.equal(a, b), f"{name} in a thread is off by {off:.3g}", off, 0.0)
 
 
 def law_batch(case: Case) -> None:
@@ -101,7 +158,7 @@ def law_batch(case: Case) -> None:
         single.load_chart_({name: value.flatten(0, depth - 1)[i] for name, value in param.chart.items()})
         off = torch.linalg.matrix_norm((single(*own) - w[i]).to(working_dtype(case.dtype))).item()
         permitted = same_frame(case) + slack(param, coordinates)
-        require("batch", case, off <= permitted, f"{off:.2g} off the loop")
+        require_within("batch", case, off, permitted, "off the loop by")
 
 
 def law_round_trip(case: Case) -> None:
@@ -117,7 +174,7 @@ def law_round_trip(case: Case) -> None:
             param.right_inverse(param(*coordinates))
         except ImageError:
             return
-        raise LawBroken(f"round_trip: {case} declares no right inverse and gives one.")
+        require("round_trip", case, False, "it declares no right inverse and gives one")
     for name, exact in special_frames(case):
         param = case.build()
         w = exact.to(case.dtype)
@@ -131,7 +188,7 @@ def law_round_trip(case: Case) -> None:
         require("round_trip", case, dtypes == declared, f"coordinates of {dtypes}, declared {declared}")
         off = torch.linalg.matrix_norm((param(*coordinates) - w).to(exact.dtype)).max().item()
         permitted = limit + orthogonality_error(w).max().item() + slack(param, coordinates)
-        require("round_trip", case, off <= permitted, f"{name} comes back {off:.2g} away, permitted {permitted:.2g}")
+        require_within("round_trip", case, off, permitted, f"{name} comes back away by")
     param, coordinates = case.drawn()
     w = param(*coordinates).detach()
     kept = w.clone()
@@ -139,7 +196,7 @@ def law_round_trip(case: Case) -> None:
     back = param(*coordinates)
     off = torch.linalg.matrix_norm((back - w).to(working_dtype(case.dtype))).max().item()
     permitted = limit + orthogonality_error(w).max().item() + slack(param, coordinates)
-    require("round_trip", case, off <= permitted, f"its own frame comes back {off:.2g} away")
+    require_within("round_trip", case, off, permitted, "its own frame comes back away by")
     require("round_trip", case, torch.equal(w, kept), "right_inverse changes its argument")
     chart = {name: value.clone() for name, value in param.chart.items()}
     poisoned = w.clone()
@@ -151,7 +208,7 @@ def law_round_trip(case: Case) -> None:
             same = all(torch.equal(value, param.chart[key]) for key, value in chart.items())
             require("round_trip", case, same, f"refusing {name} changes the chart")
             continue
-        raise LawBroken(f"round_trip: {case} takes {name}, which is no frame of its shape.")
+        require("round_trip", case, False, f"it takes {name}, which is no frame of its shape")
 
 
 def law_finite_gradients(case: Case) -> None:
@@ -159,7 +216,7 @@ def law_finite_gradients(case: Case) -> None:
     for fill in (0.0, 1.0, 1e4):
         param, coordinates = case.equal(fill)
         leaves = tuple(c.requires_grad_() for c in coordinates)
-        g = torch.randn(case.shape, generator=torch.Generator().manual_seed(3), dtype=case.dtype)
+        g = torch.randn(case.shape, generator=seeds.generator(3), dtype=case.dtype)
         grads = torch.autograd.grad(param(*leaves), leaves, g)
         require("finite_gradients", case, all(bool(torch.isfinite(x).all()) for x in grads), f"coordinates = {fill}")
 
@@ -173,7 +230,7 @@ def law_decay(case: Case) -> None:
         return
     layer = layer_of(case)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=2.0)
-    target = init.haar(case.shape, working_dtype(case.dtype), torch.Generator().manual_seed(4)).to(case.dtype)
+    target = init.haar(case.shape, working_dtype(case.dtype), seeds.generator(4)).to(case.dtype)
     for _ in range(30):
         optimizer.zero_grad()
         (layer.weight - target).abs().square().sum().backward()
@@ -187,7 +244,7 @@ def law_precision(case: Case) -> None:
     w = param(*coordinates)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         require("precision", case, torch.equal(param(*coordinates), w), "autocast changes the frame")
-    with _lowered_products():
+    with lowered_products():
         require("precision", case, torch.equal(param(*coordinates), w), "TF32 changes the frame")
     default = torch.get_default_dtype()
     try:
@@ -203,60 +260,6 @@ def law_precision(case: Case) -> None:
         kept = all(c.dtype == torch.float32 for c in carrier.coordinates.values())
         require("precision", case, layer.weight.dtype == dtype and kept, f"{dtype}: coordinates cast, or weight not")
         require_frame_of("precision", case, layer)
-
-
-@contextlib.contextmanager
-def _lowered_products() -> Iterator[None]:
-    """Permits TF32 on CUDA and bfloat16 on CPU for float32 products, as training scripts do."""
-    flags = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [flag.fp32_precision for flag in flags]
-    try:
-        for flag, lowered in zip(flags, ("tf32", "bf16"), strict=True):
-            flag.fp32_precision = lowered
-        yield
-    finally:
-        for flag, value in zip(flags, before, strict=True):
-            flag.fp32_precision = value
-
-
-def _of_free(
-    param: OrthogonalParam, coordinates: tuple[Tensor, ...]
-) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """The map of free leaves: its coordinates, with X at 0 in place of each frame S, which is exp(X - X^H) S then."""
-    bound = [name in param.manifolds for name in param.coordinates]
-
-    def leaf(c: Tensor, is_bound: bool) -> Tensor:
-        n = c.shape[-2] if is_bound else 0
-        return (c.new_zeros(*c.shape[:-2], n, n) if is_bound else c).requires_grad_()
-
-    def fn(*leaves: Tensor) -> Tensor:
-        moved = zip(leaves, coordinates, bound, strict=True)
-        return param(*(torch.matrix_exp(x - x.mH) @ c if is_bound else x for x, c, is_bound in moved))
-
-    return fn, tuple(map(leaf, coordinates, bound))
-
-
-def _check_direction(case: Case, param: Callable[..., Tensor], leaves: tuple[Tensor, ...]) -> None:
-    """Compares the gradient with a central difference along one random direction."""
-    generator = torch.Generator().manual_seed(12)
-    g = torch.randn(case.shape, generator=generator, dtype=case.dtype)
-    along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
-
-    def value(step: float) -> float:
-        with torch.no_grad():
-            w = param(*(c + step * d for c, d in zip(leaves, along, strict=True)))
-        return (w * g.conj()).sum().real.item()
-
-    grads = torch.autograd.grad(param(*leaves), leaves, g)
-    ours = sum((a.conj() * d).sum().real.item() for a, d in zip(grads, along, strict=True))
-    size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
-    difference = (value(1e-5) - value(-1e-5)) / 2e-5
-    found = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}"
-    require("gradients", case, abs(ours - difference) <= 1e-6 * size, found)
-
-
-def _agrees(check: Callable[..., bool], param: Callable[..., Tensor], leaves: tuple[Tensor, ...]) -> bool:
-    return check(lambda *c: param(*c), leaves, rtol=1e-5, atol=1e-7, raise_exception=False)
 
 
 def _compare_gradients(
@@ -277,5 +280,4 @@ def _compare_gradients(
         off = torch.linalg.vector_norm(a.to(b.dtype) - b).item()
         # A single column or phase may have no gradient at all.
         permitted = tolerance * yardstick + torch.finfo(torch.float32).tiny
-        found = f"coordinates x {scale:g}: off by {off:.2g}, permitted {permitted:.2g}"
-        require("gradients", case, off <= permitted, found)
+        require_within("gradients", case, off, permitted, f"coordinates x {scale:g}: off by")

@@ -14,8 +14,9 @@ from stiefelkit import attach
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import working_dtype
-from stiefelkit.testing.cases import Case, LawBroken, carrier_of, layer_of
-from stiefelkit.testing.require import require, require_frame, same_frame, slack
+from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import Case, carrier_of, layer_of
+from stiefelkit.testing.require import require, require_frame, require_within, same_frame, slack
 
 
 def law_schemes(case: Case) -> None:
@@ -25,7 +26,7 @@ def law_schemes(case: Case) -> None:
         for _ in range(2):
             param = case.build()
             try:
-                coordinates, chart = param.initial(scheme, torch.Generator().manual_seed(5))
+                coordinates, chart = param.initial(scheme, seeds.generator(5))
             except ImageError:
                 require("schemes", case, not param.traits.onto, f"{scheme} cannot be drawn, though declared onto")
                 break
@@ -47,11 +48,11 @@ def law_linear(case: Case) -> None:
         return
     param, coordinates = case.random(1.0)
     for leading in ((), (5,), (2, 3)):
-        x = torch.randn(*leading, p, generator=torch.Generator().manual_seed(6), dtype=case.dtype)
+        x = torch.randn(*leading, p, generator=seeds.generator(6), dtype=case.dtype)
         y, expected = param.linear(x, *coordinates), x @ param(*coordinates).mT
         off = (torch.linalg.vector_norm(y - expected) / torch.linalg.vector_norm(expected)).item()
         permitted = 8 * torch.finfo(case.dtype).eps + slack(param, coordinates)
-        require("linear", case, off <= permitted, f"{off:.2g} relative")
+        require_within("linear", case, off, permitted, "relative to x @ W.mT off by")
 
 
 def law_checkpoint(case: Case) -> None:
@@ -77,7 +78,7 @@ def law_checkpoint(case: Case) -> None:
             layer.load_state_dict(wrong)
         except StiefelkitError:
             continue
-        raise LawBroken(f"checkpoint: {case} loads {why} without an error.")
+        require("checkpoint", case, False, f"it loads {why} without an error")
     # safetensors know no complex128
     if importlib.util.find_spec("safetensors") and torch.complex128 not in {value.dtype for value in state.values()}:
         from safetensors.torch import load, save
@@ -96,7 +97,7 @@ def law_checkpoint(case: Case) -> None:
         empty.load_state_dict(state)
         require("checkpoint", case, torch.equal(empty.weight, w), "loading after to_empty changes the weight")
         return
-    raise LawBroken(f"checkpoint: {case} is read after to_empty.")
+    require("checkpoint", case, False, "it is read after to_empty")
 
 
 def law_functional_call(case: Case) -> None:
@@ -117,27 +118,27 @@ def law_functional_call(case: Case) -> None:
         alone = read({name: value[i] for name, value in stacked.items()})
         off = torch.linalg.matrix_norm((together[i] - alone).to(working_dtype(case.dtype))).max().item()
         permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())
-        require("functional_call", case, off <= permitted, f"vmap is {off:.2g} off the loop")
+        require_within("functional_call", case, off, permitted, "vmap is off the loop by")
 
 
 def law_compile(case: Case) -> None:
     """torch.compile(fullgraph=True) and torch.export give the weight and the gradient of eager mode."""
     layer = layer_of(case)
-    g = torch.randn(case.shape, generator=torch.Generator().manual_seed(10), dtype=case.dtype)
+    g = torch.randn(case.shape, generator=seeds.generator(10), dtype=case.dtype)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     carrier = carrier_of(layer)
     permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())
     w, expected = compiled(), layer()
     off = torch.linalg.matrix_norm((w - expected).detach().to(working_dtype(case.dtype))).max().item()
-    require("compile", case, off <= permitted, f"the compiled weight is {off:.2g} off")
+    require_within("compile", case, off, permitted, "the compiled weight is off by")
     parameters = list(layer.parameters())
     ours, eager = (torch.autograd.grad(x, parameters, g) for x in (w, expected))
     close = all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(ours, eager, strict=True))
     require("compile", case, close, "the compiled gradient is off")
     exported = torch.export.export(layer, ()).module()()
     off = torch.linalg.matrix_norm((exported - expected).detach().to(working_dtype(case.dtype))).max().item()
-    require("compile", case, off <= permitted, f"the exported weight is {off:.2g} off")
+    require_within("compile", case, off, permitted, "the exported weight is off by")
 
 
 def law_contract(case: Case) -> None:
@@ -155,7 +156,7 @@ def law_contract(case: Case) -> None:
     except TypeError:
         pass
     else:
-        raise LawBroken(f"contract: {case} takes an option that nobody knows.")
+        require("contract", case, False, "it takes an option that nobody knows")
     n, p = case.shape[-2:]
     unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
     for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:
@@ -163,7 +164,7 @@ def law_contract(case: Case) -> None:
             case.build(shape, dtype)
         except StiefelkitError:
             continue
-        raise LawBroken(f"contract: {case} takes shape {shape} and {dtype}.")
+        require("contract", case, False, f"it takes shape {shape} and {dtype}")
 
 
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,32 @@ from torch import Tensor
 
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, LawBroken, carrier_of
+from stiefelkit.testing.cases import Case, carrier_of
+from stiefelkit.testing.failure import Failure, LawBroken
 
-__all__ = ["double", "in_double", "require", "require_frame", "require_frame_of", "same_frame", "slack"]
+__all__ = [
+    "double",
+    "in_double",
+    "require",
+    "require_frame",
+    "require_frame_of",
+    "require_within",
+    "same_frame",
+    "slack",
+]
 
 
-def require(law: str, case: Case, holds: bool, found: str) -> None:
+def require(
+    law: str, case: Case, holds: bool, found: str, figure: float | None = None, bound: float | None = None
+) -> None:
     """Raises LawBroken with what was found unless the law holds."""
     if not holds:
-        raise LawBroken(f"{law}: {case}: {found}.")
+        raise LawBroken(Failure(law, str(case), found, figure, bound))
+
+
+def require_within(law: str, case: Case, figure: float, bound: float, what: str) -> None:
+    """Raises LawBroken unless what is measured stays within what is permitted."""
+    require(law, case, figure <= bound, f"{what} {figure:.3g}, permitted {bound:.3g}", figure, bound)
 
 
 def require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tensor]) -> None:
@@ -28,7 +45,7 @@ def require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tenso
         if orthogonality_error(exact).max().item() <= permitted_error(w.shape[-1], exact.dtype):
             rounded = orthogonality_error(exact.to(w.dtype)).max().item()
             permitted = max(permitted, 1.2 * rounded + torch.finfo(w.dtype).eps)
-    require(law, case, error <= permitted, f"||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}")
+    require_within(law, case, error, permitted, "||W^H W - I||_F =")
 
 
 def require_frame_of(law: str, case: Case, layer: Any) -> None:

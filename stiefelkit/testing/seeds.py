@@ -1,10 +1,12 @@
 """Where laws and tests take their randomness from: one number in the environment shifts every seed."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 
-__all__ = ["OFFSET", "generator", "seed"]
+__all__ = ["OFFSET", "generator", "seed", "shifted"]
 
 OFFSET = "STIEFELKIT_SEED_OFFSET"
 """The environment variable that is added to every seed; a law that holds, holds under any."""
@@ -18,3 +20,18 @@ def seed(number: int = 0) -> int:
 def generator(number: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator seeded with `seed(number)`."""
     return torch.Generator(device).manual_seed(seed(number))
+
+
+@contextlib.contextmanager
+def shifted(offset: int | None) -> Iterator[None]:
+    """Context with another offset, for child processes too; None leaves it as it is."""
+    before = os.environ.get(OFFSET)
+    if offset is not None:
+        os.environ[OFFSET] = str(offset)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[OFFSET] = before
+        elif offset is not None:
+            os.environ.pop(OFFSET, None)

@@ -1,0 +1,137 @@
+"""Derivatives against finite differences, with the figure when they differ."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import Case
+from stiefelkit.testing.require import require, require_within
+
+__all__ = ["of_free", "require_along", "require_derivatives", "require_second_along", "require_second_derivatives"]
+
+_RELATIVE, _ABSOLUTE, _STEP = 1e-5, 1e-7, 1e-6
+
+Map = Callable[..., Tensor]
+
+
+def of_free(param: OrthogonalParam, coordinates: tuple[Tensor, ...]) -> tuple[Map, tuple[Tensor, ...]]:
+    """The map of free leaves: its coordinates, with X at 0 in place of each frame S, which is exp(X - X^H) S then."""
+    bound = [name in param.manifolds for name in param.coordinates]
+
+    def leaf(c: Tensor, is_bound: bool) -> Tensor:
+        n = c.shape[-2] if is_bound else 0
+        return (c.new_zeros(*c.shape[:-2], n, n) if is_bound else c).requires_grad_()
+
+    def fn(*leaves: Tensor) -> Tensor:
+        moved = zip(leaves, coordinates, bound, strict=True)
+        return param(*(torch.matrix_exp(x - x.mH) @ c if is_bound else x for x, c, is_bound in moved))
+
+    return fn, tuple(map(leaf, coordinates, bound))
+
+
+def require_derivatives(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+    """Requires gradcheck; where it fails, says which entry of the Jacobian is off the most."""
+    _check(law, case, torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),), leaves)
+
+
+def require_second_derivatives(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+    """Requires gradgradcheck; where it fails, says which entry of the second derivatives is off the most."""
+    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype).requires_grad_()
+    count = len(leaves)
+
+    def gradient(*both: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(fn(*both[:count]), both[:count], both[count], create_graph=True)
+
+    _check(law, case, torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g))
+
+
+def require_along(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+    """Compares the gradient with a central difference along one random direction."""
+    _check_along(law, case, lambda *c: (fn(*c),), leaves)
+
+
+def require_second_along(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+    """Compares the gradient of the gradient with a central difference along one random direction."""
+    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
+
+    def gradient(*c: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            c = tuple(x if x.requires_grad else x.requires_grad_() for x in c)
+            return torch.autograd.grad(fn(*c), c, g, create_graph=True)
+
+    _check_along(law, case, gradient, leaves)
+
+
+def _check_along(law: str, case: Case, fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
+    generator = seeds.generator(12)
+    along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
+    found = fn(*leaves)
+    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in found]
+
+    def value(step: float) -> float:
+        with torch.no_grad():
+            moved = fn(*(c + step * d for c, d in zip(leaves, along, strict=True)))
+            return sum((y * g.conj()).sum().real.item() for y, g in zip(moved, gs, strict=True))
+
+    grads = torch.autograd.grad(found, leaves, gs)
+    ours = sum((a.conj() * d).sum().real.item() for a, d in zip(grads, along, strict=True))
+    size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
+    difference = (value(1e-5) - value(-1e-5)) / 2e-5
+    what = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}: off by"
+    require_within(law, case, abs(ours - difference), 1e-6 * size, what)
+
+
+def _check(
+    law: str,
+    case: Case,
+    check: Callable[..., bool],
+    fn: Map,
+    leaves: tuple[Tensor, ...],
+    measured: Callable[..., tuple[Tensor, ...]],
+    inputs: tuple[Tensor, ...],
+) -> None:
+    options: dict[str, Any] = {"rtol": _RELATIVE, "atol": _ABSOLUTE}
+
+    def plain(*c: Tensor) -> Tensor:
+        return fn(*c)
+
+    if check(plain, leaves, raise_exception=False, **options):
+        return
+    figure, bound, entry = _worst(measured, inputs)
+    require_within(law, case, figure, bound, f"{check.__name__} fails, {entry} is off by")
+    try:
+        check(plain, leaves, **options)
+    except Exception as error:
+        require(law, case, False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
+    require(law, case, False, f"{check.__name__} fails, and passes when it is asked again")
+
+
+def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> tuple[float, float, str]:
+    """The entry of the Jacobian over real numbers that is furthest beyond its bound: by how much, the bound, where."""
+    sizes = [_real(c).numel() for c in inputs]
+
+    def of(v: Tensor) -> Tensor:
+        return torch.cat([_real(y) for y in fn(*map(_like, v.split(sizes), inputs))])
+
+    v = torch.cat([_real(c.detach()) for c in inputs]).requires_grad_()
+    y = of(v)
+    ours = torch.stack([torch.autograd.grad(each, v, retain_graph=True)[0] for each in y])
+    steps = _STEP * torch.eye(v.numel(), dtype=v.dtype)
+    columns = [(of(v + step).detach() - of(v - step).detach()) / (2 * _STEP) for step in steps]
+    theirs = torch.stack(columns, dim=1)
+    off, bound = (ours - theirs).abs(), _ABSOLUTE + _RELATIVE * theirs.abs()
+    i, j = divmod(int((off / bound).nan_to_num(torch.inf).argmax()), v.numel())
+    entry = f"d y[{i}] / d x[{j}] = {ours[i, j].item():.8g}, by differences {theirs[i, j].item():.8g},"
+    return off[i, j].item(), bound[i, j].item(), entry
+
+
+def _real(c: Tensor) -> Tensor:
+    return (torch.view_as_real(c.resolve_conj()) if c.is_complex() else c).flatten()
+
+
+def _like(v: Tensor, c: Tensor) -> Tensor:
+    return torch.view_as_complex(v.view(*c.shape, 2)) if c.is_complex() else v.view(c.shape)

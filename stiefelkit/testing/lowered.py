@@ -1,0 +1,145 @@
+"""Float32 products lowered as training scripts lower them, on any machine."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["lowered_products"]
+
+# Which arguments of an operator are factors; what is added to the product is not rounded.
+_FACTORS = {
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::mv": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::_addmm_activation": (1, 2),
+    "aten::addbmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::addmv": (1, 2),
+}
+# Kernels that multiply matrices out of Python's sight, unless they are entered with the mode on.
+_MULTIPLIES_INSIDE = ("aten::linalg_matrix_exp",)
+_LOWERED = {"cuda": "tf32", "cpu": "bf16"}
+_LOCK = threading.Lock()
+# What the flags were at each entry that has not been left yet, in order.
+_entered: list[dict[str, str]] = []
+
+
+@contextlib.contextmanager
+def lowered_products() -> Iterator[None]:
+    """Context in which float32 products are lowered to TF32 on CUDA and to bfloat16 on the CPU, where code allows it.
+
+    Sets the flags of torch's backends as `torch.set_float32_matmul_precision("medium")` does, and sets them back. Many
+    a CPU ignores its flag: there a stand-in rounds the factors of float32 and complex64 products to the ten bits of
+    TF32, while the flag says lowered at the time of the product, so that code which takes the flag back is let alone.
+
+    The flags are the process's. The stand-in reaches the thread that enters, its backward passes included; other
+    threads enter themselves. Where they overlap, the last one out sets the flags back.
+    """
+    with _LOCK:
+        stand_in = _Rounding(frozenset(kind for kind in _LOWERED if _is_ignored(kind)))
+        before = {kind: _own(_flags(kind)) for kind in _LOWERED}
+        _entered.append(before)
+        for kind, lowered in _LOWERED.items():
+            _flags(kind).fp32_precision = lowered
+    try:
+        with stand_in:
+            yield
+    finally:
+        with _LOCK:
+            k = next(k for k, own in enumerate(_entered) if own is before)
+            del _entered[k]
+            if k < len(_entered):
+                _entered[k].update(before)  # who entered later sets back what was found here
+            else:
+                for kind, value in before.items():
+                    _flags(kind).fp32_precision = value
+
+
+class _Rounding(TorchDispatchMode):
+    """Rounds the factors of products on devices of the given kinds, whose hardware ignores the flag."""
+
+    def __init__(self, kinds: frozenset[str]):
+        super().__init__()
+        self.kinds = kinds
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # torch.compile refuses to trace under other modes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        factors = _FACTORS.get(name.rstrip("_"))
+        if factors is not None:
+            found = [self._lowered(a) if i in factors else a for i, a in enumerate(args)]
+            return func(*found, **kwargs)
+        if types or not self.kinds:
+            return func(*args, **kwargs)
+        if name in _MULTIPLIES_INSIDE or func.namespace not in ("aten", "prim", "prims"):
+            key = _key(args)
+            if key is not None:
+                with _Rounding(self.kinds):
+                    return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+        elif func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+        ):
+            # In inference mode a matmul arrives whole.
+            with _Rounding(self.kinds):
+                return func.decompose(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _lowered(self, a: Any) -> Any:
+        plain = type(a) in (Tensor, torch.nn.Parameter)
+        if not plain or a.dtype not in (torch.float32, torch.complex64) or a.device.type not in self.kinds:
+            return a
+        return a if _flags(a.device.type).fp32_precision in ("ieee", "none") else _to_ten_bits(a)
+
+
+def _key(args: Any) -> Any:
+    kinds = {a.device.type for a in args if isinstance(a, Tensor)}
+    return {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(kinds.pop()) if kinds else None
+
+
+def _to_ten_bits(a: Tensor) -> Tensor:
+    """Rounds float32, or the parts of complex64, to the nearest number with ten bits behind the point."""
+    if a.is_complex():
+        return torch.view_as_complex(_to_ten_bits(torch.view_as_real(a.resolve_conj())))
+    a = a.resolve_neg().contiguous()
+    bits = a.view(torch.int32)
+    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
+    return torch.where(torch.isfinite(a), rounded.view(torch.float32), a)
+
+
+def _flags(kind: str) -> Any:
+    return torch.backends.cuda.matmul if kind == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def _own(flags: Any) -> str:
+    """What a flag is set to; "none" if it reads something else by a wider flag, which it must go on to follow."""
+    value = flags.fp32_precision
+    flags.fp32_precision = "none"
+    is_inherited = flags.fp32_precision == value
+    flags.fp32_precision = value
+    return "none" if is_inherited else value
+
+
+@functools.cache
+def _is_ignored(kind: str) -> bool:
+    """Whether devices of this kind multiply in full precision whatever their flag says."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        return False
+    flags, n = _flags(kind), 128
+    a = torch.linspace(1.0, 2.0, n * n, device=kind).view(n, n)
+    before, found = _own(flags), []
+    for value in ("ieee", _LOWERED[kind]):
+        flags.fp32_precision = value
+        found.append(a @ a)
+    flags.fp32_precision = before
+    return torch.equal(*found)

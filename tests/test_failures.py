@@ -1,0 +1,148 @@
+"""A broken law says what is needed to see it again."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from stiefelkit.manifolds import Stiefel
+from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.testing import Case, LawBroken, cases, check_manifold, check_parametrization, seeds
+
+
+class Small(Cayley):
+    @classmethod
+    def examples(cls):
+        return [((3, 3), {}), ((12, 12), {"precision": "fast"})]
+
+
+class Loose(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * (1 + 1e-3 * torch.rand(()))
+
+
+class Stretched(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * 1.01
+
+
+class WrongGradient(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(skew + 1e-3 * (skew - skew.detach()), phase)
+
+
+class WrongHessian(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(skew + 1e-3 * (skew - skew.detach()) * skew.detach().sum(), phase)
+
+
+class Raising(Small):
+    def forward(self, skew, phase=None):
+        raise ArithmeticError(f"no luck with {skew.numel()} coordinates")
+
+
+def failures(cls, *args: Any, **options: Any):
+    with pytest.raises(LawBroken) as caught:
+        check_parametrization(cls, *args, **options)
+    assert str(caught.value) == "\n".join(map(str, caught.value.failures))
+    return caught.value.failures
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+@pytest.mark.parametrize(
+    ("cls", "law"),
+    [
+        (Stretched, "frames"),
+        (Stretched, "round_trip"),
+        (WrongGradient, "gradients"),
+        (WrongHessian, "second_derivatives"),
+        (Raising, "pure"),
+    ],
+)
+def test_the_printed_line_repeats_the_failure(cls, law, offset):
+    for failure in failures(cls, [law], offset=offset):
+        with pytest.raises(LawBroken) as again:
+            exec(failure.line, {})
+        (found,) = again.value.failures
+        assert str(found) == str(failure)
+
+
+def test_a_line_for_a_class_that_cannot_be_imported_needs_it_in_scope():
+    class Local(Stretched):
+        pass
+
+    failure = failures(Local, ["frames"])[0]
+    with pytest.raises(LawBroken, match=re.escape(str(failure))):
+        exec(failure.line, {"Local": Local})
+
+
+def test_a_failure_says_where_with_what_and_by_how_much():
+    (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64", offset=7)
+    text = str(failure)
+    assert text.startswith("frames: Stretched-3x3-float64: ||W^H W - I||_F = ")
+    for part in ("test_failures.Stretched", "shape (3, 3)", "torch.float64", "options {}", f"{seeds.OFFSET}=7"):
+        assert part in text
+    assert failure.figure > failure.bound > 0
+    assert f"figure {failure.figure!r}, bound {failure.bound!r}" in text
+    assert "skew = torch.tensor([" in text
+    (large,) = failures(Stretched, ["frames"], only="Stretched-12x12-float64-precision=fast")
+    assert "torch.tensor([" not in str(large)
+
+
+def test_the_words_that_draw_the_coordinates_draw_them():
+    (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64")
+    how, values = re.search(r"coordinates: (Case\(.*?\)\.\w+\(.*?\)): skew = (.*)", str(failure)).groups()  # type: ignore[union-attr]
+    _, (skew,) = eval(how, {"Case": Case, "Stretched": Stretched, "torch": torch})
+    assert torch.equal(skew, eval(values, {"torch": torch}))
+
+
+@pytest.mark.parametrize(("cls", "law"), [(WrongGradient, "gradients"), (WrongHessian, "second_derivatives")])
+def test_derivatives_that_fail_have_a_figure(cls, law):
+    for failure in failures(cls, [law], only=f"{cls.__name__}-3x3-float64"):
+        assert re.search(r"d y\[\d+\] / d x\[\d+\] = \S+, by differences \S+, is off by", failure.found)
+        assert failure.figure > failure.bound
+
+
+@pytest.mark.parametrize("law", ["frames", "gradients", "linear", "batch", "pure"])
+def test_an_impure_map_is_called_impure_whatever_law_it_was_asked_for(law):
+    class Batched(Loose):
+        @classmethod
+        def examples(cls):
+            return [((2, 3, 3), {})]
+
+    cls = Batched if law == "batch" else Loose
+    for failure in failures(cls, [law]):
+        assert failure.law == "pure"
+        assert "two calls that differ" in failure.found
+
+
+def test_all_failures_are_listed_once_each():
+    found = failures(Stretched, ["frames", "round_trip"])
+    assert len({(failure.law, failure.where) for failure in found}) == len(found)
+    names = {str(case) for case in cases(Stretched)}
+    assert {failure.where for failure in found if failure.law == "frames"} == names
+    assert {failure.law for failure in failures(Loose, ["frames", "gradients", "linear"])} == {"pure"}
+    with pytest.raises(LawBroken, match=r"^pure: .*no luck with 3 coordinates"):
+        check_parametrization(Raising, ["pure"])
+
+
+def test_a_case_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="did you mean"):
+        check_parametrization(Small, only="Small-3x3-float31")
+
+
+class Doubled(Stiefel):
+    def retr(self, x, u):
+        return super().retr(x, 2 * u)
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_the_printed_line_repeats_the_failure_of_a_manifold(offset):
+    manifold = Doubled()
+    with pytest.raises(LawBroken) as caught:
+        check_manifold(manifold, ["retraction", "geodesic"], [(4, 2), (5, 3)], [torch.float64], offset)
+    assert len(caught.value.failures) > 2
+    for failure in caught.value.failures:
+        with pytest.raises(LawBroken, match=re.escape(str(failure))):
+            exec(failure.line, {"manifold": manifold})
