@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -88,12 +89,16 @@ def test_reflectors_map_with_a_diagonal_of_any_rank(batch, dtype):
     for fewer in range(len(batch) + 1):
         d = drawn(*batch[fewer:], p, dtype=dtype.to_real(), number=1)
         given = {"phase": d} if dtype.is_complex else {"signs": d.sign()}
-        found = torch.vmap(lambda v, given=given: householder(v, n, k, p, dtype=dtype, **given))(v)
-        equal(found, torch.stack([householder(one, n, k, p, dtype=dtype, **given) for one in v]))
         key = next(iter(given))
+        found = torch.vmap(lambda v, d=given[key], key=key: _by_diagonal(v, n, k, p, dtype, key, d))(v)
+        equal(found, torch.stack([_by_diagonal(one, n, k, p, dtype, key, given[key]) for one in v]))
         many = torch.stack([given[key], -given[key]], dim=-1)
-        found = torch.vmap(lambda d: householder(v[0], n, k, p, dtype=dtype, **{key: d}), in_dims=-1)(many)
-        equal(found, torch.stack([householder(v[0], n, k, p, dtype=dtype, **{key: d}) for d in many.unbind(-1)]))
+        one = partial(_by_diagonal, v[0], n, k, p, dtype, key)
+        equal(torch.vmap(one, in_dims=-1)(many), torch.stack([one(d) for d in many.unbind(-1)]))
+
+
+def _by_diagonal(v, n, k, p, dtype, key, d):
+    return householder(v, n, k, p, dtype=dtype, **{key: d})
 
 
 def test_signs_are_not_written_to():
@@ -139,9 +144,8 @@ def _networks():
 
 
 def _by_name(nets, kind):
-    return [
-        (pairs[0][0], *(t for _, t in pairs)) for pairs in zip(*(getattr(net, kind)() for net in nets), strict=True)
-    ]
+    pairs = zip(*(getattr(net, kind)() for net in nets), strict=True)
+    return [(each[0][0], *(t for _, t in each)) for each in pairs]
 
 
 @pytest.mark.parametrize("steps", [3, 12])

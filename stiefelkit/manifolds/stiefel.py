@@ -34,8 +34,8 @@ class Stiefel(geoopt.Manifold):
 
     Methods have geoopt's names and arguments: `x`, `y` are frames, `u`, `v` tangent vectors, of shape (*, n, p),
     float32, float64, complex64 or complex128. Of a direction that is not tangent the tangent part counts.
-    `projx` and "polar" are once differentiable, `logmap` and `dist` not at all, all else any number of times;
-    derivatives by a frame are right for its tangent directions.
+    `logmap` and `dist` are not differentiable, all else is any number of times; derivatives by a frame are right for
+    its tangent directions.
 
     Args:
         metric: "canonical" or "euclidean".
@@ -88,8 +88,9 @@ class Stiefel(geoopt.Manifold):
         return f"{self.metric}, {self.retraction}"
 
     def projx(self, x: Tensor) -> Tensor:
-        """Returns the frame nearest to X, any matrix of full column rank: its orthogonal polar factor."""
-        return polar_factor(x.to(working_dtype(x.dtype))).to(x.dtype)
+        """Returns the frame nearest to X, any finite matrix of full column rank: its orthogonal polar factor."""
+        self._assert_check_shape(x.shape, "x")
+        return polar_factor(x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Projects a matrix on the tangent space, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2."""
