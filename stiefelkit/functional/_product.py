@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function
 
 __all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
@@ -96,7 +97,9 @@ class FullPrecision:
             self._lowering.release()
 
 
-def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def opaque(
+    like: Callable[..., Any], *, dims: tuple[int, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of tensors an operator that tracing does not look into, in full precision.
 
     The function may branch on values. It takes any number of leading batch dimensions, needs annotations for its
@@ -105,6 +108,8 @@ def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
 
     Args:
         like: empty results for given arguments, for tracing.
+        dims: how many dimensions of the first arguments, all tensors, are no batch dimensions; to be told where batch
+            dimensions broadcast. The others must have the same number of them.
     """
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +120,7 @@ def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
 
         op = torch.library.custom_op(f"stiefelkit::{fn.__name__.lstrip('_')}", in_full_precision, mutates_args=())
         op.register_fake(like)
-        op.register_vmap(functools.partial(_batched, op))
+        op.register_vmap(functools.partial(_batched, op, dims))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
@@ -133,17 +138,22 @@ def is_plain(*args: Any) -> bool:
     return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
 
 
-def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+def _batched(op: Any, dims: tuple[int, ...], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Moves the batch dimension of every tensor to the front, where the operator takes it."""
     moved = [
         a if not isinstance(a, Tensor) else a.movedim(d, 0) if d is not None else a.expand(info.batch_size, *a.shape)
         for a, d in zip(args, in_dims, strict=True)
     ]
+    # Broadcasting aligns last dimensions: behind the new one all need as many as the longest has.
+    most = max((a.dim() - 1 - k for a, k in zip(moved, dims, strict=False)), default=0)
+    for i, k in enumerate(dims):
+        a = moved[i]
+        moved[i] = a.reshape(a.shape[0], *(1,) * (most + 1 + k - a.dim()), *a.shape[1:])
     found = op(*moved)
     return found, (0 if isinstance(found, Tensor) else tuple(0 for _ in found))
 
 
-@opaque(lambda a, b: a @ b)
+@opaque(lambda a, b: a @ b, dims=(2, 2))
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
@@ -172,7 +182,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
     Returns:
         A @ B, shape (*, m, n).
+
+    Raises:
+        ShapeError: A or B is a vector or a number.
     """
+    if a.dim() < 2 or b.dim() < 2:
+        raise ShapeError(
+            f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."
+        )
     if a.dtype in (torch.float64, torch.complex128):
         return a @ b
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):

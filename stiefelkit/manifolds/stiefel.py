@@ -13,11 +13,14 @@ from stiefelkit.errors import DtypeError, ImageError, NotAFrameError, OptionErro
 from stiefelkit.functional import polar_factor, polish
 from stiefelkit.manifolds.geodesics import canonical_logarithm, geodesic
 from stiefelkit.manifolds.retractions import RETRACTIONS, tangent
-from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.metrics import defect, orthogonality_error, rounding_limit, working_dtype
 
 __all__ = ["Stiefel"]
 
 _ALPHA = {"canonical": 1, "euclidean": 2}
+_REACH = 3e-5
+"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance, and 3/4 of the square of it, which a
+polish leaves, is below half the rounding limit of float32 up to p = 600."""
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -34,8 +37,11 @@ class Stiefel(geoopt.Manifold):
 
     Methods have geoopt's names and arguments: `x`, `y` are frames, `u`, `v` tangent vectors, of shape (*, n, p),
     float32, float64, complex64 or complex128. Of a direction that is not tangent the tangent part counts.
-    `projx` and "polar" are once differentiable, `logmap` and `dist` not at all, all else any number of times;
-    derivatives by a frame are right for its tangent directions.
+    Steps are taken from frames only: from what is further off than three times the tolerance of
+    `check_point_on_manifold` they raise NotAFrameError on the CPU; on other devices, where no value is read, and under
+    torch.func and torch.compile they end in NaN.
+    `logmap` and `dist` are not differentiable, all else is any number of times; derivatives by a frame are right for
+    its tangent directions.
 
     Args:
         metric: "canonical" or "euclidean".
@@ -88,8 +94,9 @@ class Stiefel(geoopt.Manifold):
         return f"{self.metric}, {self.retraction}"
 
     def projx(self, x: Tensor) -> Tensor:
-        """Returns the frame nearest to X, any matrix of full column rank: its orthogonal polar factor."""
-        return polar_factor(x.to(working_dtype(x.dtype))).to(x.dtype)
+        """Returns the frame nearest to X, any finite matrix of full column rank: its orthogonal polar factor."""
+        self._assert_check_shape(x.shape, "x")
+        return polar_factor(x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Projects a matrix on the tangent space, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2."""
@@ -175,10 +182,10 @@ class Stiefel(geoopt.Manifold):
         return geodesic(w, u, *vectors, alpha=_ALPHA[self.metric])
 
     def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-        w, *wide = torch.broadcast_tensors(*_widened(x, *vectors))
+        w, *wide = _widened(x, *vectors)
         single = x.dtype != w.dtype
-        # The rounding of a float32 frame would stay in every later one.
-        moved, *carried = along(polish(w) if single else w, *wide)
+        w, *wide = torch.broadcast_tensors(_checked(w, x.dtype), *wide)
+        moved, *carried = along(w, *wide)
         moved = moved if single else polish(moved)
         return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
 
@@ -267,6 +274,28 @@ class Stiefel(geoopt.Manifold):
         s = w.mH @ wide
         permitted = atol + rtol * torch.linalg.matrix_norm(wide)
         return _judged("||W^H U + U^H W||_F", torch.linalg.matrix_norm(s + s.mH), permitted)
+
+
+def _checked(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
+    with torch.no_grad():
+        off = defect(w)
+        norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
+        p = w.shape[-1]
+        permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
+        is_readable = w.device.type == "cpu" and not torch.compiler.is_compiling()
+        if is_readable and not torch._C._are_functorch_transforms_active():
+            worst = norms.max().item() if norms.numel() else 0.0
+            if not worst <= permitted:
+                raise NotAFrameError(
+                    f"Stiefel needs a frame to move, ||W^H W - I||_F <= {permitted:.2g}, got {worst:.2g}; projx gives "
+                    "the nearest."
+                )
+            correction = w @ off if dtype != w.dtype else None
+        else:
+            correction = torch.where(norms <= permitted, w @ off if dtype != w.dtype else 0.0, torch.nan)
+    # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
+    return w if correction is None else torch.sub(w, correction, alpha=0.5)
 
 
 def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
