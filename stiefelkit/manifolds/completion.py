@@ -1,10 +1,10 @@
 r"""Completions of a frame to a unitary matrix with the shortest logarithm, in float64 or complex128.
 
-V = [Y, Z] is unitary, Y its first p columns, and L = log V is skew with eigenvalues in i [-pi, pi]. All completions are
-V diag(I, Phi), with det V = 1 where real. The function F = ||L||_F^2 / 2 of the completion has the gradient C, the lower
-right block of L, and the Hessian X -> P h(ad_L) X, h(i t) = (t / 2) cot(t / 2) <= 1, where P takes the lower right
-block: at a minimum C = 0, and exp(t L) takes the first p columns of the identity to Y along a geodesic of the canonical
-metric, of length sqrt(F). A shortest geodesic is the least of the minima.
+V = [Y, Z] is unitary, Y its first p columns, and L = log V is skew with eigenvalues in i [-pi, pi]. All completions
+are V diag(I, Phi), with det V = 1 where real. The function F = ||L||_F^2 / 2 of the completion has the gradient C, the
+lower right block of L, and the Hessian X -> P h(ad_L) X, h(i t) = (t / 2) cot(t / 2) <= 1, where P takes the lower
+right block. At a minimum C = 0, and exp(t L) takes the first p columns of the identity to Y along a geodesic of the
+canonical metric, of length sqrt(F); the least of the minima is a shortest one.
 """
 
 import cmath
@@ -124,7 +124,7 @@ def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: Tensor) -> tuple[Tenso
 
 
 def _curvature(t: Tensor) -> Tensor:
-    """h of all differences: (x / 2) cot(x / 2), which falls to minus infinity at 2 pi."""
+    """Takes h of all differences, x / 2 cot(x / 2), which falls to minus infinity at 2 pi."""
     x = (t.unsqueeze(-1) - t.unsqueeze(-2)) / 2
     small = x.abs() < 1e-4
     return torch.where(small, 1 - x * x / 3, x / torch.where(small, 1.0, x).tan()).clamp(min=-1e6)
@@ -136,59 +136,6 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _times(a: Tensor, x: Tensor) -> Tensor:
     return a[..., None, None] * x
-
-
-def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """Steihaug's conjugate gradients: a step within the radius, and by how much F should fall."""
-    low = q[..., -c.shape[-1] :, :]
-    curvature = _curvature(t)
-
-    def bent(x: Tensor) -> Tensor:
-        y = low @ (curvature * (low.mH @ x.to(low.dtype) @ low)) @ low.mH
-        y = y if c.is_complex() else y.real
-        # Rounding's Hermitian part would grow: the curvature says nothing of it.
-        return (y - y.mH) / 2
-
-    x, r, d = torch.zeros_like(c), c, -c
-    going = torch.ones_like(radius, dtype=torch.bool)
-    square = start = _inner(r, r)
-    enough = start * start.clamp(1e-12, 1e-2)
-    for _ in range(_MOST_INNER):
-        hd = bent(d)
-        bend, dd, xd, xx = _inner(d, hd), _inner(d, d), _inner(x, d), _inner(x, x)
-        alpha = square / bend
-        over = (bend <= 0) | (xx + 2 * alpha * xd + alpha * alpha * dd >= radius * radius)
-        to_edge = ((xd * xd + dd * (radius * radius - xx)).clamp(min=0).sqrt() - xd) / dd
-        alpha = torch.where(going, torch.where(over, to_edge, alpha), 0.0)
-        x = x + _times(alpha, d)
-        r = torch.where(going[..., None, None], r + _times(alpha, hd), r)
-        before, square = square, _inner(r, r)
-        going = going & ~over & (square > enough)
-        if not going.any():
-            break
-        d = torch.where(going[..., None, None], _times(square / before, d) - r, d)
-    return x, -_inner(c, x) - _inner(x, bent(x)) / 2
-
-
-def _curvature(t: Tensor) -> Tensor:
-    """h of all differences: (x / 2) cot(x / 2), which falls to minus infinity at 2 pi."""
-    x = (t.unsqueeze(-1) - t.unsqueeze(-2)) / 2
-    small = x.abs() < 1e-4
-    return torch.where(small, 1 - x * x / 3, x / torch.where(small, 1.0, x).tan()).clamp(min=-1e6)
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a.conj() * b).real.sum((-2, -1))
-
-
-def _times(a: Tensor, x: Tensor) -> Tensor:
-    return a[..., None, None] * x
-
-
-def _corner(t: Tensor, q: Tensor, p: int, real: bool) -> Tensor:
-    c = _logarithm(t, q[..., p:, :])
-    c = c.real if real else c
-    return (c - c.mH) / 2
 
 
 def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:

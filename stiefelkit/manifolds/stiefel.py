@@ -174,9 +174,10 @@ class Stiefel(geoopt.Manifold):
         w, end = torch.broadcast_tensors(*_widened(x, y))
         u, found = canonical_logarithm(polish(w), polish(end))
         if missing == "raise" and not found.all():
-            reflected = n == p and not w.is_complex() and (torch.linalg.det(w) * torch.linalg.det(end) < 0)[~found].any()
+            reflected = n == p and not w.is_complex() and torch.linalg.det(w.mH @ end)[~found].lt(0).any()
             remedy = "their determinants differ" if reflected else "projx gives the nearest frames"
-            raise ImageError(f"Stiefel.logmap needs frames that a geodesic joins, got none{_members(~found)}; {remedy}.")
+            which = _members(~found)
+            raise ImageError(f"Stiefel.logmap needs frames that a geodesic joins, got none{which}; {remedy}.")
         return u.to(x.dtype)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False, missing: str = "raise") -> Tensor:
