@@ -11,7 +11,8 @@ from torch import Tensor
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, ImageError, NotAFrameError, OptionError, ShapeError, did_you_mean
 from stiefelkit.functional import polar_factor, polish
-from stiefelkit.manifolds.geodesics import canonical_logarithm, geodesic
+from stiefelkit.manifolds.geodesics import geodesic
+from stiefelkit.manifolds.logarithms import canonical_logarithm
 from stiefelkit.manifolds.retractions import RETRACTIONS, tangent
 from stiefelkit.metrics import defect, orthogonality_error, rounding_limit, working_dtype
 
@@ -155,28 +156,40 @@ class Stiefel(geoopt.Manifold):
         """Projects V on the tangent space at Y."""
         return self.proju(y, v)
 
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Finds a tangent vector at X whose geodesic ends at Y, the shortest if Y is near (or n = p).
+    def logmap(self, x: Tensor, y: Tensor, *, missing: str = "raise") -> Tensor:
+        """Finds a tangent vector at X whose geodesic ends at Y, checked to end there.
 
-        Square frames in both metrics; tall ones in the canonical metric only, by iteration.
+        The shortest where n = p or where it is short, see `canonical_logarithm`; beyond that the shortest of several.
+        Where many are shortest, as between the poles of a sphere, one of them. Square frames in both metrics, tall ones
+        in the canonical metric only.
+
+        Args:
+            x: frames.
+            y: frames.
+            missing: what is done where there is none: "raise", or "nan" for NaN in these members of the batch.
 
         Raises:
             NotImplementedError: tall frames in the Euclidean metric.
-            ImageError: square real frames with different determinants, or the iteration found none.
+            ImageError: square real frames have different determinants, or what is no frame; names the members.
+            OptionError: `missing` is neither "raise" nor "nan".
         """
+        if missing not in ("raise", "nan"):
+            raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {missing!r}.')
         n, p = x.shape[-2:]
         if n > p and self.metric == "euclidean":
             raise NotImplementedError('Stiefel.logmap needs metric="canonical" for tall frames, got "euclidean".')
         w, end = torch.broadcast_tensors(*_widened(x, y))
         u, found = canonical_logarithm(polish(w), polish(end))
-        if not found.all():
-            remedy = "take a point between" if n > p else "their determinants differ"
-            raise ImageError(f"Stiefel.logmap needs frames that a short geodesic joins, got none; {remedy}.")
+        if missing == "raise" and not found.all():
+            reflected = n == p and not w.is_complex() and torch.linalg.det(w.mH @ end)[~found].lt(0).any()
+            remedy = "their determinants differ" if reflected else "projx gives the nearest frames"
+            which = _members(~found)
+            raise ImageError(f"Stiefel.logmap needs frames that a geodesic joins, got none{which}; {remedy}.")
         return u.to(x.dtype)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False, missing: str = "raise") -> Tensor:
         """Length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
-        return self.norm(x, self.logmap(x, y), keepdim=keepdim)
+        return self.norm(x, self.logmap(x, y, missing=missing), keepdim=keepdim)
 
     def _geodesic(self, w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         return geodesic(w, u, *vectors, alpha=_ALPHA[self.metric])
@@ -306,6 +319,15 @@ def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _real_inner(a: Tensor, b: Tensor, keepdim: bool) -> Tensor:
     """Re tr(A^H B)."""
     return (a.conj() * b).real.sum(dim=(-2, -1), keepdim=keepdim)
+
+
+def _members(missing: Tensor, most: int = 8) -> str:
+    """Which members of a batch are missing, for an error."""
+    if not missing.dim():
+        return ""
+    which = [str(tuple(index)) for index in missing.nonzero().tolist()]
+    more = f" and {len(which) - most} more" if len(which) > most else ""
+    return f' for {", ".join(which[:most])}{more} of the batch {tuple(missing.shape)} (missing="nan" keeps the rest)'
 
 
 def _wrong_dtype(dtype: torch.dtype) -> str:
