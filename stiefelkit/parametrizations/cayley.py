@@ -21,6 +21,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+from stiefelkit.parametrizations._buffers import are_signs
 
 __all__ = ["Cayley"]
 
@@ -280,9 +281,10 @@ class Cayley(OrthogonalParam):
         """Signs are 1 or -1, and those of `negative` if it was given."""
         if self.is_complex:
             return None
-        if self.negative is not None and not torch.equal(chart["signs"].cpu().long(), self._first_signs().long()):
+        signs = chart["signs"]
+        if self.negative is not None and not bool((signs == self._first_signs().to(signs.device)).all()):
             return f"the signs of its negative=, {sum(s < 0 for s in self.negative)} of them -1"
-        return None if bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
+        return None if are_signs(signs) else "signs of 1 and -1"
 
     def _first_signs(self) -> Tensor:
         """The prescribed signs, or ones, in the shape of the chart."""
