@@ -165,6 +165,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         raise OptionError(
             f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
         )
+    carrier.check_assignable()
     values, chart = param.rebased(*carrier.gathered())
     param.load_chart_(chart)
     carrier.fill_(values)
@@ -352,6 +353,7 @@ def _kept(param: OrthogonalParam, weight: Tensor) -> Tensor:
 
 
 def _draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
+    carrier.check_assignable()
     param = carrier.param
     drawn, chart = param.initial(init or carrier.scheme or param.schemes[0], generator)
     param.load_chart_(chart)

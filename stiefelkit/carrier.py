@@ -162,6 +162,7 @@ class CoordinateList(parametrize.ParametrizationList):
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
+        self.check_assignable()
         values: Any = value
         for member in reversed(self):
             if not hasattr(member, "right_inverse"):
@@ -170,6 +171,16 @@ class CoordinateList(parametrize.ParametrizationList):
                 )
             values = member.right_inverse(values)  # type: ignore[operator]
         self.fill_(values)
+
+    def check_assignable(self) -> None:
+        """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
+        for name, own in (self._modules.get("parametrizations") or nn.ModuleDict()).items():
+            for member in own:  # type: ignore[union-attr]
+                if not hasattr(member, "right_inverse"):
+                    raise ImageError(
+                        f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
+                        f"{type(member).__name__}."
+                    )
 
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
@@ -293,7 +304,7 @@ class CoordinateList(parametrize.ParametrizationList):
             present = {id(c) for c in self.parameters()}
             if any(id(c) in present and c._version == version for c, version in self._emptied):
                 return True
-        return any([c.is_meta for c in self._values()])
+        return any([c.is_meta for c in (*self._values(), *self.param.buffers())])
 
     def _check_filled(self) -> None:
         if self._is_unfilled():

@@ -51,10 +51,10 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is nothing of the kind.
     """
-    why = _flaw(state) or (f"{len(state)} bytes" if len(state) > _LONGEST else None)
-    if why is None and state.dtype != torch.uint8:
-        why = str(state.dtype)
-    if why is None and state.dim() == 1:
+    why = _flaw(state)
+    if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
+        why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
+    if why is None:
         try:
             found = json.loads(bytes(state.tolist()).decode())
         except (ValueError, RecursionError):

@@ -1,5 +1,7 @@
 """A weight that is a frame already is kept or refused with the remedy, never drawn anew unless `init=` says so."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from stiefelkit.parametrizations import Cayley
 from stiefelkit.testing.seeds import generator
 
 
-def linear(w):
+def linear(w) -> Any:
     layer = nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype)
     layer.weight.data = w.clone()
     return layer
@@ -48,7 +50,7 @@ def test_what_fixed_signs_draw_they_take_back(n, p, count, dtype):
     for number in range(count):
         donor = nn.Linear(p, n, bias=False, dtype=dtype)
         own = sk.orthogonal(donor, "weight", "cayley", negative=p // 2, generator=generator(number)).weight.detach()
-        layer = sk.orthogonal(linear(own), "weight", "cayley", negative=p // 2)
+        layer: Any = sk.orthogonal(linear(own), "weight", "cayley", negative=p // 2)
         bound = layer.parametrizations.weight.param.return_bound + orthogonality_error(own).item()
         assert distance(layer.weight, own) <= bound
 

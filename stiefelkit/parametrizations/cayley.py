@@ -97,6 +97,8 @@ class Cayley(OrthogonalParam):
             self.schemes = ("helfrich", "identity")  # type: ignore[misc]
         self.bandwidth = bandwidth
         self.negative = None if negative is None else _signs(negative, self.shape[-1])
+        if self.negative is not None and -1 in self.negative:
+            self.schemes = tuple(scheme for scheme in self.schemes if scheme != "identity")  # type: ignore[misc]
         if self.is_complex:
             reason = self.supports(shape, self.dtype, negative=negative)
             if reason is not None:
