@@ -18,6 +18,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
+from stiefelkit.parametrizations._buffers import are_signs
 
 __all__ = ["Householder"]
 
@@ -159,7 +160,7 @@ class Householder(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
-        return None if self.is_complex or bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
+        return None if self.is_complex or are_signs(chart["signs"]) else "signs of 1 and -1"
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
