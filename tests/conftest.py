@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+pytest.register_assert_rewrite("tiny_runs")
 torch.set_num_threads(1)
 
 
