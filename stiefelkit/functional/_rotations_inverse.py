@@ -27,7 +27,7 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """
     *batch, n, p = q.shape
     q = torch.cat([q, torch.linalg.qr(q, mode="complete")[0][..., p:]], dim=-1) if p < n else q
-    w = q.detach().cpu().reshape(-1, n, n).numpy().copy()
+    w = q.detach().cpu().resolve_conj().reshape(-1, n, n).numpy().copy()
     tables = np.stack([np.stack(_nulled(matrix)) for matrix in w], axis=-1)
     sine, cosine, turn = torch.from_numpy(tables)
     w = torch.from_numpy(w)
