@@ -104,7 +104,7 @@ def _checks(
             found = [case for case in found if str(case) == only]
         for case in found:
             for law in laws:
-                # Slow laws: one square, one tall and one batched frame of each field, or of each dtype and option, tell.
+                # Slow: one square, one tall and one batched frame of each field (of each dtype and option) tell.
                 kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
                 if law == "threads":
                     kind = (*kind, case.dtype, str(case.options))
