@@ -23,7 +23,7 @@ from stiefelkit.errors import (
 )
 from stiefelkit.host import attach_carrier, carriers
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.param import FRAME_TOLERANCE, OrthogonalParam, check_options
+from stiefelkit.param import OrthogonalParam, check_options, coarser, frame_tolerance
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
@@ -65,9 +65,9 @@ def orthogonal(
         module: the module that owns the weight.
         name: the parameter's name, "weight".
         parametrization: a registered name (`sk.available()`) or a class.
-        init: None keeps a weight that is a frame in the image and else draws by the member's default scheme (Haar)
-            from torch's generator; a scheme ("haar", "identity", "unit_circle", "henaff", ...) draws; "project" takes
-            the frame nearest to the weight; a tensor is assigned.
+        init: None keeps a weight that is a frame, which must be in the map's image, and draws in place of any other by
+            the member's default scheme (Haar) from torch's generator; a scheme ("haar", "identity", "unit_circle",
+            "henaff", ...) draws; "project" takes the frame nearest to the weight; a tensor is assigned.
         view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap".
         precision: "exact", the default, rounds once.
         generator: source of randomness for a drawn init.
@@ -82,6 +82,7 @@ def orthogonal(
         DtypeError: the weight is neither floating nor complex, or the member does not do its field.
         OptionError: an option is unknown or out of range, or the weight is parametrized already.
         NonFiniteError, NotAFrameError, ImageError: `init` is a tensor, or "project", that the map cannot take.
+        ImageError: the weight is a frame outside the map's image, and `init` is None.
 
     >>> layer = orthogonal(nn.Linear(8, 4, bias=False), "weight", "cayley")
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
@@ -164,6 +165,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         raise OptionError(
             f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
         )
+    carrier.check_assignable()
     values, chart = param.rebased(*carrier.gathered())
     param.load_chart_(chart)
     carrier.fill_(values)
@@ -325,20 +327,33 @@ def _initialise(
     else:
         try:
             carrier.right_inverse(_kept(carrier.param, weight))
-        except (NotAFrameError, ImageError, NonFiniteError):
+        except (NotAFrameError, NonFiniteError):
             _draw_(carrier, None, generator)
+        except ImageError as error:
+            param = carrier.param
+            if _is_frame(param, weight):
+                reason = str(error).removesuffix(".")
+                raise ImageError(f"{reason}; init={param.schemes[0]!r} draws another in its place.") from error
+            _draw_(carrier, None, generator)
+
+
+def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
+    """Whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
+    frames = param.frames(weight)
+    return orthogonality_error(frames).max().item() <= frame_tolerance(
+        frames.shape[-1], coarser(frames.dtype, torch.float32)
+    )
 
 
 def _kept(param: OrthogonalParam, weight: Tensor) -> Tensor:
     """A float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
     if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
         return weight
-    frames = param.frames(weight)
-    near = FRAME_TOLERANCE * rounding_limit(frames.shape[-1], torch.float32)
-    return param.project(weight) if orthogonality_error(frames).max().item() <= near else weight
+    return param.project(weight) if _is_frame(param, weight) else weight
 
 
 def _draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
+    carrier.check_assignable()
     param = carrier.param
     drawn, chart = param.initial(init or carrier.scheme or param.schemes[0], generator)
     param.load_chart_(chart)

@@ -1,18 +1,26 @@
 """What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit import guard, registry
-from stiefelkit.errors import CheckpointError, ImageError, NonFiniteError, UnfilledError
+from stiefelkit import guard
+from stiefelkit.entries import (
+    check_description,
+    check_entry,
+    check_frame,
+    check_weight,
+    describe_map,
+    read_description,
+    whole,
+)
+from stiefelkit.errors import CheckpointError, ImageError, UnfilledError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import orthogonality_error
-from stiefelkit.param import OrthogonalParam, coarser, frame_tolerance, keep_precision
+from stiefelkit.param import OrthogonalParam, coarser, keep_precision
 
 __all__ = ["CoordinateList"]
 
@@ -53,13 +61,30 @@ class CoordinateList(parametrize.ParametrizationList):
         self._originals = tuple(f"original{i}" for i in range(self.ntensors))
         self.scheme: str | None = None
         self.weight = "the weight"
-        self._emptied: tuple[int, ...] | None = None
+        self._emptied: list[tuple[nn.Parameter, int]] | None = None
         if param.manifolds:
             guard.watch(self)
+
+    def __len__(self) -> int:
+        """How many parametrizations there are; coordinates that are parametrized themselves are kept among them."""
+        return len(self._members())
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The map and what was put on top of it, in this order."""
+        return iter(self._members())
+
+    def _members(self) -> list[nn.Module]:
+        return [member for key, member in self._modules.items() if key.isdigit() and member is not None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy, whose parameters are others."""
+        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
         super().__setstate__(state)
+        if self._emptied is not None:
+            self._remember_emptied()
         if self.param.manifolds:
             guard.watch(self)
 
@@ -77,7 +102,13 @@ class CoordinateList(parametrize.ParametrizationList):
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
         unfilled = self._is_unfilled()
         self._parameters[self._originals[list(self.param.coordinates).index(name)]] = parameter
-        self._emptied = tuple(c._version for c in self._values()) if unfilled else None
+        self._emptied = None
+        if unfilled:
+            self._remember_emptied()
+
+    def _is_own(self, c: Tensor) -> bool:
+        """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
+        return any(c is p for p in self._parameters.values())
 
     def _values(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self._originals]
@@ -113,10 +144,10 @@ class CoordinateList(parametrize.ParametrizationList):
             )
         if x is not None:
             return self.param.linear(x, *values)
-        first, *others = self._modules.values()
-        w = first(*values)  # type: ignore[misc]
+        first, *others = self._members()
+        w = first(*values)
         for member in others:
-            w = member(w)  # type: ignore[misc]
+            w = member(w)
         return w.contiguous()
 
     def evaluate_whole(self) -> Tensor:
@@ -126,11 +157,12 @@ class CoordinateList(parametrize.ParametrizationList):
     def gathered(self) -> list[Tensor]:
         """The coordinates, whole on every rank."""
         self._check_filled()
-        return [getattr(c, "full_tensor", lambda c=c: c)() for c in self._values()]
+        return [whole(c) for c in self._values()]
 
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
+        self.check_assignable()
         values: Any = value
         for member in reversed(self):
             if not hasattr(member, "right_inverse"):
@@ -140,10 +172,23 @@ class CoordinateList(parametrize.ParametrizationList):
             values = member.right_inverse(values)  # type: ignore[operator]
         self.fill_(values)
 
+    def check_assignable(self) -> None:
+        """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
+        for name, own in (self._modules.get("parametrizations") or nn.ModuleDict()).items():
+            for member in own:  # type: ignore[union-attr]
+                if not hasattr(member, "right_inverse"):
+                    raise ImageError(
+                        f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
+                        f"{type(member).__name__}."
+                    )
+
     @torch.no_grad()
     def fill_(self, values: Sequence[Tensor]) -> None:
         """Copies values into the coordinates; sharded ones keep their placement."""
-        for c, value in zip(self.coordinates.values(), values, strict=True):
+        for i, (c, value) in enumerate(zip(self.coordinates.values(), values, strict=True)):
+            if not self._is_own(c):
+                setattr(self, f"original{i}", value.to(c))
+                continue
             if hasattr(c, "device_mesh"):
                 from torch.distributed.tensor import distribute_tensor
 
@@ -155,7 +200,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
         return {
             "format": _FORMAT,
-            "map": _describe_map(self.param),
+            "map": describe_map(self.param),
             "field": "complex" if self.param.is_complex else "real",
             "shape": list(self.param.shape),
             "options": self.param.options(),
@@ -169,12 +214,13 @@ class CoordinateList(parametrize.ParametrizationList):
     def set_extra_state(self, state: Any) -> None:
         """Does nothing: `_load_from_state_dict` has checked the state already."""
 
-    def check(self, state_dict: dict[str, Any], prefix: str) -> None:
+    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False) -> None:
         """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
 
         Args:
             state_dict: a whole state dict.
             prefix: where this weight's entries begin, "layer.parametrizations.weight.".
+            assign: whether its tensors will take the place of the coordinates, not only their values.
         """
         if not any(key.startswith(prefix) for key in state_dict):
             return
@@ -185,31 +231,33 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"{weight} needs a checkpoint that names its map (key {prefix + _EXTRA}), got one without; "
                 "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
             )
-        theirs, ours = _read_description(state_dict[prefix + _EXTRA], weight), self.describe()
-        same = {key: theirs.get(key) == mine for key, mine in ours.items()}
-        same["map"] = _is_same_map(theirs.get("map"), ours["map"])
-        for key, fits in same.items():
-            if not fits:
-                raise CheckpointError(
-                    f"{weight} needs a checkpoint with {key} {_in_words(ours[key])}, got {_in_words(theirs.get(key))}; "
-                    "to change it, load into the old kind of weight and assign that to the new one with sk.assign_."
-                )
-        wanted = {f"{prefix}original{i}": (name, c) for i, (name, c) in enumerate(self.coordinates.items())}
-        wanted |= {f"{prefix}0.{name}": (name, choice) for name, choice in self.param.named_buffers()}
-        if not any(key in state_dict for key in wanted):
+        check_description(read_description(state_dict[prefix + _EXTRA], weight), self.describe(), weight)
+        free = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
+        places = {name: f"{prefix}original{i}" for i, name in enumerate(self.coordinates) if name in free}
+        buffers = dict(self.param.named_buffers())
+        keys = {name: f"{prefix}0.{name}" for name in buffers}
+        if not any(key in state_dict for key in (*places.values(), *keys.values())):
             return  # a shared module saved under another of its names
-        for key, (name, tensor) in wanted.items():
-            value = _check_entry(state_dict, key, f"{weight} ({name})", tensor)
-            if name in self.param.manifolds:
-                _check_frame(value, f"{weight} ({name})")
+
+        def entry(name: str, key: str, ours: Tensor) -> Tensor:
+            may_be_meta = assign or ours.is_meta
+            return check_entry(state_dict.get(key), key, f"{weight} ({name})", ours, may_be_meta)
+
+        values = {name: entry(name, key, free[name]) for name, key in places.items()}
+        for name in set(values) & set(self.param.manifolds):
+            check_frame(values[name], f"{weight} ({name})")
+        choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
+        if any(choice.is_meta for choice in choices.values()):
+            return
         names = {id(choice): name for name, choice in self.param.chart.items()}
-        chart = {names[id(c)]: state_dict[f"{prefix}0.{name}"] for name, c in self.param.named_buffers()}
-        reason = None if any(value.is_meta for value in chart.values()) else self.param.check_chart(chart)
+        reason = self.param.check_chart({names[id(c)]: choices[name] for name, c in buffers.items()})
         if reason is not None:
             raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
+        if len(values) == self.ntensors:
+            check_weight(self.param, values, choices, weight)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.check(state_dict, prefix)
+        self.check(state_dict, prefix, assign=bool(args and args[0].get("assign_to_params_buffers")))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
             self._emptied = None
@@ -233,7 +281,7 @@ class CoordinateList(parametrize.ParametrizationList):
         probe = fn(known.clone())
         kept = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), known)
         if was_meta or not kept:
-            self._emptied = tuple(c._version for c in self.coordinates.values())
+            self._remember_emptied()
         for name, dtype in before.items():
             self._refine_(name, dtype)
         return self
@@ -247,11 +295,16 @@ class CoordinateList(parametrize.ParametrizationList):
         if not self._is_unfilled() and not hasattr(c, "device_mesh"):
             c.copy_(nearest_frame(c.detach()))
 
+    def _remember_emptied(self) -> None:
+        self._emptied = [(c, c._version) for c in self.parameters()]
+
     def _is_unfilled(self) -> bool:
-        # Values may also arrive by functional_call or by copying into each parameter.
-        values = self._values()
-        stale = self._emptied and any(c._version == v for c, v in zip(values, self._emptied, strict=True))
-        return bool(stale) or any([c.is_meta for c in values])
+        # Values may also arrive by copying into each parameter, or in tensors of functional_call, which are others.
+        if self._emptied:
+            present = {id(c) for c in self.parameters()}
+            if any(id(c) in present and c._version == version for c, version in self._emptied):
+                return True
+        return any([c.is_meta for c in (*self._values(), *self.param.buffers())])
 
     def _check_filled(self) -> None:
         if self._is_unfilled():
@@ -259,70 +312,3 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."
             )
-
-
-def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
-    """Name in the registry, class and version of a map and of those inside it."""
-    cls = type(param)
-    return {
-        "name": registry.parametrizations.name_of(cls),
-        "class": f"{cls.__module__}:{cls.__qualname__}",
-        "version": param.version,
-        "inner": [_describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
-    }
-
-
-def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
-    """Whether two descriptions mean one map: classes may move as long as the registered name stays, and conversely."""
-    if not isinstance(theirs, dict) or theirs.get("version") != ours["version"]:
-        return False
-    named = ours["name"] is not None and theirs.get("name") == ours["name"]
-    inner = theirs.get("inner", [])
-    return (
-        (named or theirs.get("class") == ours["class"])
-        and len(inner) == len(ours["inner"])
-        and all(_is_same_map(a, b) for a, b in zip(inner, ours["inner"], strict=True))
-    )
-
-
-def _in_words(value: Any) -> str:
-    """A map as "householder, version 1", anything else as Python writes it."""
-    if not (isinstance(value, dict) and "class" in value):
-        return repr(value)
-    own = f"{value.get('name') or value['class']}, version {value.get('version')}"
-    inner = [_in_words(each) for each in value.get("inner", [])]
-    return f"{own} ({'; '.join(inner)})" if inner else own
-
-
-def _read_description(state: Any, weight: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(bytes(state.tolist()).decode()))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{weight} needs a checkpoint that names its map, got an unreadable entry.") from error
-
-
-def _check_entry(state_dict: dict[str, Any], key: str, what: str, ours: Tensor) -> Tensor:
-    value = state_dict.get(key)
-    if not isinstance(value, Tensor):
-        raise CheckpointError(f"{what} needs a tensor under the key {key}, got {type(value).__name__}.")
-    if tuple(value.shape) != tuple(ours.shape):
-        raise CheckpointError(f"{what} needs shape {tuple(ours.shape)}, got {tuple(value.shape)}.")
-    single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
-    if (ours.is_floating_point() or ours.is_complex()) and value.dtype not in (single, double):
-        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}.")
-    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
-    if not local.is_meta and not torch.isfinite(local).all():
-        raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
-    return value
-
-
-def _check_frame(value: Tensor, what: str) -> None:
-    whole = getattr(value, "full_tensor", lambda: value)()
-    if whole.is_meta:
-        return
-    error, permitted = orthogonality_error(whole).max().item(), frame_tolerance(whole.shape[-1], whole.dtype)
-    if not error <= permitted:
-        raise CheckpointError(
-            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got a checkpoint with {error:.2g}; "
-            "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_."
-        )

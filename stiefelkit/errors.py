@@ -16,6 +16,7 @@ __all__ = [
     "OptimizerError",
     "OptionError",
     "PluginError",
+    "RankError",
     "RunError",
     "ShapeError",
     "StiefelkitError",
@@ -43,6 +44,10 @@ class OptionError(StiefelkitError, ValueError):
 
 class NotAFrameError(StiefelkitError, ValueError):
     """A matrix that must have orthonormal columns does not."""
+
+
+class RankError(StiefelkitError, ValueError):
+    """A matrix has linearly dependent columns where they must be independent."""
 
 
 class ImageError(StiefelkitError, ValueError):

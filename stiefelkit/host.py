@@ -5,7 +5,8 @@ renames them.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -56,20 +57,69 @@ def manifolds(module: nn.Module) -> dict[str, str]:
     }
 
 
-def check_state_dict(module: nn.Module, state_dict: dict[str, Any]) -> None:
+def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool = False) -> None:
     """Checks every orthogonal weight of a model against a state dict, before anything is loaded.
+
+    `module.load_state_dict` does it by itself. A module with a load hook of its own, or a `_load_from_state_dict`,
+    may change the entries of the modules inside it: what is under such a one is checked when torch gets there.
 
     Args:
         module: the model.
         state_dict: what `module.load_state_dict` will be given.
+        assign: as in `load_state_dict`.
 
     Raises:
         CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.
-        NonFiniteError: coordinates hold NaN or infinity.
+        NonFiniteError: coordinates hold NaN or infinity, or a weight would.
     """
-    for host_name, host in module.named_modules():
-        for name, _ in _own_carriers(host):
-            _check_host(host, name, state_dict, f"{host_name}." if host_name else "")
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(f"check_state_dict needs a mapping of names to tensors, got {type(state_dict).__name__}.")
+    for key in state_dict:
+        if not isinstance(key, str):
+            raise CheckpointError(
+                f"{type(module).__name__} needs a state dict whose keys are strings, got {key!r:.80}."
+            )
+    _check_tree(module, state_dict, "", assign)
+
+
+def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, assign: bool) -> None:
+    # torch loads a shared module once under each of its names.
+    for name, _ in _own_carriers(module):
+        _check_host(module, name, state_dict, prefix, assign)
+    if not _rewrites_entries(module):
+        for name, child in module._modules.items():
+            if child is not None and not isinstance(child, CoordinateList):
+                _check_tree(child, state_dict, f"{prefix}{name}.", assign)
+
+
+def _rewrites_entries(module: nn.Module) -> bool:
+    """Whether a module may change a state dict before torch hands it to its children; sharding does not."""
+    hooks = module._load_state_dict_pre_hooks.values()
+    foreign = any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.") for hook in hooks)
+    load = type(module)._load_from_state_dict
+    return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_carriers"))
+
+
+def _check_before_loading() -> None:
+    """Has `load_state_dict` of every module check the orthogonal weights under it before torch writes anything.
+
+    torch writes module by module and offers no hook at the beginning, for a root that is not ours. Models without
+    orthogonal weights see no difference.
+    """
+    plain = nn.Module.load_state_dict
+    if hasattr(plain, "checks_carriers"):
+        return
+
+    @functools.wraps(plain)
+    def load_state_dict(
+        self: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        if isinstance(state_dict, Mapping) and next(carriers(self), None) is not None:
+            check_state_dict(self, state_dict, assign=assign)
+        return plain(self, state_dict, strict=strict, assign=assign)
+
+    load_state_dict.checks_carriers = True  # type: ignore[attr-defined]
+    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
@@ -83,7 +133,7 @@ def _own_carriers(host: nn.Module) -> list[tuple[str, CoordinateList]]:
     return [(name, carrier) for name, carrier in held.items() if isinstance(carrier, CoordinateList)]
 
 
-def _check_host(host: nn.Module, name: str, state_dict: dict[str, Any], prefix: str) -> None:
+def _check_host(host: nn.Module, name: str, state_dict: Mapping[str, Any], prefix: str, assign: bool) -> None:
     carrier: CoordinateList = host.parametrizations[name]  # type: ignore[index, assignment]
     inside = f"{prefix}parametrizations.{name}."
     if prefix + name in state_dict:
@@ -91,7 +141,7 @@ def _check_host(host: nn.Module, name: str, state_dict: dict[str, Any], prefix: 
             f"{prefix}{name} needs the coordinates of {carrier.param.title}, got a plain weight; load it before "
             "sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
         )
-    carrier.check(state_dict, inside)
+    carrier.check(state_dict, inside, assign)
 
 
 def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
@@ -119,10 +169,14 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
             value = value.detach()
         plain.__setattr__(self, name, value)
 
-    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any) -> None:
         for name, _ in _own_carriers(self):
-            _check_host(self, name, state_dict, prefix)
-        plain._load_from_state_dict(self, state_dict, prefix, *args)
+            _check_host(self, name, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")))
+        plain._load_from_state_dict(self, state_dict, prefix, metadata, *args)
+
+    if plain._load_from_state_dict is nn.Module._load_from_state_dict:
+        load.checks_carriers = True  # type: ignore[attr-defined]
+    _check_before_loading()
 
     methods = {
         "__deepcopy__": deepcopy,

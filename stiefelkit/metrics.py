@@ -1,11 +1,20 @@
 """How far a matrix is from being a frame, and how far rounding alone would put it."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["bits_lost", "defect", "orthogonality_error", "permitted_error", "rounding_limit", "working_dtype"]
+__all__ = [
+    "bits_lost",
+    "defect",
+    "orthogonality_error",
+    "permitted_error",
+    "permitted_return",
+    "rounding_limit",
+    "working_dtype",
+]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -69,6 +78,21 @@ def permitted_error(p: int, dtype: torch.dtype) -> float:
     """The largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128."""
     limit = rounding_limit(p, dtype)
     return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
+
+
+def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool = False) -> float:
+    """How far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
+
+    8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
+    float64 and complex128.
+
+    Args:
+        shape: of the frame.
+        dtype: of the frame.
+        unspared: a fixed chart, which may put the frame where rounding the coordinates costs as much.
+    """
+    wide = unspared or dtype == working_dtype(dtype)
+    return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)
 
 
 def bits_lost(error: float, limit: float) -> float:

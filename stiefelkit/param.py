@@ -23,7 +23,7 @@ from stiefelkit.errors import (
     did_you_mean,
 )
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_error, permitted_return, rounding_limit, working_dtype
 
 __all__ = [
     "FRAME_TOLERANCE",
@@ -273,7 +273,9 @@ class OrthogonalParam(nn.Module, ABC):
         Raises:
             ImageError: W is outside the image, or the map has no right inverse.
         """
-        raise ImageError(f"{self.title} has no right inverse; set it through an init scheme, sk.reset_.")
+        raise ImageError(
+            f"{self.title} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
+        )
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """The largest ||W^H W - I||_F that the map promises at these coordinates, each matrix of a batch for itself.
@@ -282,6 +284,11 @@ class OrthogonalParam(nn.Module, ABC):
         may grow with the coordinates.
         """
         return permitted_error(self.shape[-1], self.dtype)
+
+    @property
+    def return_bound(self) -> float:
+        """The largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding."""
+        return permitted_return(self.shape, self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""
@@ -298,8 +305,7 @@ class OrthogonalParam(nn.Module, ABC):
             w: a frame of shape `self.shape` of the map's field, ||W^H W - I||_F <= 100 times the rounding limit.
 
         Returns:
-            Coordinates in their `coordinate_dtypes`, with ||forward(.) - W||_F <= 8 limits + ||W^H W - I||_F; in
-            float64 and complex128, which have nothing finer to compute in, 100 limits for every 64 rows.
+            Coordinates in their `coordinate_dtypes`, with ||forward(.) - W||_F <= `return_bound` + ||W^H W - I||_F.
 
         Raises:
             ShapeError: wrong shape.

@@ -7,6 +7,8 @@ from hypothesis import settings
 
 from stiefelkit.testing import lowered_products, seeds
 
+pytest.register_assert_rewrite("tiny_runs")
+
 THREADS = "STIEFELKIT_TEST_THREADS"
 PRECISION = "STIEFELKIT_TEST_PRECISION"
 IS_LOWERED = os.environ.get(PRECISION, "highest") != "highest"

@@ -71,6 +71,22 @@ def test_leading_eigenspace(name, dtype, metric):
     assert found <= optimum + 1e-6 * abs(optimum)
 
 
+@pytest.mark.parametrize("rate", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("name", ["CayleySGD", "MultiplicativeCayley", "POGO"])
+def test_defaults_end_at_the_optimum_and_not_in_a_cycle_around_it(name, rate):
+    """Principal components, whose dL/dW is far from zero at the optimum, by rates over more than a decade."""
+    n, p = 30, 4
+    q = haar((n, n), torch.float64, 6)
+    a = (q * torch.cat([torch.linspace(1, 0.7, p), torch.linspace(0.4, 0, n - p)]).double()) @ q.mT
+    w = nn.Parameter(haar((n, p), torch.float64, 7))
+    optimizer = getattr(sk.optim, name)([{"params": [w], "manifold": "stiefel:canonical"}], lr=rate)
+    for _ in range(1500):
+        w.grad = -2 * a @ w.detach()
+        optimizer.step()
+    rest = w.detach() - q[:, :p] @ (q[:, :p].mT @ w.detach())
+    assert torch.linalg.matrix_norm(rest) <= 1e-8
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_complex_joint_diagonalisation(name, metric):

@@ -171,8 +171,7 @@ def test_gradients_of_steps_equal_finite_differences(manifold, shape, dtype):
     assert torch.autograd.gradcheck(step(manifold.retr_transp), leaves, fast_mode=True)
     if manifold.retraction == "cayley":
         assert torch.autograd.gradcheck(step(manifold.expmap_transp), leaves, fast_mode=True)
-    if manifold.retraction != "polar":
-        assert torch.autograd.gradgradcheck(step(manifold.retr_transp), leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(step(manifold.retr_transp), leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("manifold", ALL, ids=repr)
@@ -193,9 +192,6 @@ def test_the_gradient_of_the_polar_factor_equals_finite_differences(shape, dtype
     w = init.haar(shape, dtype).requires_grad_()
     assert torch.autograd.gradcheck(sk.functional.polar_factor, w)
     assert torch.autograd.gradcheck(lambda x: sk.functional.polar_factor(x, well_conditioned=True), w)
-    gradient = torch.autograd.grad(sk.functional.polar_factor(x).abs().sum(), x, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.abs().sum().backward()
 
 
 @pytest.mark.parametrize("manifold", ALL, ids=repr)

@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(_unknown_command(words, (error.unused_tokens or [""])[0]))
     except CycloptsError as error:
         return _refuse(str(error))
+    except OSError as error:  # of a path or a disk; a bug in a program seldom raises it
+        where = f" at {error.filename}" if error.filename else ""
+        return _refuse(f"stiefelkit needs files that it can read and write, got {error.strerror or error}{where}.")
     except KeyboardInterrupt:
         print("Stopped at once; what was saved is kept.", file=sys.stderr)
         return 128 + signal.SIGINT

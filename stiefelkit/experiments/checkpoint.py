@@ -1,12 +1,14 @@
 """Checkpoints: a folder with the tensors (safetensors) and the rest (JSON), complete or absent.
 
-A checkpoint is written under a temporary name, synced and renamed. The JSON holds the digest of the tensors, so
-that a damaged copy is noticed.
+A checkpoint is written under a temporary name, synced and renamed. The JSON is {"sha256": ..., "record": ...}: the
+digest is that of the record's bytes, which hold the digest of the tensors and whatever else the state must fit, so
+that one number stands for all of it.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,16 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from stiefelkit.errors import RunError
-from stiefelkit.experiments.files import sync_directory, write_synced
+from stiefelkit.experiments.files import parse_json, sync_directory, write_synced
 
-__all__ = ["checkpoints", "latest", "load", "pack", "save", "unpack"]
+__all__ = ["checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
 
 KEPT = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
+NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
+HEAD, MIDDLE, TAIL = b'{"sha256": "', b'", "record": ', b"}"
+SHA = 64
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -38,26 +43,36 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     tree, tensors = pack(state)
     content = save_tensors(tensors)
-    digest = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
     for stale in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(stale)
-    temporary.mkdir()
-    write_synced(temporary / TENSORS, content)
-    write_synced(temporary / STATE, json.dumps({"step": step, "tensors": digest, "state": tree}).encode())
-    sync_directory(temporary)
-    if final.exists():  # a damaged one that was resumed past
-        shutil.rmtree(final)
-    os.rename(temporary, final)
+    try:
+        temporary.mkdir()
+        write_synced(temporary / TENSORS, content)
+        write_synced(temporary / STATE, _sealed({"step": step, "tensors": _digest(content), "state": tree}))
+        sync_directory(temporary)
+        if final.exists():  # a damaged one that was resumed past
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     sync_directory(folder)
-    for old in checkpoints(folder)[:-KEPT]:
+    # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
+    for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-KEPT]:
         shutil.rmtree(old)
     return final
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a folder, oldest first; half-written ones have another name."""
-    return sorted(folder.glob(f"{PREFIX}*"))
+    """Returns the checkpoints in a folder, damaged ones too, oldest first; half-written ones have another name."""
+    named = [path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name)]
+    return sorted((path for path in named if any((path / name).exists() for name in (STATE, TENSORS))), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Returns the step in the name of a checkpoint."""
+    return int(path.name.removeprefix(PREFIX))
 
 
 def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
@@ -93,21 +108,54 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         RunError: a file is missing or is not what was written.
     """
     try:
-        record = json.loads((path / STATE).read_bytes())
+        record = _unsealed((path / STATE).read_bytes())
         content = (path / TENSORS).read_bytes()
-        if hashlib.sha256(content).hexdigest() != record["tensors"]["sha256"]:
+        if _digest(content) != record["tensors"]:
             raise RunError(
                 f"Checkpoint {path} is damaged: {TENSORS} has {len(content)} of {record['tensors']['bytes']} bytes."
                 if len(content) != record["tensors"]["bytes"]
                 else f"Checkpoint {path} is damaged: the content of {TENSORS} has changed."
             )
-        return record["step"], unpack(record["state"], load_tensors(content))
+        step, state = record["step"], unpack(record["state"], load_tensors(content))
+        if type(step) is not int or not isinstance(state, dict):
+            raise ValueError("no step or no state")
     except FileNotFoundError as error:
         raise RunError(f"Checkpoint {path} is damaged: {Path(error.filename).name} is missing.") from error
     except OSError as error:
-        raise RunError(f"Checkpoint {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        name = Path(error.filename).name if error.filename else "it"
+        raise RunError(f"Checkpoint {path} is damaged: {name} cannot be read ({error.strerror}).") from error
+    except RunError:
+        raise
+    except _Changed as error:
+        raise RunError(f"Checkpoint {path} is damaged: the content of {STATE} has changed.") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise RunError(f"Checkpoint {path} is damaged: {STATE} cannot be read.") from error
+    if step != step_of(path):
+        raise RunError(f"Checkpoint {path} is damaged: it holds step {step}.")
+    return step, state
+
+
+class _Changed(ValueError):
+    """The bytes of a record are not those that its digest is of."""
+
+
+def _digest(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _sealed(record: dict[str, Any]) -> bytes:
+    content = json.dumps(record).encode()
+    return HEAD + hashlib.sha256(content).hexdigest().encode() + MIDDLE + content + TAIL
+
+
+def _unsealed(content: bytes) -> Any:
+    if content.startswith(b'{"step": '):  # written before there were digests
+        return parse_json(content)
+    inner = content[len(HEAD) + SHA + len(MIDDLE) : -len(TAIL)]
+    # whatever differs differs in these bytes: framing and digest are compared with what the record makes of them
+    if content != HEAD + hashlib.sha256(inner).hexdigest().encode() + MIDDLE + inner + TAIL:
+        raise _Changed
+    return json.loads(inner)
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -1,11 +1,13 @@
 """The range checks that every dataclass of options makes, worded once."""
 
+import contextlib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
-from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.errors import OptionError, StiefelkitError, did_you_mean
 
 __all__ = [
     "at_least",
@@ -13,11 +15,13 @@ __all__ = [
     "finite_positive",
     "known_words",
     "non_negative",
+    "of_type",
     "step_length",
     "tall_sizes",
     "usable_device",
     "usable_seed",
     "usable_threads",
+    "within_memory",
 ]
 
 LONGEST_STEP = 100.0
@@ -46,6 +50,13 @@ def non_negative(who: str, name: str, value: float) -> None:
     """Raises OptionError unless a number is finite and at least zero."""
     if not (math.isfinite(value) and value >= 0):
         raise OptionError(f"{who} needs a finite {name} >= 0, got {value!r}.")
+
+
+def of_type(who: str, kind: type, values: Mapping[str, Any]) -> None:
+    """Raises OptionError for the first value, by name, that is of another type."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise OptionError(f"{who} needs {name} to be of type {kind.__name__}, got {value!r}.")
 
 
 def step_length(who: str, value: float) -> None:
@@ -94,3 +105,22 @@ def usable_device(who: str, name: str) -> None:
         torch.zeros(1, device=device).cpu()
     except RuntimeError as error:
         raise OptionError(f"{who} needs a device that holds numbers, got {name!r}; use --device cpu.") from error
+
+
+@contextlib.contextmanager
+def within_memory(who: str, sizes: str) -> Iterator[None]:
+    """Turns a failure to allocate into an OptionError that names the sizes; other errors pass.
+
+    Args:
+        who: what needs the memory.
+        sizes: the options that decide how much, with their values.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
+        words = str(error).partition("\n")[0].lower()
+        # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
+        told = any(word in words for word in ("alloc", "out of memory", "overflow"))
+        if isinstance(error, StiefelkitError) or not (told or isinstance(error, MemoryError | OverflowError)):
+            raise
+        raise OptionError(f"{who} needs sizes that fit into memory, got {sizes}.") from error

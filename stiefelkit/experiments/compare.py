@@ -10,7 +10,7 @@ from typing import Any
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.experiments.config import Config
 from stiefelkit.experiments.display import Silent
-from stiefelkit.experiments.files import write_atomically
+from stiefelkit.experiments.files import reachable, write_atomically
 from stiefelkit.experiments.plot import plot
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.run_folder import is_run
@@ -66,12 +66,15 @@ def compare(
     display, settings = display or Silent(), settings or Settings()
     if not models or len(set(models)) < len(models):
         raise OptionError(f"A comparison needs one or more different models, got {', '.join(models) or 'none'}.")
-    if out.exists() and not out.is_dir():
-        raise RunError(f"A comparison needs a folder, got the file {out}; choose another --out.")
-    if is_run(out):
-        raise RunError(f"A comparison needs a folder of its own, got the run {out}; choose another --out.")
-    if not resuming and out.exists() and any(out.iterdir()):
-        raise RunError(f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there.")
+    with reachable("A comparison", out):
+        if out.exists() and not out.is_dir():
+            raise RunError(f"A comparison needs a folder, got the file {out}; choose another --out.")
+        if is_run(out):
+            raise RunError(f"A comparison needs a folder of its own, got the run {out}; choose another --out.")
+        if not resuming and out.exists() and any(out.iterdir()):
+            raise RunError(
+                f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there."
+            )
     configs = [Config.resolve(task, model, settings) for model in models]
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())

@@ -1,5 +1,6 @@
 """The complete description of a run: what is written into its folder and can be read back."""
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ from stiefelkit.experiments.checks import (
     at_least,
     finite_positive,
     non_negative,
+    of_type,
     usable_device,
     usable_seed,
     usable_threads,
+    within_memory,
 )
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
@@ -82,6 +85,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
+        of_type(WHO, str, {name: getattr(self, name) for name in ("task", "model", "optimizer", "schedule", "device")})
+        tables = ("task_options", "rates", "options", "optimizer_options")
+        of_type(WHO, dict, {name: getattr(self, name) for name in tables})
         for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"):
             at_least(WHO, name, getattr(self, name), 1)
         usable_seed(WHO, self.seed)
@@ -117,8 +123,13 @@ class Config:
             raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
         try:
             return cls(**data)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{source} needs the settings of a run, got some that are none: {error}") from error
+
+    @property
+    def may_be_prolonged(self) -> bool:
+        """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
+        return self.schedule == "constant"
 
     def continued(self, asked: Mapping[str, Any], source: str) -> "Config":
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
@@ -136,7 +147,7 @@ class Config:
             if isinstance(value, Mapping):
                 pairs = {f"{name}.{key}": (own.get(key), item) for key, item in value.items()}
             for label, (before, now) in pairs.items():
-                if before != now and not (name == "steps" and self.schedule == "constant"):
+                if before != now and not (name == "steps" and self.may_be_prolonged):
                     raise RunError(
                         f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
                         f"leave the option out, or start another run with another --out."
@@ -159,12 +170,13 @@ class Config:
                 raise OptionError(
                     f"Model {self.model!r} has no option {option!r}; the task and --hidden-size set sizes."
                 )
-        try:
+        with within_memory(WHO, f"hidden_size {self.hidden_size}"):
             return models.create(self.model, **sizes, **self.options).to(self.device)
-        except RuntimeError as error:
-            if "alloc" not in str(error):
-                raise
-            raise OptionError(f"{WHO} needs a hidden_size that fits into memory, got {self.hidden_size}.") from error
+
+    def within_memory(self) -> contextlib.AbstractContextManager[None]:
+        """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""
+        sizes = {"hidden_size": self.hidden_size, "batch_size": self.batch_size, **self.task_options}
+        return within_memory(WHO, ", ".join(f"{name} {value}" for name, value in sizes.items()))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate.

@@ -1,14 +1,60 @@
-"""Writing so that a kill at any moment leaves either the old file or the new one, never half of one."""
+"""Files that are whole: a kill leaves the old one or the new one, and JSON is what it was written as, or refused."""
 
+import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError
 
-__all__ = ["sync_directory", "write_atomically", "write_json", "write_synced"]
+__all__ = ["parse_json", "reachable", "sync_directory", "write_atomically", "write_json", "write_synced"]
+
+
+@contextlib.contextmanager
+def reachable(who: str, path: Path) -> Iterator[None]:
+    """Turns what the system says of a path, such as that its name is too long, into a RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{who} needs a place that can be reached, got {path}: {error.strerror}; choose another."
+        ) from error
+
+
+def parse_json(content: bytes) -> Any:
+    """Returns what JSON says, if it says one thing only and no number is beyond a float.
+
+    Raises:
+        ValueError: it is no JSON, too deeply nested, or holds a key twice, NaN, infinity or a larger number.
+    """
+    try:
+        numbers: dict[str, Any] = {"parse_float": _finite_number, "parse_constant": _finite_number, "parse_int": _whole}
+        return json.loads(content, object_pairs_hook=_unique, **numbers)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > 300:  # float(10**308) is the last that does not overflow
+        raise ValueError("an integer is too large")
+    return int(text)
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -26,8 +72,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         write_synced(temporary, content)
         os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise RunError(f"File {path} cannot be written: {error.strerror}; nothing in it has changed.") from error
-    sync_directory(path.parent)
+    with reachable(f"File {path.name}", path.parent):
+        sync_directory(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -106,17 +106,21 @@ def measure(plan: Plan, out: Path, watch: Watch = lambda words, done, steps: Non
         The curves, model by model, and the files.
 
     Raises:
+        OptionError: it does not fit into memory.
         RunError: the folder cannot be written.
         NonFiniteError: the loss or a gradient became NaN or infinite.
     """
+    configs = plan.configs()
+    for config in configs.values():
+        with config.within_memory():
+            config.build_task().batch(0, config.batch_size, config.seed)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{WHO} needs a place that can be written, got {out}: {error.strerror}.") from error
-    configs = plan.configs()
     curves = []
     for config in configs.values():
-        with threads(config.threads):
+        with threads(config.threads), config.within_memory():
             curves += _followed(config, sorted(set(plan.iterations)), watch)
     content = {
         "runs": {name: dataclasses.asdict(config) for name, config in configs.items()},

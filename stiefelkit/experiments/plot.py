@@ -8,6 +8,7 @@ from typing import Any
 from stiefelkit.errors import RunError
 from stiefelkit.experiments.display import worst_ratio
 from stiefelkit.experiments.figure import figure, legend, log_scale, reference_line, styles
+from stiefelkit.experiments.files import reachable
 from stiefelkit.experiments.log import read
 from stiefelkit.experiments.run_folder import RunFolder, is_run
 from stiefelkit.experiments.tasks import Task
@@ -40,7 +41,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
+        with reachable("Plotting", path):
+            inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
         if not inner:
             raise RunError(f"Plotting needs run folders, got {path}, which {_lacks(path)}.")
         found += [run for run in inner if run not in found]
@@ -67,15 +69,14 @@ def plot(runs: Sequence[Path], out: Path) -> list[Path]:
     models = [folder.config.model for folder in folders]
     curves = []
     for folder in folders:
-        records = read(folder.log)
+        task = folder.config.build_task()
+        records = read(folder.log, task.baseline)
         train = [record for record in records if record["kind"] == "train"]
         test = [record for record in records if record["kind"] == "test"]
         if not train:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
         unique = len(set(models)) == len(models)
-        curves.append(
-            Curves(folder.config.model if unique else str(folder.path), folder.config.build_task(), train, test)
-        )
+        curves.append(Curves(folder.config.model if unique else str(folder.path), task, train, test))
     drawn = [_learning(curves, out / "learning.png")]
     if any(worst_ratio(record["orthogonality"]) is not None for curve in curves for record in curve.train):
         drawn.append(_orthogonality(curves, out / "orthogonality.png"))

@@ -40,7 +40,8 @@ def summarise(path: Path) -> Summary:
         RunError: the folder is missing, damaged, or the run has not been evaluated yet.
     """
     folder = RunFolder.open(path)
-    records = read(folder.log)
+    scores = folder.config.build_task().baseline
+    records = read(folder.log, scores)
     train = [record for record in records if record["kind"] == "train"]
     test = [record for record in records if record["kind"] == "test"]
     if not train or not test:
@@ -49,7 +50,7 @@ def summarise(path: Path) -> Summary:
     return Summary(
         model=folder.config.model,
         step=test[-1]["step"],
-        test={key: test[-1][key] for key in folder.config.build_task().baseline},
+        test={key: test[-1][key] for key in scores},
         parameters=folder.parameters,
         ms_per_step=statistics.median(record["ms_per_step"] for record in train),
         orthogonality=max((ratio for ratio in ratios if ratio is not None), default=None),

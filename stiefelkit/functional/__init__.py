@@ -29,8 +29,8 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_trapezoid,
 )
-from stiefelkit.functional._polar import polar_factor
-from stiefelkit.functional._polish import nearest_frame, polish, split_defect
+from stiefelkit.functional._polar import nearest_frame, polar_factor
+from stiefelkit.functional._polish import polish, split_defect
 from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
 from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse

@@ -47,8 +47,8 @@ def householder(
         k: number of reflectors, k <= p.
         p: columns of the frame, p <= n.
         dtype: of the frame: float32, float64, complex64 or complex128.
-        signs: fixed diagonal D, shape (*, p), any dtype.
-        phase: angles of D in radians, shape (*, p), complex frames only; D = I when neither is given.
+        signs: fixed diagonal D, shape (*, p) or fewer batch dimensions, any dtype.
+        phase: angles of D in radians, as `signs`, complex frames only; D = I when neither is given.
         exact: whether a float32 or complex64 frame is worked out in float64 and rounded once; else its distance from
             the product grows to some 20 times the rounding limit.
 
@@ -208,10 +208,10 @@ def _diagonal(v: Tensor, phase: Tensor | None, signs: Tensor | None, p: int, dty
     if phase is None and signs is None:
         return v.new_ones(*v.shape[:-1], p, dtype=dtype)
     if phase is not None:
-        return diagonal(phase=phase).to(dtype)
+        return diagonal(phase=phase).to(dtype).expand(*v.shape[:-1], -1)
     assert signs is not None
     # 0, which averaging a model's buffers can leave, counts as 1.
-    return signs.to(dtype).add_(0.5).sgn_()
+    return signs.to(dtype).add(0.5).sgn_().expand(*v.shape[:-1], -1)
 
 
 def _rounded(w: Tensor, dtype: torch.dtype) -> Tensor:

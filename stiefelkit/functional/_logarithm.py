@@ -59,7 +59,7 @@ def _one(w: Tensor) -> tuple[Tensor, bool]:
     c = c.clamp(-1.0, 1.0)
     near = _split(c)
     c, q_near, q = c[near:], q[:, :near], q[:, near:]
-    g = torch.where(1 - c < 1e-8, 1 + (1 - c) / 3, c.arccos() / (1 - c * c).sqrt())
+    g = torch.where(1 - c < 1e-8, 1 + (1 - c) / 3, c.arccos() / ((1 - c) * (1 + c)).sqrt())
     a = skew @ (q * g) @ q.mH
     fits = True
     if near:

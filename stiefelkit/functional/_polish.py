@@ -7,9 +7,9 @@ from torch import Tensor
 
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
-from stiefelkit.metrics import defect, orthogonality_error, working_dtype
+from stiefelkit.metrics import defect, working_dtype
 
-__all__ = ["nearest_frame", "polish", "polished", "rounded_defect", "split_defect"]
+__all__ = ["polish", "polished", "rounded_defect", "split_defect"]
 
 _SMALLEST_BLOCKED = 256
 
@@ -97,25 +97,3 @@ def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
     eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     cross = product((high + low / 2).mH, low)
     return (product(high.mH, high) - eye) + cross + cross.mH
-
-
-def nearest_frame(w: Tensor) -> Tensor:
-    """Returns the orthogonal polar factor of W: the frame nearest to it in the Frobenius norm.
-
-    Worked out in float64 or complex128 and rounded once: an SVD unless W is nearly a frame already, then `polish` until
-    the defect is that of rounding.
-
-    Args:
-        w: matrices of shape (*, n, p), n >= p, any floating or complex dtype, of full column rank (else the factor is
-            not unique, and one of them is returned), finite.
-
-    Returns:
-        Frames of the same shape and dtype.
-    """
-    exact = w.to(working_dtype(w.dtype))
-    if orthogonality_error(exact).max() > 0.1:
-        u, _, vh = torch.linalg.svd(exact, full_matrices=False)
-        exact = u @ vh
-    while orthogonality_error(exact).max() > 1e-8:
-        exact = polish(exact)
-    return polish(exact).to(w.dtype)

@@ -1,12 +1,14 @@
 """Float32 work in full precision, whatever TF32, autocast and their like are set to."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function
 
 __all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
@@ -16,42 +18,88 @@ def _flags(device: torch.device) -> Any:
     return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
+class _Lowering:
+    """How float32 products on one kind of device are lowered, and how many contexts hold that off at the moment.
+
+    The setting is the process's, not a thread's: the first context to be entered takes it down and the last to be left
+    puts it back.
+    """
+
+    def __init__(self, device: torch.device):
+        self._flags = _flags(device)
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._asked: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether products are lowered, or would be if no context held it off."""
+        return self._asked is not None or self._is_set()
+
+    def _is_set(self) -> bool:
+        return self._flags.fp32_precision not in ("ieee", "none")
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+            if not self._is_set():  # also looked at when others hold it: somebody may have set it since
+                return
+            self._asked = self._flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
+            self._flags.fp32_precision = "none"
+            if self._is_set():  # inherited from a wider flag: stays so
+                self._asked = "none"
+            self._flags.fp32_precision = "ieee"
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0 and self._asked is not None:
+                if not self._is_set():  # else somebody has set it since, and that stands
+                    self._flags.fp32_precision = self._asked
+                self._asked = None
+
+
+_LOWERINGS = {kind: _Lowering(torch.device(kind)) for kind in ("cpu", "cuda")}
+
+
+def _lowering(device: torch.device) -> _Lowering:
+    return _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
+
+
 def is_lowered(device: torch.device) -> bool:
-    """Whether float32 products on a device are lowered to TF32 or bfloat16."""
-    return _flags(device).fp32_precision not in ("ieee", "none")
+    """Whether float32 products on a device are lowered to TF32 or bfloat16, outside of any `FullPrecision`."""
+    return _lowering(device).is_asked
 
 
 class FullPrecision:
     """Context in which float32 products on a device are not lowered to TF32 or bfloat16, and autocast is off.
 
-    Has no effect in traced code, where a flag that is set and reset leaves no trace: use `opaque` there.
+    Any number of threads may be in one at a time. Has no effect in traced code, where a flag that is set and reset
+    leaves no trace: use `opaque` there.
     """
 
     def __init__(self, device: torch.device):
-        self._flags = _flags(device)
-        self._autocast, self._lowered = None, False
+        self._lowering = _lowering(device)
+        self._autocast = None
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:
-        self._before = self._flags.fp32_precision
-        if self._before not in ("ieee", "none"):
-            self._flags.fp32_precision = "none"
-            if self._flags.fp32_precision == self._before:
-                self._before = "none"  # inherited from a wider flag: stays so
-            self._flags.fp32_precision = "ieee"
-            self._lowered = True
+        if not torch.compiler.is_compiling():
+            self._lowering.hold()
         if self._autocast is not None:
             self._autocast.__enter__()
 
     def __exit__(self, *exception: Any) -> None:
         if self._autocast is not None:
             self._autocast.__exit__(*exception)
-        if self._lowered:
-            self._flags.fp32_precision = self._before
+        if not torch.compiler.is_compiling():
+            self._lowering.release()
 
 
-def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def opaque(
+    like: Callable[..., Any], *, dims: tuple[int, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of tensors an operator that tracing does not look into, in full precision.
 
     The function may branch on values. It takes any number of leading batch dimensions, needs annotations for its
@@ -60,6 +108,8 @@ def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
 
     Args:
         like: empty results for given arguments, for tracing.
+        dims: how many dimensions of the first arguments, all tensors, are no batch dimensions; to be told where batch
+            dimensions broadcast. The others must have the same number of them.
     """
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +120,7 @@ def opaque(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
 
         op = torch.library.custom_op(f"stiefelkit::{fn.__name__.lstrip('_')}", in_full_precision, mutates_args=())
         op.register_fake(like)
-        op.register_vmap(functools.partial(_batched, op))
+        op.register_vmap(functools.partial(_batched, op, dims))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
@@ -88,17 +138,22 @@ def is_plain(*args: Any) -> bool:
     return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
 
 
-def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+def _batched(op: Any, dims: tuple[int, ...], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Moves the batch dimension of every tensor to the front, where the operator takes it."""
     moved = [
         a if not isinstance(a, Tensor) else a.movedim(d, 0) if d is not None else a.expand(info.batch_size, *a.shape)
         for a, d in zip(args, in_dims, strict=True)
     ]
+    # Broadcasting aligns last dimensions: behind the new one all need as many as the longest has.
+    most = max((a.dim() - 1 - k for a, k in zip(moved, dims, strict=False)), default=0)
+    for i, k in enumerate(dims):
+        a = moved[i]
+        moved[i] = a.reshape(a.shape[0], *(1,) * (most + 1 + k - a.dim()), *a.shape[1:])
     found = op(*moved)
     return found, (0 if isinstance(found, Tensor) else tuple(0 for _ in found))
 
 
-@opaque(lambda a, b: a @ b)
+@opaque(lambda a, b: a @ b, dims=(2, 2))
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
@@ -127,7 +182,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
     Returns:
         A @ B, shape (*, m, n).
+
+    Raises:
+        ShapeError: A or B is a vector or a number.
     """
+    if a.dim() < 2 or b.dim() < 2:
+        raise ShapeError(
+            f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."
+        )
     if a.dtype in (torch.float64, torch.complex128):
         return a @ b
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):

@@ -36,7 +36,7 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
     Args:
         x: matrices of shape (*, n, p), float32, float64, complex64 or complex128.
         angle: t in radians, layer by layer from the top, shape (*, mesh_size(n, layers)), float32 or float64.
-        phase: f, same shape; needs a complex X.
+        phase: f, same shape; needs a complex X. Zero when None.
         layers: number of layers.
 
     Returns:
@@ -46,6 +46,8 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
     x, angle = x.expand(*batch, *x.shape[-2:]), angle.expand(*batch, angle.shape[-1])
     if phase is not None:
         phase = phase.expand(*batch, phase.shape[-1])
+    elif x.is_complex():
+        phase = torch.zeros_like(angle)
     return _Brickwall.apply(x, angle, phase, layers)  # type: ignore[return-value]
 
 

@@ -10,9 +10,8 @@ small as the step, whence its rounding is, too; that of Omega does no harm, sinc
 adjoint is skew to the last bit.
 """
 
-import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,15 +27,13 @@ SIDES = ("left", "right")
 
 _TOLERANCE = 16.0
 """Relative error of Y in eps, about that of the products which make Omega."""
-_SMALLEST_PROBED = 96
-"""From here on one singular value may be far beyond what the mean tells."""
+_DEFECT = 1 / 48
+"""What the truncation of a series may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
 _SMALLEST_BLOCKED = 512
 """From here on a block of A^2 is large enough to be multiplied by itself."""
-_POWER_STEPS = 3
-"""So many that one singular value among 1000 is not missed if it is three times the others."""
 _CONTRACTS = 0.25
 """||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
-_CANCELLED = 0.1
+_CANCELLED = 0.25
 """Share of the gradient below which what is left of it after one projection is projected again."""
 
 
@@ -49,12 +46,19 @@ class Tangent:
         rest: P, W^H P = 0, shape (*, n, p); None where it is 0.
         rotation_norms: ||Omega||_F of each matrix of the batch, as numbers.
         rest_norms: ||P||_F of each.
+        along_norms: ||S||_F of each, where P = G - W S is what one projection has left: P then has errors as large as
+            those of W S, and -(W^H W - I) S along W. Zeros where it was projected twice, or is None.
     """
 
     rotation: Tensor
     rest: Tensor | None
     rotation_norms: list[float]
     rest_norms: list[float]
+    along_norms: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Fills what was left out."""
+        self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
     def norms(self, metric: str) -> list[float]:
         """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
@@ -116,9 +120,9 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
     norms, rest_norms, along = norms_of(rotation, rest, s)
     left = [math.hypot(o, r) < _CANCELLED * math.hypot(a, r) for o, r, a in zip(norms, rest_norms, along, strict=True)]
     if any(left):
-        rest = _minus_product(rest, w, w.mH @ rest)
+        rest, along = _minus_product(rest, w, w.mH @ rest), []
         (rest_norms,) = norms_of(rest)
-    return Tangent(rotation, rest, norms, rest_norms)
+    return Tangent(rotation, rest, norms, rest_norms, along)
 
 
 def cayley_increment(
@@ -131,7 +135,7 @@ def cayley_increment(
         direction: tangent vector at W.
         step: length t, or one for each matrix, shape (*, 1, 1).
         defect: M^H M - I of what W is the rounding of, shape (*, p, p): the increment then takes it away as well, which
-            costs nothing besides.
+            costs nothing besides for square frames, and one product for tall ones, for what it has put into W^H P.
         tolerance: relative error that the transform of square frames may have, as far as they stay frames; 16 eps when
             None, and for tall ones, whose p x p part costs little.
 
@@ -150,7 +154,7 @@ def cayley_increment(
     rest = direction.rest * (0.5 * step)
     y = _of_accretive(_plus_product(q * scale, rest.mH, rest), default)
     if defect is not None:
-        y.add_(defect, alpha=-0.5)
+        y.add_(defect, alpha=-0.5).add_(w.mH @ rest, alpha=2)
     return _plus_product(rest.mul(-2), w - rest, y)
 
 
@@ -159,22 +163,28 @@ def _of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float) -> T
 
     While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse.
     """
-    square = _square_of_skew(a)
-    bound, estimate = _bounds(a, square, norms)
-    size = scale**2 * estimate
-    c = _coefficients(size, tolerance, a.dtype)
-    if len(c) not in (1, 2):
-        size = scale**2 * _probed(square, bound)
-        c = _coefficients(size, tolerance, a.dtype)
-    if not c:
-        return _by_inverse(a * scale, size)
+    square = _square_of_hermitian(a)
+    (fourths,) = norms_of(square)
+    size, total = scale**2 * _largest(fourths, a), scale**2 * max(fourths)
+    permitted = _permitted(tolerance, total, a)
+    c = _coefficients(size, permitted)
+    if c is None:
+        # A better bound takes a product, and is seldom below twice a mean of the squares weighted with themselves.
+        seconds = norms or norms_of(a)[0]
+        mean = scale**2 * max((f * f / (x * x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
+        if _coefficients_of_degree_2(2 * mean, permitted) is None:
+            return _by_inverse(a * scale, size)
+        fourth = _square_of_hermitian(square)
+        size = scale**2 * _largest(norms_of(fourth)[0], a) ** 0.5
+        c = _coefficients_of_degree_2(size, permitted)
+        if c is None:
+            return _by_inverse(a * scale, size)
+        powers = fourth.mul_(scale**4 * c[2]).add_(square, alpha=scale**2 * c[1])
+        return _combination(torch.sub(a, square, alpha=scale), -2 * scale * c[0], powers, -2 * scale)
     first = torch.sub(a, square, alpha=scale)
     if len(c) == 1:
         return first.mul_(-2 * scale)
-    if len(c) == 2:
-        return _combination(first, -2 * scale * c[0], square, -2 * scale**3 * c[1])
-    powers = _combination(square, scale**2 * c[1], square, scale**4 * c[2])
-    return _combination(first, -2 * scale * c[0], powers, -2 * scale)
+    return _combination(first, -2 * scale * c[0], square, -2 * scale**3 * c[1])
 
 
 def _of_accretive(q: Tensor, tolerance: float) -> Tensor:
@@ -182,19 +192,24 @@ def _of_accretive(q: Tensor, tolerance: float) -> Tensor:
     square = q @ q
     size = max(norms_of(square)[0])
     first = q - square
-    tolerance = _permitted(tolerance, size, q.dtype)
-    if size <= tolerance:
+    # What is left out is not skew: five times as much of it reaches W^H W.
+    permitted = _permitted(tolerance, 5 * size, q)
+    if size <= permitted:
         return first.mul_(-2)
-    if size**2 <= tolerance:
+    if size**2 <= permitted:
         return _combination(first, -2.0, square, -2.0)
-    if size**3 <= tolerance:
+    if size**3 <= permitted:
         return _combination(first, -2.0, _plus_product(square, square, square), -2.0)
     return _by_inverse(q, size)
 
 
-def _permitted(tolerance: float, size: float, dtype: torch.dtype) -> float:
-    """The relative error d of Y that also keeps I - 2 Y unitary to eps / 6: |1 - 2 y|^2 - 1 is 4 |q|^2 d."""
-    return min(tolerance, torch.finfo(dtype).eps / (24 * size)) if size > 0 else tolerance
+def _permitted(tolerance: float, total: float, q: Tensor) -> float:
+    """The relative error d of Y that also keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d.
+
+    Over all singular values, of whose squares `total` is the root of the sum of squares, that is 4 d total at most.
+    """
+    share = _DEFECT * torch.finfo(q.dtype).eps * q.shape[-1] ** 0.5
+    return min(tolerance, share / (4 * total)) if total > 0 else tolerance
 
 
 def _by_inverse(q: Tensor, size: float) -> Tensor:
@@ -205,26 +220,29 @@ def _by_inverse(q: Tensor, size: float) -> Tensor:
     return torch.add(q @ doubled, q, alpha=2).neg_() if size < _CONTRACTS else doubled
 
 
-def _coefficients(size: float, tolerance: float, dtype: torch.dtype) -> list[float]:
-    """Those of the shortest q, degree 0 to 2, with |q(x) (1 - x) - 1| as small as must be on -size <= x <= 0, or none.
+def _coefficients(size: float, permitted: float) -> list[float] | None:
+    """Those of the shortest q of degree 0 or 1 with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
 
-    That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1.
+    That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1. None if there is no such q.
     """
-    permitted = _permitted(tolerance, size, dtype)
     if size <= permitted:
         return [1.0]
     k = 2 / size
     error = 1 / (1 + 4 * k + 2 * k**2)
-    if error <= permitted:
-        return [1 - error, 2 * k**2 * error]
+    return [1 - error, 2 * k**2 * error] if error <= permitted else None
+
+
+def _coefficients_of_degree_2(size: float, permitted: float) -> list[float] | None:
+    """The same for degree 2."""
+    if size <= 0:
+        return [1.0, 0.0, 0.0]
+    k = 2 / size
     error = 1 / (1 + 9 * k + 12 * k**2 + 4 * k**3)
-    if error <= permitted:
-        return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error]
-    return []
+    return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error] if error <= permitted else None
 
 
-def _square_of_skew(a: Tensor) -> Tensor:
-    """A^2, which is Hermitian: of large matrices only blocks on and above the diagonal are multiplied."""
+def _square_of_hermitian(a: Tensor) -> Tensor:
+    """A^2, Hermitian for a Hermitian or skew A: of large matrices only blocks on and above the diagonal are made."""
     n = a.shape[-1]
     if n < _SMALLEST_BLOCKED or a.is_cuda:
         return a @ a
@@ -236,38 +254,9 @@ def _square_of_skew(a: Tensor) -> Tensor:
     return square
 
 
-def _bounds(a: Tensor, square: Tensor, norms: list[float]) -> tuple[float, float]:
-    """A bound of ||A||_2^2 of a skew A, the largest of a batch, and an estimate, which is the bound for large matrices.
-
-    Singular values s come in pairs, so ||A||_2^4 <= ||A^2||_F^2 / 2. Small matrices are taken to have no s^2 beyond
-    twice the mean of s^2, weighted with s^2: of so few, none is much beyond.
-    """
-    (fourths,) = norms_of(square)
-    bound = max(fourths) * 0.5**0.5
-    if square.shape[-1] >= _SMALLEST_PROBED or not 0 < bound < math.inf:
-        return bound, bound
-    seconds = norms or norms_of(a)[0]
-    return bound, min(bound, max(2 * f * f / (s * s) for f, s in zip(fourths, seconds, strict=True) if s))
-
-
-def _probed(square: Tensor, bound: float) -> float:
-    """About ||A||_2^2 by power steps of A^2 from a fixed vector, and 30 %."""
-    if not 0 < bound < math.inf:
-        return bound
-    y = before = _probe(*square.shape[:-1], square.dtype, square.device)
-    for _ in range(_POWER_STEPS):
-        before, y = y, (square @ y).mul_(1 / bound)
-    first, second = norms_of(before, y)
-    return min(bound, max((1.3 * bound * b / a for a, b in zip(first, second, strict=True) if a), default=bound))
-
-
-@functools.lru_cache(maxsize=64)
-def _probe(*sizes_dtype_device: object) -> Tensor:
-    """Fixed unit vectors without a preferred direction, shape (*, n, 1)."""
-    *batch, n, dtype, device = sizes_dtype_device
-    with torch.inference_mode(False):
-        y = (torch.arange(1, n + 1, device=device, dtype=torch.float64) ** 2).cos()  # type: ignore[operator, arg-type]
-        return (y / y.norm()).to(dtype).unsqueeze(-1).expand(*batch, n, 1).contiguous()  # type: ignore[arg-type]
+def _largest(norms: list[float], a: Tensor) -> float:
+    """A bound of the largest singular value from Frobenius norms: those of a real skew matrix come in pairs."""
+    return max(norms) * (1.0 if a.is_complex() else 0.5**0.5)
 
 
 def norms_of(*matrices: Tensor) -> list[list[float]]:

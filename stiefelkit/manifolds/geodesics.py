@@ -1,21 +1,16 @@
-r"""Geodesics of the Stiefel manifold and their inverse, in float64 or complex128.
+r"""Geodesics of the Stiefel manifold, in float64 or complex128.
 
 With U = W Om + V, W^H V = 0, and A = alpha W Om W^H + V W^H - W V^H, the geodesics are exp(A) W exp((1 - alpha) Om),
 with alpha = 1 for the canonical and alpha = 2 for the Euclidean metric. A maps the span of W and V into itself.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import exponential, skew_logarithm
-from stiefelkit.functional._function import Function
+from stiefelkit.functional import exponential
 from stiefelkit.manifolds.retractions import skew_part, tangent_parts
 
-__all__ = ["canonical_logarithm", "geodesic"]
-
-_MOST_STEPS = 200
+__all__ = ["geodesic"]
 
 
 def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, alpha: int) -> tuple[Tensor, ...]:
@@ -90,68 +85,3 @@ def _image(w: Tensor, om: Tensor, v: Tensor, c: Tensor, z: Tensor, alpha: int) -
     """N with A Z = B N."""
     along = w.mH @ z
     return torch.cat([alpha * (om @ along) - v.mH @ z, c @ along], dim=-2)
-
-
-def canonical_logarithm(w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds a tangent U at W whose canonical geodesic ends at Y.
-
-    Square frames: W log(W^H Y), the shortest. Tall ones: an orthogonal completion of Y in a basis whose first columns
-    are W is turned until its logarithm has no lower right block; converges linearly if Y is not far.
-
-    Args:
-        w: frames of shape (*, n, p), float64 or complex128.
-        y: frames of the same shape.
-
-    Returns:
-        U of the same shape, and which were found, shape (*): of square real frames those in the same component. U has
-        no derivative, and raises NotImplementedError when asked for one.
-
-    References:
-        Zimmermann, A matrix-algebraic algorithm for the Riemannian logarithm on the Stiefel manifold under the
-        canonical metric, SIAM J. Matrix Anal. 38, 2017.
-    """
-    return _Logarithm.apply(w, y)  # type: ignore[return-value]
-
-
-class _Logarithm(Function):
-    @staticmethod
-    def forward(w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return _logarithm(w, y)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:  # type: ignore[override]
-        raise NotImplementedError("The logarithm of a frame has no derivative here.")
-
-
-def _logarithm(w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    n, p = w.shape[-2:]
-    if n == p:
-        a, found = skew_logarithm(w.mH @ y)
-        return w @ a, found
-    q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
-    # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
-    basis = torch.cat([w, q[..., p:]], dim=-1)
-    columns = basis.mH @ y
-    turned = torch.linalg.qr(columns, mode="complete")[0]
-    # The completion nearest to the identity is a good start.
-    left, _, right = torch.linalg.svd(turned[..., p:, p:])
-    v = torch.cat([columns, turned[..., p:] @ right.mH @ left.mH], dim=-1)
-    if not w.is_complex():
-        wrong = torch.linalg.det(v) < 0
-        weakest = v[..., p:] @ left[..., -1:] @ left[..., -1:].mH
-        v = torch.cat([columns, v[..., p:] - 2 * wrong[..., None, None] * weakest], dim=-1)
-    a = torch.zeros_like(v)
-    found = torch.zeros(v.shape[:-2], dtype=torch.bool, device=v.device)
-    for _ in range(_MOST_STEPS):
-        a, exists = skew_logarithm(v)
-        rest = torch.linalg.matrix_norm(a[..., p:, p:])
-        found = exists & (rest <= 1e-14 * v.shape[-1])
-        if found.all():
-            break
-        turn = exponential(-a[..., p:, p:], skew=True)
-        v = torch.cat([v[..., :p], v[..., p:] @ turn], dim=-1)
-    return basis @ a[..., :p], found

@@ -11,13 +11,17 @@ from torch import Tensor
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, ImageError, NotAFrameError, OptionError, ShapeError, did_you_mean
 from stiefelkit.functional import polar_factor, polish
-from stiefelkit.manifolds.geodesics import canonical_logarithm, geodesic
+from stiefelkit.manifolds.geodesics import geodesic
+from stiefelkit.manifolds.logarithms import canonical_logarithm
 from stiefelkit.manifolds.retractions import RETRACTIONS, tangent
-from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.metrics import defect, orthogonality_error, rounding_limit, working_dtype
 
 __all__ = ["Stiefel"]
 
 _ALPHA = {"canonical": 1, "euclidean": 2}
+_REACH = 3e-5
+"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance, and 3/4 of the square of it, which a
+polish leaves, is below half the rounding limit of float32 up to p = 600."""
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -34,8 +38,11 @@ class Stiefel(geoopt.Manifold):
 
     Methods have geoopt's names and arguments: `x`, `y` are frames, `u`, `v` tangent vectors, of shape (*, n, p),
     float32, float64, complex64 or complex128. Of a direction that is not tangent the tangent part counts.
-    `projx` and "polar" are once differentiable, `logmap` and `dist` not at all, all else any number of times;
-    derivatives by a frame are right for its tangent directions.
+    Steps are taken from frames only: from what is further off than three times the tolerance of
+    `check_point_on_manifold` they raise NotAFrameError on the CPU; on other devices, where no value is read, and under
+    torch.func and torch.compile they end in NaN.
+    `logmap` and `dist` are not differentiable, all else is any number of times; derivatives by a frame are right for
+    its tangent directions.
 
     Args:
         metric: "canonical" or "euclidean".
@@ -88,8 +95,9 @@ class Stiefel(geoopt.Manifold):
         return f"{self.metric}, {self.retraction}"
 
     def projx(self, x: Tensor) -> Tensor:
-        """Returns the frame nearest to X, any matrix of full column rank: its orthogonal polar factor."""
-        return polar_factor(x.to(working_dtype(x.dtype))).to(x.dtype)
+        """Returns the frame nearest to X, any finite matrix of full column rank: its orthogonal polar factor."""
+        self._assert_check_shape(x.shape, "x")
+        return polar_factor(x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Projects a matrix on the tangent space, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2."""
@@ -148,37 +156,49 @@ class Stiefel(geoopt.Manifold):
         """Projects V on the tangent space at Y."""
         return self.proju(y, v)
 
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Finds a tangent vector at X whose geodesic ends at Y, the shortest if Y is near (or n = p).
+    def logmap(self, x: Tensor, y: Tensor, *, missing: str = "raise") -> Tensor:
+        """Finds a tangent vector at X whose geodesic ends at Y, checked to end there.
 
-        Square frames in both metrics; tall ones in the canonical metric only, by iteration.
+        The shortest where n = p or where it is short, see `canonical_logarithm`; beyond that the shortest of several.
+        Where many are shortest, as between the poles of a sphere, one of them. Square frames in both metrics, tall ones
+        in the canonical metric only.
+
+        Args:
+            x: frames.
+            y: frames.
+            missing: what is done where there is none: "raise", or "nan" for NaN in these members of the batch.
 
         Raises:
             NotImplementedError: tall frames in the Euclidean metric.
-            ImageError: square real frames with different determinants, or the iteration found none.
+            ImageError: square real frames have different determinants, or what is no frame; names the members.
+            OptionError: `missing` is neither "raise" nor "nan".
         """
+        if missing not in ("raise", "nan"):
+            raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {missing!r}.')
         n, p = x.shape[-2:]
         if n > p and self.metric == "euclidean":
             raise NotImplementedError('Stiefel.logmap needs metric="canonical" for tall frames, got "euclidean".')
         w, end = torch.broadcast_tensors(*_widened(x, y))
         u, found = canonical_logarithm(polish(w), polish(end))
-        if not found.all():
-            remedy = "take a point between" if n > p else "their determinants differ"
-            raise ImageError(f"Stiefel.logmap needs frames that a short geodesic joins, got none; {remedy}.")
+        if missing == "raise" and not found.all():
+            reflected = n == p and not w.is_complex() and torch.linalg.det(w.mH @ end)[~found].lt(0).any()
+            remedy = "their determinants differ" if reflected else "projx gives the nearest frames"
+            which = _members(~found)
+            raise ImageError(f"Stiefel.logmap needs frames that a geodesic joins, got none{which}; {remedy}.")
         return u.to(x.dtype)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False, missing: str = "raise") -> Tensor:
         """Length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
-        return self.norm(x, self.logmap(x, y), keepdim=keepdim)
+        return self.norm(x, self.logmap(x, y, missing=missing), keepdim=keepdim)
 
     def _geodesic(self, w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         return geodesic(w, u, *vectors, alpha=_ALPHA[self.metric])
 
     def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-        w, *wide = torch.broadcast_tensors(*_widened(x, *vectors))
+        w, *wide = _widened(x, *vectors)
         single = x.dtype != w.dtype
-        # The rounding of a float32 frame would stay in every later one.
-        moved, *carried = along(polish(w) if single else w, *wide)
+        w, *wide = torch.broadcast_tensors(_checked(w, x.dtype), *wide)
+        moved, *carried = along(w, *wide)
         moved = moved if single else polish(moved)
         return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
 
@@ -269,6 +289,28 @@ class Stiefel(geoopt.Manifold):
         return _judged("||W^H U + U^H W||_F", torch.linalg.matrix_norm(s + s.mH), permitted)
 
 
+def _checked(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
+    with torch.no_grad():
+        off = defect(w)
+        norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
+        p = w.shape[-1]
+        permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
+        is_readable = w.device.type == "cpu" and not torch.compiler.is_compiling()
+        if is_readable and not torch._C._are_functorch_transforms_active():
+            worst = norms.max().item() if norms.numel() else 0.0
+            if not worst <= permitted:
+                raise NotAFrameError(
+                    f"Stiefel needs a frame to move, ||W^H W - I||_F <= {permitted:.2g}, got {worst:.2g}; projx gives "
+                    "the nearest."
+                )
+            correction = w @ off if dtype != w.dtype else None
+        else:
+            correction = torch.where(norms <= permitted, w @ off if dtype != w.dtype else 0.0, torch.nan)
+    # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
+    return w if correction is None else torch.sub(w, correction, alpha=0.5)
+
+
 def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     dtype = torch.complex128 if any(t.is_complex() for t in tensors) else torch.float64
     return tuple(t.to(dtype) for t in tensors)
@@ -277,6 +319,15 @@ def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _real_inner(a: Tensor, b: Tensor, keepdim: bool) -> Tensor:
     """Re tr(A^H B)."""
     return (a.conj() * b).real.sum(dim=(-2, -1), keepdim=keepdim)
+
+
+def _members(missing: Tensor, most: int = 8) -> str:
+    """Which members of a batch are missing, for an error."""
+    if not missing.dim():
+        return ""
+    which = [str(tuple(index)) for index in missing.nonzero().tolist()]
+    more = f" and {len(which) - most} more" if len(which) > most else ""
+    return f' for {", ".join(which[:most])}{more} of the batch {tuple(missing.shape)} (missing="nan" keeps the rest)'
 
 
 def _wrong_dtype(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.nn.recurrent import Field, Recurrent
+from stiefelkit.nn.recurrent import Field, Recurrent, require_flags
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["Layers"]
@@ -51,9 +51,10 @@ class Layers(Recurrent, ABC):
             backend=backend,
             dtype=dtype,
         )
+        require_flags(self._name, batch_first=batch_first, bidirectional=bidirectional)
         if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
             raise OptionError(f"{self._name} needs num_layers >= 1, got {num_layers!r}.")
-        if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
             raise OptionError(f"{self._name} needs dropout between 0 and 1, got {dropout!r}.")
         self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
         self.bidirectional = bidirectional

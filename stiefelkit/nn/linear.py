@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from stiefelkit import attach
 from stiefelkit.carrier import CoordinateList
+from stiefelkit.errors import OptionError
 from stiefelkit.host import carrier_of
 from stiefelkit.param import OrthogonalParam
 
@@ -51,6 +52,8 @@ class OrthogonalLinear(nn.Linear):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
+        if not isinstance(bias, bool):
+            raise OptionError(f"OrthogonalLinear needs bias to be True or False, got {bias!r:.80}.")
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         attach.orthogonal(self, "weight", parametrization, init=init, **options)
 

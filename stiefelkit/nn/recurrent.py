@@ -13,9 +13,16 @@ from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Field", "Recurrent"]
+__all__ = ["Field", "Recurrent", "require_flags"]
 
 Field = Literal["real", "complex"]
+
+
+def require_flags(name: str, **flags: Any) -> None:
+    """Raises OptionError unless every value is True or False: "False" counts as true."""
+    for key, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} needs {key} to be True or False, got {value!r:.80}.")
 
 
 class Recurrent(nn.Module):
@@ -50,9 +57,10 @@ class Recurrent(nn.Module):
         for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+        require_flags(name, bias=bias, trainable_h0=trainable_h0)
         if field not in ("real", "complex"):
             raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
-        if not dtype.is_floating_point:
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise DtypeError(f'{name} needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
         if field == "complex" and dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")

@@ -29,14 +29,14 @@ class Bucket:
         self._staged_each: list[tuple[str, list[Any]]] = []
 
     @property
-    def moved(self) -> float:
-        """Length of the increments since the last polish; infinite before the first step."""
-        return max(state.get("moved", float("inf")) for state in self.states)
+    def wear(self) -> float:
+        """What rounding may have done to frames since the last polish, in limits; infinite before the first step."""
+        return max(state.get("wear", float("inf")) for state in self.states)
 
-    @moved.setter
-    def moved(self, length: float) -> None:
+    @wear.setter
+    def wear(self, limits: float) -> None:
         for state in self.states:
-            state["moved"] = length
+            state["wear"] = limits
 
     def frames(self) -> Tensor:
         """W."""
@@ -68,7 +68,7 @@ class Bucket:
             lo = state.get("lo")
             if lo is not None and (lo.dtype != p.dtype or lo.shape != p.shape or not with_remainder):
                 del state["lo"]
-                state.pop("moved", None)
+                state.pop("wear", None)
             if with_remainder and "lo" not in state:
                 state["lo"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
@@ -76,7 +76,7 @@ class Bucket:
         """Drops the remainders, which belong to other values of the frames, and has the next step polish."""
         for state in self.states:
             state.pop("lo", None)
-            state.pop("moved", None)
+            state.pop("wear", None)
 
     def remainders(self) -> Tensor | None:
         """What the frames would have beyond W in a wider dtype, or None."""

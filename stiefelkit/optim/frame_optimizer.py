@@ -17,19 +17,18 @@ from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.optim.checks import check_common, check_members, check_rate, check_spelling, check_torch_settings
+from stiefelkit.optim.rounding import HOPELESS, due, growth, urgent, wear, wear_of_rounding
 from stiefelkit.optim.steps import as_factor, length_of
 
 __all__ = ["FrameOptimizer"]
 
 PRECISIONS = ("exact", "fast")
-_CADENCE, _FAST_CADENCE = 0.07, 1.0
-"""Length of the increments since the last polish, over `_reach`, that brings the next one."""
-_URGENT, _FAST_URGENT = 0.14, 1.4
-"""The same from which the polish does not wait for the next increment; so far that two short steps do not reach it."""
-_ROUNDS, _FAST_ROUNDS = 8, 16
-"""Steps after which it comes at the latest, if there is no remainder."""
+PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
+"""||W^H W - I||_F that is kept to, in rounding limits, for ever; below p = 16 one eps more. "float64" in both."""
 _LONGEST = 2.0
 """Length of an increment over sqrt(p) from which it is worked out in float64."""
+_TURNS = 3
+"""Polishes that take any defect which is not lost to the rounding limit."""
 _LOST = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 
@@ -39,10 +38,11 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever their lengths add up to 0.07 sqrt(p) and is taken
-    away with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder,
-    does this at 1.0 sqrt(p), after 16 steps at most, and stays within 30 limits. float64 and complex128 frames have no
-    remainder; "exact" polishes them every 8 steps at least, which keeps them within 20 limits.
+    rounding leaves of W^H W - I is worked out in float64 whenever an error model (`stiefelkit.optim.rounding`) says
+    that it may have come to 0.6 rounding limits, and is taken away with the next increment. So ||W^H W - I||_F stays
+    within 2 rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays
+    within 30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both
+    keep them within 20 limits. To each of these bounds comes one eps below 16 columns.
 
     Frames of one shape, dtype and group are moved as one batch. Sharded frames (FSDP2) are gathered, moved on each
     rank and scattered. A gradient with NaN or infinity raises before anything is written.
@@ -256,29 +256,28 @@ class FrameOptimizer(torch.optim.Optimizer):
         if float(group["lr"]) == 0:
             # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
             bucket.commit()
-            bucket.moved = bucket.moved
+            bucket.wear = bucket.wear
             return
         root = math.sqrt(w.shape[-1])
-        if length_of(direction, steps) > _LONGEST * root:
+        worn = wear(direction, steps)
+        if length_of(direction, steps) > _LONGEST * root or worn > HOPELESS:
             self._leap(bucket, w, direction, steps)
             self._remember(bucket)
             return
-        share, rounds = (_CADENCE, _ROUNDS) if exact else (_FAST_CADENCE, _FAST_ROUNDS)
-        cadence = share * _reach(w)
-        defect, moved = None, bucket.moved
-        if moved >= cadence:
+        defect, before = None, bucket.wear
+        if before * growth(direction, steps) >= due(w, group["precision"]):
             defect, norm = self._defect(bucket, w)
             if not norm <= _LOST * root:
                 raise NotAFrameError(
                     f"{name} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
                     "assign a frame with sk.assign_."
                 )
-            moved = self._left(bucket, norm)
+            before = self._left(bucket, norm)
         increment, length = self._increment(group, w, direction, steps, defect)
         bucket.commit()
         bucket.add(increment)
-        # Without a remainder W is rounded at every step, however small.
-        bucket.moved = moved + max(length, 0.0 if with_remainder else cadence / rounds)
+        least = 0.0 if with_remainder else wear_of_rounding(w, group["precision"])
+        bucket.wear = before * growth(direction, steps) + max(worn, least)
         self._settle(group, bucket, length)
         self._remember(bucket)
 
@@ -298,7 +297,7 @@ class FrameOptimizer(torch.optim.Optimizer):
             )
         bucket.commit()
         bucket.assign(nearest_frame(moved))
-        bucket.moved = 0.0
+        bucket.wear = 0.0
 
     def _were_changed(self, bucket: Bucket) -> bool:
         """Whether a frame was written to by somebody else since the last step, as far as is known."""
@@ -310,16 +309,18 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """What is to be done after an increment of some length: what cannot wait for the next is polished at once."""
-        urgent = _URGENT if group["precision"] == "exact" else _FAST_URGENT
-        if bucket.moved > urgent * _reach(bucket.params[0]):
-            self._polish(bucket)
+        if bucket.wear > urgent(bucket.params[0], group["precision"]):
+            for _ in range(_TURNS):
+                self._polish(bucket)
+                if bucket.wear == 0:
+                    return
 
     def _polish(self, bucket: Bucket, coarse: bool = False) -> float:
         """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
         w = bucket.frames()
         defect, norm = self._defect(bucket, w, coarse)
         bucket.add((w @ defect).mul_(-0.5))
-        bucket.moved = self._left(bucket, norm)
+        bucket.wear = self._left(bucket, norm)
         return norm
 
     def _defect(self, bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
@@ -327,7 +328,7 @@ class FrameOptimizer(torch.optim.Optimizer):
         return defect, max(norms_of(defect)[0])
 
     def _left(self, bucket: Bucket, norm: float) -> float:
-        """What `moved` begins with after a polish: 3/4 of the square of a defect remains."""
+        """The wear after a polish: 3/4 of the square of a defect remains."""
         p = bucket.params[0]
         return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
 
@@ -341,9 +342,3 @@ class FrameOptimizer(torch.optim.Optimizer):
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
         inner.step()
-
-
-def _reach(w: Tensor) -> float:
-    """sqrt(p), and up to twice that for tall frames, to whose columns most of what is rounded is orthogonal."""
-    n, p = w.shape[-2:]
-    return math.sqrt(p) * min(2.0, math.sqrt(n / p))

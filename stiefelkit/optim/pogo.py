@@ -18,6 +18,7 @@ from stiefelkit.optim.steps import as_factor, inverse, length_of, second_moments
 __all__ = ["POGO"]
 
 BASES = ("sgd", "adam")
+MOMENTS = ("tangent", "ambient")
 LONGEST = 0.5
 """||X^H X - I||_F to which a step is shortened, well within the reach of a step back."""
 
@@ -30,8 +31,10 @@ class POGO(FrameOptimizer):
 
     The published algorithm takes one step back, after which ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4. Here further
     steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact", in float64).
-    The moment is one of the ambient space, as published; nothing takes it along, so that long steps with much of it may
-    end in a cycle around the optimum where `CayleySGD` does not. Steps that leave ||X^H X - I||_F > 1/2 are shortened.
+    The moment is projected on each tangent space. The published one is of the ambient space (moment="ambient"): what is
+    normal to the manifold at one frame then pulls at the next, and where dL/dW is not zero at an optimum, as with
+    principal components, the frame may go round it in a cycle at any rate. Steps that leave ||X^H X - I||_F > 1/2 are
+    shortened.
     Other groups are moved by torch.optim.Adam.
 
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
@@ -42,6 +45,7 @@ class POGO(FrameOptimizer):
         lr: learning rate.
         base: of the frames: "sgd", momentum on R's Euclidean source, or "adam".
         betas: decays of the moments: the first is the momentum of either base, dampened in "adam" only.
+        moment: of the frames: "tangent", or "ambient" as published.
         eps: added to the roots of second moments.
         weight_decay: of the groups without a manifold.
         amsgrad: of the groups without a manifold.
@@ -74,6 +78,7 @@ class POGO(FrameOptimizer):
         *,
         base: str = "sgd",
         betas: tuple[float, float] = (0.9, 0.999),
+        moment: str = "tangent",
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
@@ -85,6 +90,7 @@ class POGO(FrameOptimizer):
             lr=lr,
             base=base,
             betas=betas,
+            moment=moment,
             eps=eps,
             weight_decay=weight_decay,
             amsgrad=amsgrad,
@@ -97,6 +103,7 @@ class POGO(FrameOptimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         check_choice(type(self).__name__, group, "base", BASES)
+        check_choice(type(self).__name__, group, "moment", MOMENTS)
         check_moments(type(self).__name__, group)
 
     def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
@@ -104,7 +111,7 @@ class POGO(FrameOptimizer):
         first, second = group["betas"]
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first if adam else 1.0)
         direction = riemannian_gradient(w, moment, metric)
-        bucket.stage("exp_avg", moment)
+        bucket.stage("exp_avg", direction.covector(w, metric) if group["moment"] == "tangent" else moment)
         scales = [1.0] * len(direction.rotation_norms)
         if adam:
             scales = [
@@ -135,7 +142,7 @@ class POGO(FrameOptimizer):
         return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        bucket.moved = 0.0  # every step measures X^H X - I
+        bucket.wear = 0.0  # every step measures X^H X - I
         exact = group["precision"] == "exact"
         limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
         target = 0.3 * limit if exact else 3 * limit

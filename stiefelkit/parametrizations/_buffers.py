@@ -5,7 +5,12 @@ from torch import Tensor
 
 from stiefelkit.param import coordinate_dtype
 
-__all__ = ["from_buffer", "identity_buffer", "to_buffer"]
+__all__ = ["are_signs", "from_buffer", "identity_buffer", "to_buffer"]
+
+
+def are_signs(choice: Tensor) -> bool:
+    """Whether every entry is 1 or -1; no bool is."""
+    return choice.dtype != torch.bool and bool(((choice == 1) | (choice == -1)).all())
 
 
 def to_buffer(matrix: Tensor) -> Tensor:
@@ -15,7 +20,7 @@ def to_buffer(matrix: Tensor) -> Tensor:
 
 def from_buffer(stored: Tensor, is_complex: bool) -> Tensor:
     """The matrix in float64 or complex128."""
-    return torch.view_as_complex(stored.double()) if is_complex else stored.double()
+    return torch.view_as_complex(stored.double().contiguous()) if is_complex else stored.double()
 
 
 def identity_buffer(batch: tuple[int, ...], n: int, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

@@ -17,11 +17,22 @@ from stiefelkit.functional import (
     pick_band,
     skew_size,
     spread_band,
+    unpack_skew,
 )
-from stiefelkit.metrics import rounding_limit
+from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+from stiefelkit.parametrizations._buffers import are_signs
 
 __all__ = ["Cayley"]
+
+_STEEPEST = 32.0
+"""The largest eigenvalue of A that a draw with fixed signs has; those of the transform stay 2/32 from -1.
+
+Rounding A moves W by up to eps ||A||_F, and working with tall frames in float64 by about eps ||A||_2^2 / 20 more. Haar
+frames have no bound: the spectrum of one of 64 x 64 in two comes so near -1 that float32 coordinates do not hold it.
+"""
+_LIGHT_TAILED = 4
+"""With so many rows more than columns Haar frames hardly ever come near: P(||A|| > x) falls as x^-(n - p + 1)."""
 
 
 class Cayley(OrthogonalParam):
@@ -86,6 +97,8 @@ class Cayley(OrthogonalParam):
             self.schemes = ("helfrich", "identity")  # type: ignore[misc]
         self.bandwidth = bandwidth
         self.negative = None if negative is None else _signs(negative, self.shape[-1])
+        if self.negative is not None and -1 in self.negative:
+            self.schemes = tuple(scheme for scheme in self.schemes if scheme != "identity")  # type: ignore[misc]
         if self.is_complex:
             reason = self.supports(shape, self.dtype, negative=negative)
             if reason is not None:
@@ -152,6 +165,11 @@ class Cayley(OrthogonalParam):
             shapes["phase"] = (*batch, p)
         return shapes
 
+    @property
+    def return_bound(self) -> float:
+        """Wider with fixed signs or a band, for which A may be large."""
+        return permitted_return(self.shape, self.dtype, unspared=not self.traits.onto)
+
     def forward(self, skew: Tensor, phase: Tensor | None = None) -> Tensor:
         """Maps coordinates to frames.
 
@@ -203,6 +221,9 @@ class Cayley(OrthogonalParam):
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Draws a frame, or by "helfrich" the skew part itself.
 
+        "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
+        hold the frame still.
+
         "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on (0, pi/2) for consecutive
         pairs of axes, so that the eigenvalues of the transform are e^{it}, e^{-it}; signs as given, phases uniform on
         (0, 2 pi).
@@ -241,16 +262,31 @@ class Cayley(OrthogonalParam):
         if self.shape[-1] == self.shape[-2]:
             # The transform has det 1, so det W = det D: a reflection takes the Haar measure from one half to the other.
             w[..., 0] *= (torch.linalg.det(w) * signs.prod(-1)).sign()[..., None]
-        skew, _ = cayley_inverse(w, signs)
-        return (skew,), {"signs": signs}
+        return (self._moderate(cayley_inverse(w, signs)[0], signs),), {"signs": signs}
+
+    def _moderate(self, skew: Tensor, signs: Tensor) -> Tensor:
+        """The same A with eigenvalues beyond `_STEEPEST` brought back to it."""
+        n, p = self.shape[-2:]
+        if n - p >= _LIGHT_TAILED or not torch.isfinite(skew).all():
+            return skew
+        a11, a21 = unpack_skew(skew, n, p, False)
+        beside = torch.cat([-a21.mT, a21.new_zeros(*a21.shape[:-2], n - p, n - p)], -2)
+        a = torch.cat([torch.cat([a11, a21], -2), beside], -1)
+        # A^T A commutes with A: what is done to its eigenvectors leaves A skew.
+        square, vectors = torch.linalg.eigh(a.mT @ a)
+        scale = (_STEEPEST / square.clamp(min=_STEEPEST**2).sqrt()).unsqueeze(-2)
+        a = a @ (vectors * scale) @ vectors.mT
+        whole = cayley(pack_skew((a - a.mT) / 2), n, n)
+        return cayley_inverse(whole[..., :p] * signs.unsqueeze(-2), signs)[0]
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1, and those of `negative` if it was given."""
         if self.is_complex:
             return None
-        if self.negative is not None and not torch.equal(chart["signs"].cpu().long(), self._first_signs().long()):
+        signs = chart["signs"]
+        if self.negative is not None and not bool((signs == self._first_signs().to(signs.device)).all()):
             return f"the signs of its negative=, {sum(s < 0 for s in self.negative)} of them -1"
-        return None if bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
+        return None if are_signs(signs) else "signs of 1 and -1"
 
     def _first_signs(self) -> Tensor:
         """The prescribed signs, or ones, in the shape of the chart."""
@@ -262,7 +298,7 @@ class Cayley(OrthogonalParam):
         n, p = self.shape[-2:]
         rounded = cayley(skew.to(coordinate_dtype(self.dtype)), n, p, signs=signs)
         difference = torch.linalg.matrix_norm(rounded - w).max().item()
-        if not difference <= 8 * rounding_limit(self.shape[-1], self.dtype):
+        if not difference <= self.return_bound:
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
                 f"det D if it is square), got one that comes back {difference:.2g} away; without negative= it fits."

@@ -88,7 +88,7 @@ class Fourier(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """A permutation of 0 .. n - 1."""
-        ordered = chart["permutation"].sort(dim=-1)[0].cpu()
+        ordered = chart["permutation"].long().sort(dim=-1)[0].cpu()
         fits = torch.equal(ordered, torch.arange(self.shape[-1]).expand_as(ordered))
         return None if fits else f"a permutation of {self.shape[-1]} entries"
 

@@ -24,6 +24,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
+from stiefelkit.parametrizations._buffers import are_signs
 
 __all__ = ["Givens"]
 
@@ -169,7 +170,7 @@ class Givens(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
-        return None if self.is_complex or bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
+        return None if self.is_complex or are_signs(chart["signs"]) else "signs of 1 and -1"
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """In "fast" mode (L + 16) eps sqrt(p) more, eps that of the coordinates."""

@@ -18,6 +18,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
+from stiefelkit.parametrizations._buffers import are_signs
 
 __all__ = ["Householder"]
 
@@ -159,13 +160,17 @@ class Householder(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
-        return None if self.is_complex or bool((chart["signs"].abs() == 1).all()) else "signs of 1 and -1"
+        return None if self.is_complex or are_signs(chart["signs"]) else "signs of 1 and -1"
 
     def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
 
         With fewer reflectors than columns not every D will do: the stable choice is tried, then for real frames the
         chart's and all ones. Complex frames have no other than the stable one, which reaches but a part of the image.
+        What is taken is what comes back as near as `right_inverse` promises.
+
+        Raises:
+            ImageError: no D that is tried makes a product of so few reflectors of W.
         """
         tried = (
             [None]
@@ -173,13 +178,25 @@ class Householder(OrthogonalParam):
             else [None, self.signs.to(w.device), torch.ones_like(w[..., 0, :])]
         )
         for signs in tried:
-            v, d, left = householder_inverse(w, self.reflections, signs)
-            if (d.abs() - 1).abs().max().item() + left.max().item() <= 1e-6:
+            v, d, _ = householder_inverse(w, self.reflections, signs)
+            if self.traits.onto or self._comes_back(w, v, d):
                 return ((v, d.angle()), {}) if self.is_complex else ((v,), {"signs": d.sign().to(torch.int8)})
         raise ImageError(
             f"Householder needs a frame that {self.reflections} reflections reduce to a diagonal, got another; with "
             f"reflections={self.shape[-1]} any frame fits."
         )
+
+    def _comes_back(self, w: Tensor, v: Tensor, d: Tensor) -> bool:
+        """Whether rounded coordinates give W again to 8 limits, in float64 to 100 for every 64 rows."""
+        (n, p), k = self.shape[-2:], self.reflections
+        diagonal = {"phase": d.angle()} if self.is_complex else {"signs": d.sign()}
+        real = coordinate_dtype(self.dtype)
+        diagonal = {name: value.to(real) for name, value in diagonal.items()}
+        dtype = real.to_complex() if self.is_complex else real
+        back = householder(v.to(real), n, k, p, dtype=dtype, **diagonal).to(self.dtype)
+        double = self.dtype in (torch.float64, torch.complex128)
+        permitted = (100 * max(1.0, n / 64) if double else 8) * rounding_limit(p, self.dtype)
+        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= permitted).all())
 
     def initial(
         self, scheme: str, generator: torch.Generator | None = None

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit import init, registry
+from stiefelkit import registry
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
@@ -74,7 +74,10 @@ class Rebased(OrthogonalParam):
         self.inner: OrthogonalParam = cls(self.shape, dtype=computing_dtype(self.dtype), device=device, **options)
         require_frames(self, self.inner)
         if "identity" not in self.inner.schemes:
-            raise OptionError(f"Rebased needs an inner map that can be the identity, got {cls.__name__}.")
+            raise OptionError(
+                f"Rebased needs an inner map that can be the identity, got {cls.__name__} with "
+                f"inner_options={dict(inner_options or {})}; the base takes any frame, whatever the inner map's signs."
+            )
         *batch, n, _ = self.shape
         self.register_buffer("base", identity_buffer(tuple(batch), n, self.dtype, device))
 
@@ -163,7 +166,8 @@ class Rebased(OrthogonalParam):
         """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
         q, _ = torch.linalg.qr(w, mode="complete")
         q[..., : w.shape[-1]] = w
-        coordinates, chart = self.inner.invert(init.identity(self.shape, working_dtype(self.dtype)).to(w.device))
+        coordinates, chart = self.inner.initial("identity")
+        coordinates = tuple(c.to(w.device) for c in coordinates)
         return coordinates, {"base": to_buffer(q)} | {f"inner.{key}": value for key, value in chart.items()}
 
     def initial(

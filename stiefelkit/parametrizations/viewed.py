@@ -172,6 +172,11 @@ class Viewed(OrthogonalParam):
         """That of the inner map."""
         return self.inner.error_bound(*coordinates)
 
+    @property
+    def return_bound(self) -> float:
+        """That of the inner map."""
+        return self.inner.return_bound
+
     def frames(self, weight: Tensor) -> Tensor:
         """The weight read as frames."""
         return self.view.to_frame(weight)

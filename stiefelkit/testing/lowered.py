@@ -27,8 +27,9 @@ _FACTORS = {
 _MULTIPLIES_INSIDE = ("aten::linalg_matrix_exp",)
 _LOWERED = {"cuda": "tf32", "cpu": "bf16"}
 _LOCK = threading.Lock()
-# What the flags were at each entry that has not been left yet, in order.
-_entered: list[dict[str, str]] = []
+# How many are in, and what the flags were when the first came.
+_inside = 0
+_before: dict[str, str] = {}
 
 
 @contextlib.contextmanager
@@ -40,25 +41,24 @@ def lowered_products() -> Iterator[None]:
     TF32, while the flag says lowered at the time of the product, so that code which takes the flag back is let alone.
 
     The flags are the process's. The stand-in reaches the thread that enters, its backward passes included; other
-    threads enter themselves. Where they overlap, the last one out sets the flags back.
+    threads enter themselves. Where they overlap, the first one in sets the flags and the last one out sets them back.
     """
+    global _inside
     with _LOCK:
         stand_in = _Rounding(frozenset(kind for kind in _LOWERED if _is_ignored(kind)))
-        before = {kind: _own(_flags(kind)) for kind in _LOWERED}
-        _entered.append(before)
-        for kind, lowered in _LOWERED.items():
-            _flags(kind).fp32_precision = lowered
+        if _inside == 0:
+            for kind, lowered in _LOWERED.items():
+                _before[kind] = _own(_flags(kind))
+                _flags(kind).fp32_precision = lowered
+        _inside += 1
     try:
         with stand_in:
             yield
     finally:
         with _LOCK:
-            k = next(k for k, own in enumerate(_entered) if own is before)
-            del _entered[k]
-            if k < len(_entered):
-                _entered[k].update(before)  # who entered later sets back what was found here
-            else:
-                for kind, value in before.items():
+            _inside -= 1
+            if _inside == 0:
+                for kind, value in _before.items():
                     _flags(kind).fp32_precision = value
 
 

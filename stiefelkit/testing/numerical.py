@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.errors import ImageError, StiefelkitError
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, permitted_return, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, carrier_of, layer_of, random_coordinates, special_frames
@@ -164,10 +164,10 @@ def law_batch(case: Case) -> None:
 def law_round_trip(case: Case) -> None:
     """||forward(right_inverse(W)) - W||_F <= 8 limits + ||W^H W - I||_F for any frame, singular ones included.
 
-    In float64 and complex128, with nothing finer to compute in, 100 limits for every 64 rows.
+    In float64 and complex128, with nothing finer to compute in, and where a map's `return_bound` says so, 100 limits
+    for every 64 rows.
     """
-    limits = 100 * max(1.0, case.shape[-2] / 64) if case.dtype == working_dtype(case.dtype) else 8
-    limit = limits * rounding_limit(case.shape[-1], case.dtype)
+    limit = min(case.build().return_bound, permitted_return(case.shape, case.dtype, unspared=True))
     if not case.build().traits.invertible:
         param, coordinates = case.drawn()
         try:

@@ -71,7 +71,10 @@ def _loop(
 
 
 def multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """The matrix product for a loop: one whose derivatives, which are taken later, are in full precision too."""
+    """The matrix product for a loop: one whose derivatives, which are taken later, are in full precision too.
+
+    Where products are not lowered at all that is torch's own, which is lighter.
+    """
     return product if torch.compiler.is_compiling() or is_lowered(device) else torch.matmul
 
 
@@ -87,7 +90,7 @@ class _HalfGradient(Function):
 
     @staticmethod
     def forward(row: Tensor, h: Tensor, wt: Tensor) -> Tensor:  # type: ignore[override]
-        return torch.addmm(row, h, wt)
+        return row + product(h, wt) if torch.compiler.is_compiling() else torch.addmm(row, h, wt)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -105,7 +108,7 @@ class _HalfGradientBackward(Function):
     @staticmethod
     def forward(g: Tensor, h: Tensor, wt: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         real = h.real.mT
-        return g @ wt.mH, torch.complex(real @ g.real, real @ g.imag)
+        return product(g, wt.mH), torch.complex(product(real, g.real), product(real, g.imag))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:

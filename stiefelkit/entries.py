@@ -1,0 +1,216 @@
+"""What a state dict must hold for one orthogonal weight: descriptions of maps, coordinates and charts."""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from stiefelkit import registry
+from stiefelkit.errors import CheckpointError, NonFiniteError
+from stiefelkit.metrics import orthogonality_error
+from stiefelkit.param import OrthogonalParam, frame_tolerance
+
+__all__ = [
+    "check_description",
+    "check_entry",
+    "check_frame",
+    "check_weight",
+    "describe_map",
+    "in_words",
+    "read_description",
+    "whole",
+]
+
+_LONGEST = 1 << 20
+"""Bytes of a description that are read; those written have a few hundred."""
+_WITHIN_THE_LAW = 1e4
+"""Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def describe_map(param: OrthogonalParam) -> dict[str, Any]:
+    """Name in the registry, class and version of a map and of those inside it."""
+    cls = type(param)
+    return {
+        "name": registry.parametrizations.name_of(cls),
+        "class": f"{cls.__module__}:{cls.__qualname__}",
+        "version": param.version,
+        "inner": [describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
+    }
+
+
+def read_description(state: Any, weight: str) -> dict[str, Any]:
+    """Reads what a checkpoint says of a weight.
+
+    Args:
+        state: the entry: JSON in a uint8 tensor.
+        weight: the weight's name, for messages.
+
+    Raises:
+        CheckpointError: it is nothing of the kind.
+    """
+    why = _flaw(state)
+    if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
+        why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
+    if why is None:
+        try:
+            found = json.loads(bytes(state.tolist()).decode())
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            return found
+    raise CheckpointError(
+        f"{weight} needs a checkpoint that names its map, JSON in a uint8 tensor, got an unreadable entry"
+        f"{f' ({why})' if why else ''}."
+    )
+
+
+def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
+    """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
+    same = {key: _is_same(theirs.get(key), mine) for key, mine in ours.items()}
+    same["map"] = _is_same_map(theirs.get("map"), ours["map"])
+    for key, fits in same.items():
+        if not fits:
+            raise CheckpointError(
+                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}; "
+                "to change it, load into the old kind of weight and assign that to the new one with sk.assign_."
+            )
+
+
+def _is_same(theirs: Any, ours: Any) -> bool:
+    """Equality that tells 1 from True and 1.0, no deeper than ours is."""
+    if type(theirs) is not type(ours):
+        return False
+    if isinstance(ours, dict):
+        return theirs.keys() == ours.keys() and all(_is_same(theirs[key], mine) for key, mine in ours.items())
+    if isinstance(ours, list):
+        return len(theirs) == len(ours) and all(map(_is_same, theirs, ours))
+    return theirs == ours
+
+
+def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
+    """Whether two descriptions mean one map: classes may move as long as the registered name stays, and conversely."""
+    if not isinstance(theirs, dict) or not _is_same(theirs.get("version"), ours["version"]):
+        return False
+    named = ours["name"] is not None and theirs.get("name") == ours["name"]
+    inner = theirs.get("inner", [])
+    return (
+        (named or theirs.get("class") == ours["class"])
+        and isinstance(inner, list)
+        and len(inner) == len(ours["inner"])
+        and all(_is_same_map(a, b) for a, b in zip(inner, ours["inner"], strict=True))
+    )
+
+
+def in_words(value: Any, depth: int = 3) -> str:
+    """A map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
+    if not (isinstance(value, dict) and "class" in value) or not depth:
+        try:
+            text = repr(value)
+        except RecursionError:
+            text = f"a deep {type(value).__name__}"
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    own = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
+    held = value.get("inner")
+    inner = [in_words(each, depth - 1) for each in held[:3]] if isinstance(held, list) else []
+    return f"{own} ({'; '.join(inner)})" if inner else own
+
+
+def _flaw(value: Any) -> str | None:
+    """Why something is no tensor that one may read entry by entry, in words; None if it is."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if is_lazy(value):
+        return "an uninitialized parameter"
+    if value.is_nested or value.is_quantized or value.layout != torch.strided:
+        return "a nested tensor" if value.is_nested else "a quantized one" if value.is_quantized else str(value.layout)
+    return None
+
+
+def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> Tensor:
+    """Returns the tensor under a key of a state dict if it can take the place of ours.
+
+    Args:
+        value: the entry, None if there is none.
+        key: its key.
+        what: the weight and the name of the coordinate or choice, for messages.
+        ours: what it is copied into.
+        may_be_meta: whether a tensor without values will do.
+
+    Raises:
+        CheckpointError: no dense tensor of this shape and kind.
+        NonFiniteError: NaN or infinity, as it is or in the dtype of ours.
+    """
+    flaw = _flaw(value)
+    if flaw is not None:
+        raise CheckpointError(f"{what} needs a dense tensor under the key {key}, got {flaw}.")
+    if tuple(value.shape) != tuple(ours.shape):
+        raise CheckpointError(f"{what} needs shape {tuple(ours.shape)}, got {tuple(value.shape)}.")
+    single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
+    inexact = ours.is_floating_point() or ours.is_complex()
+    if inexact and value.dtype not in (single, double):
+        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}.")
+    if not inexact and value.dtype not in _INTEGERS:
+        raise CheckpointError(f"{what} needs integers, got {value.dtype}.")
+    if value.is_meta:
+        if may_be_meta:
+            return value
+        raise CheckpointError(f"{what} needs values, got a tensor on the meta device; load it with assign=True.")
+    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
+    if not torch.isfinite(local).all():
+        raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
+    if inexact and not torch.isfinite(local.to(ours.dtype)).all():
+        largest = local.abs().max().item()
+        raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
+    return value
+
+
+def whole(value: Tensor) -> Tensor:
+    """The tensor, gathered if it is sharded."""
+    return getattr(value, "full_tensor", lambda: value)()
+
+
+def check_frame(value: Tensor, what: str) -> None:
+    """Raises CheckpointError unless a coordinate that must stay on the manifold is a frame in its dtype."""
+    w = whole(value)
+    if w.is_meta:
+        return
+    error, permitted = orthogonality_error(w).max().item(), frame_tolerance(w.shape[-1], w.dtype)
+    if not error <= permitted:
+        raise CheckpointError(
+            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got a checkpoint with {error:.2g}; "
+            "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_."
+        )
+
+
+@torch.no_grad()
+def check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
+    """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
+
+    Args:
+        param: the map.
+        values: name to tensor of every coordinate, checked one by one already.
+        chart: name of the buffer to tensor.
+        weight: the weight's name, for messages.
+    """
+    if any(t.is_meta for t in (*values.values(), *chart.values())):
+        return
+    gathered = {name: whole(value) for name, value in values.items()}
+    largest = max((c.abs().max().item() for c in gathered.values() if c.numel()), default=0.0)
+    if largest <= _WITHIN_THE_LAW:
+        return
+    device, dtypes = next(iter(gathered.values())).device, param.coordinate_dtypes
+    cast = tuple(c.to(device=device, dtype=dtypes[name]) for name, c in gathered.items())
+    buffers = {name: choice.to(device) for name, choice in chart.items()}
+    w = torch.func.functional_call(param, buffers, cast)
+    frames = param.frames(w)
+    error = orthogonality_error(frames).max().item()
+    bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))
+    if not error <= bound:
+        kind = CheckpointError if error < float("inf") else NonFiniteError
+        raise kind(
+            f"{weight} needs coordinates whose weight is a frame, ||W^H W - I||_F <= {bound:.2g}, got some of modulus "
+            f"{largest:.2g} that give {error:.2g}."
+        )

@@ -1,0 +1,268 @@
+"""A model is loaded as a whole: what one orthogonal weight refuses leaves every layer as it was."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing.seeds import generator
+
+INSIDE = "parametrizations.weight."
+
+
+def layer(n=4, name="cayley", **options):
+    return sk.orthogonal(nn.Linear(n, n), "weight", name, **options)
+
+
+def model() -> Any:
+    return nn.Sequential(nn.Linear(4, 4), layer(), nn.Sequential(nn.BatchNorm1d(4), layer()), layer(name="givens"))
+
+
+def kept(module):
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def same(module, before):
+    return all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_the_last_layer_refuses_leaves_the_first_alone(assign, strict):
+    ours, state = model(), kept(model())
+    state["3." + INSIDE + "original0"][0] = torch.nan
+    before = kept(ours)
+    identities = [id(p) for p in ours.parameters()]
+    with pytest.raises(errors.NonFiniteError, match=r"3\.weight"):
+        ours.load_state_dict(state, strict=strict, assign=assign)
+    assert same(ours, before)
+    assert identities == [id(p) for p in ours.parameters()]
+
+
+def test_copies_wrappers_and_unpickled_models_are_checked_as_wholes(tmp_path):
+    state = kept(model())
+    state["3." + INSIDE + "original0"][0] = torch.nan
+    ours = model()
+    torch.save(ours, tmp_path / "m.pt")
+    unpickled = torch.load(tmp_path / "m.pt", weights_only=False)
+    for each in (copy.deepcopy(ours), unpickled, nn.ModuleDict({"inner": ours}), torch.compile(ours, backend="eager")):
+        prefix = next(iter(each.state_dict())).removesuffix("0.weight")  # pyright: ignore
+        before = kept(each)
+        with pytest.raises(errors.NonFiniteError):
+            each.load_state_dict({prefix + key: value for key, value in state.items()})  # pyright: ignore
+        assert same(each, before)
+
+
+def test_a_shared_module_is_checked_under_each_of_its_names():
+    shared = layer()
+    ours = nn.ModuleDict({"a": shared, "z": nn.Linear(4, 4), "b": shared})
+    state = kept(ours)
+    state["b." + INSIDE + "original0"] = torch.full((6,), torch.inf)
+    state["z.weight"] += 1
+    before = kept(ours)
+    with pytest.raises(errors.NonFiniteError, match=r"b\.weight"):
+        ours.load_state_dict(state)
+    assert same(ours, before)
+
+
+def test_what_torch_refuses_in_a_plain_layer_leaves_orthogonal_ones_whole():
+    ours, state = model(), kept(model())
+    state["0.weight"] = torch.zeros(5, 5)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ours.load_state_dict(state)
+    assert all(drift.error < 1e-6 for drift in sk.drift(ours).values())
+
+
+class Renaming(nn.Module):
+    """Loads checkpoints of its past, in which the weight was plain."""
+
+    def __init__(self):
+        super().__init__()
+        self.rotation = layer()
+        self.register_load_state_dict_pre_hook(self.rename)
+
+    @staticmethod
+    def rename(module, state, prefix, *_):
+        plain = state.pop(f"{prefix}rotation.weight", None)
+        if plain is not None:
+            donor = copy.deepcopy(module.rotation)
+            donor.weight = plain
+            state.update({f"{prefix}rotation.{key}": value for key, value in donor.state_dict().items()})
+
+
+def test_a_load_hook_may_still_change_what_is_below_it():
+    ours = Renaming()
+    w = sk.init.haar((4, 4), generator=generator(1)).float()
+    ours.load_state_dict({"rotation.weight": w, "rotation.bias": torch.zeros(4)})
+    assert torch.allclose(ours.rotation.weight, w, atol=1e-6)
+    with pytest.raises(errors.NonFiniteError):
+        ours.load_state_dict(kept(ours) | {"rotation." + INSIDE + "original0": torch.full((6,), torch.nan)})
+
+
+def test_models_without_orthogonal_weights_load_as_ever():
+    plain = nn.Linear(3, 3)
+    result = plain.load_state_dict({"weight": torch.ones(3, 3)}, strict=False)
+    assert result.missing_keys == ["bias"]
+    with pytest.raises(TypeError, match="dict-like"):
+        plain.load_state_dict([])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dict-like"):
+        layer().load_state_dict([])
+
+
+@pytest.mark.parametrize("state", [[], None, "weights", {3: torch.zeros(1)}])
+def test_what_is_no_state_dict_is_refused(state):
+    with pytest.raises(errors.CheckpointError, match="needs a"):
+        sk.check_state_dict(model(), state)
+
+
+def described(change):
+    state = kept(layer())
+    written = json.loads(bytes(state[INSIDE + "_extra_state"].tolist()).decode())
+    change(written)
+    state[INSIDE + "_extra_state"] = torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)
+    return state
+
+
+def spoilt(key, value):
+    state = kept(layer())
+    state[INSIDE + key] = value(state[INSIDE + key]) if callable(value) else value
+    return state
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        spoilt("_extra_state", torch.tensor(list(b"[" * 100000), dtype=torch.uint8)),
+        spoilt("_extra_state", torch.tensor(list(b'{"a":' * 100000), dtype=torch.uint8)),
+        spoilt("_extra_state", lambda t: t.long()),
+        spoilt("_extra_state", lambda t: t.float()),
+        spoilt("_extra_state", lambda t: t.reshape(1, -1)),
+        spoilt("_extra_state", lambda t: t[0]),
+        spoilt("_extra_state", lambda t: t.to("meta")),
+        spoilt("_extra_state", lambda t: t.repeat(10000)),
+        spoilt("_extra_state", {"format": 1}),
+        spoilt("_extra_state", "text"),
+        described(lambda d: d.update(format=True)),
+        described(lambda d: d.update(map="cayley")),
+        described(lambda d: d["map"].update(inner=5)),
+        described(lambda d: d["map"].update(version=1.0)),
+        described(lambda d: d.update(map={"class": 3, "inner": [{"class": 3}, 4]})),
+        described(lambda d: d.update(shape={})),
+        spoilt("0.signs", lambda t: t > 0),
+        spoilt("0.signs", lambda t: t.float()),
+        spoilt("0.signs", lambda t: t.long() + 256),
+        spoilt("0.signs", lambda t: t + 0j),
+        spoilt("original0", lambda t: t.long()),
+        spoilt("original0", lambda t: t > 0),
+        spoilt("original0", lambda t: t.to_sparse()),
+        spoilt("original0", lambda t: t.to("meta")),
+        spoilt("original0", lambda t: t.double() + 1e300),
+        spoilt("original0", lambda t: t.tolist()),
+        spoilt("original0", nn.UninitializedParameter()),
+    ],
+)
+def test_what_is_mistyped_is_refused_in_one_sentence(state):
+    ours = layer()
+    before = kept(ours)
+    with pytest.raises(errors.StiefelkitError) as caught:
+        ours.load_state_dict(state)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert len(text) < 1000
+    assert same(ours, before)
+
+
+def test_a_weight_that_coordinates_would_make_nan_is_refused():
+    ours = layer(name="matrix_exp").double()
+    before = kept(ours)
+    state = before | {INSIDE + "original0": torch.full((6,), 1e300, dtype=torch.float64)}
+    with pytest.raises(errors.StiefelkitError, match="whose weight is a frame"):
+        ours.load_state_dict(state)
+    assert same(ours, before)
+    ours.load_state_dict(before | {INSIDE + "original0": torch.full((6,), 1e4, dtype=torch.float64)})
+    assert sk.drift(ours)["weight"].error < 1e-12
+
+
+def test_every_member_looks_at_charts_of_any_dtype():
+    for cls in sk.available().values():
+        for shape, options in cls.examples():
+            for dtype in (torch.float32, torch.complex64):
+                if cls.supports(shape, dtype, **options) is not None:
+                    continue
+                param = cls(shape, dtype=dtype, **options)
+                for other in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float64):
+                    chart = {name: choice.to(other) for name, choice in param.chart.items()}
+                    assert isinstance(param.check_chart(chart), str | None)
+
+
+def test_a_base_that_is_not_contiguous_loads():
+    ours = sk.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), "weight", "rebased")
+    w = ours.weight.detach().clone()
+    state = {key: torch.stack([value, value], -1)[..., 0] for key, value in kept(ours).items()}
+    twin = copy.deepcopy(ours)
+    sk.reset_(twin, "weight")
+    twin.load_state_dict(state, assign=True)
+    assert torch.equal(twin.weight, w)
+
+
+class Doubling(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+    def right_inverse(self, x):
+        return x / 2
+
+
+def test_a_coordinate_may_be_parametrized_itself():
+    ours: Any = layer()
+    w, skew = ours.weight.detach().clone(), sk.coordinates(ours, "weight")["skew"].detach().clone()
+    parametrize.register_parametrization(ours.parametrizations.weight, "original0", Doubling())
+    assert torch.allclose(ours.weight, w, atol=1e-6)
+    assert torch.allclose(ours.parametrizations.weight.skew, skew)
+    ours(torch.ones(4)).sum().backward()
+    assert next(p for name, p in ours.named_parameters() if "original0.original" in name).grad is not None
+    assert len(ours.parametrizations.weight) == 1
+    other = sk.init.haar((4, 4), generator=generator(2)).float()
+    ours.weight = other
+    assert torch.allclose(ours.weight, other, atol=1e-6)
+    sk.reset_(ours, "weight")
+    assert sk.drift(ours)["weight"].error < 1e-6
+    twin = copy.deepcopy(ours)
+    sk.reset_(twin, "weight")
+    twin.load_state_dict(ours.state_dict())
+    assert torch.equal(twin.weight, ours.weight)
+    parametrize.register_parametrization(ours, "weight", Doubling())
+    assert torch.allclose(ours.weight, 2 * twin.weight, atol=1e-6)
+
+
+def test_a_coordinate_that_cannot_be_assigned_says_so():
+    ours: Any = layer()
+    parametrize.register_parametrization(ours.parametrizations.weight, "original0", nn.Tanh())
+    before = kept(ours)
+    with pytest.raises(errors.ImageError, match="right_inverse"):
+        ours.weight = torch.eye(4)
+    assert same(ours, before)
+
+
+def test_fresh_tensors_of_functional_call_fill_a_hollow_copy():
+    ours = layer()
+    x = torch.ones(4)
+    hollow = copy.deepcopy(ours).to("meta")
+    for _ in range(3):
+        state = {key: value.detach().clone() for key, value in [*ours.named_parameters(), *ours.named_buffers()]}
+        assert torch.equal(torch.func.functional_call(hollow, state, x), ours(x))
+    with pytest.raises(errors.UnfilledError):
+        hollow(x)
+    hollow.to_empty(device="cpu")
+    state = {key: torch.empty_like(value).copy_(value) for key, value in state.items()}
+    assert torch.equal(torch.func.functional_call(hollow, state, x), ours(x))
+    for unfilled in (hollow, copy.deepcopy(hollow)):
+        with pytest.raises(errors.UnfilledError):
+            unfilled(x)

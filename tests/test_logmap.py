@@ -1,0 +1,229 @@
+"""The logarithm of the Stiefel manifold: every pair has one that ends there, and short geodesics are found again."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from stiefelkit import errors, init
+from stiefelkit.functional import skew_logarithm
+from stiefelkit.manifolds import Stiefel
+from stiefelkit.testing.seeds import generator
+
+REAL, COMPLEX = torch.float64, torch.complex128
+SHAPES = [(2, 1), (5, 1), (3, 2), (4, 2), (5, 3), (9, 2), (10, 9), (30, 3)]
+
+
+def haar_pairs(shape, dtype, number=0):
+    g = generator(number)
+    return init.haar(shape, dtype, g), init.haar(shape, dtype, g)
+
+
+def directed(shape, dtype, length, kind="any", number=0):
+    """Frames and tangent vectors of a canonical length, of any kind or of the kinds that turn the fewest planes."""
+    g = generator(number)
+    w = init.haar(shape, dtype, g)
+    s = torch.randn(shape, dtype=dtype, generator=g)
+    if kind == "one column":
+        row = torch.randn(*shape[:-2], 1, shape[-1], dtype=dtype, generator=g)
+        s = s[..., :1] @ row
+    if kind == "along":
+        s = w @ (w.mH @ s)
+    if kind == "across":
+        s = s - w @ (w.mH @ s)
+    u = Stiefel().proju(w, s)
+    return w, length * u / Stiefel().norm(w, u, keepdim=True)
+
+
+def assert_ends_at(w, u, y):
+    assert u.isfinite().all()
+    tangency = w.mH @ u
+    assert torch.linalg.matrix_norm(tangency + tangency.mH).max() <= 1e-12
+    assert torch.linalg.matrix_norm(Stiefel().expmap(w, u) - y).max() <= 3e-12
+
+
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.parametrize(
+    ("count", "n", "p"),
+    [(1000, 2, 1), (200, 3, 2), (200, 4, 2), (200, 5, 3), (200, 10, 9), (30, 100, 3), (4, 40, 20), (100, 3, 1)],
+)
+def test_every_pair_of_random_frames_is_joined(count, n, p, dtype):
+    w, y = haar_pairs((count, n, p), dtype)
+    assert_ends_at(w, Stiefel().logmap(w, y), y)
+
+
+def test_every_pair_of_square_frames_in_one_component_is_joined():
+    w, y = haar_pairs((200, 5, 5), REAL)
+    y[..., 0] *= (torch.linalg.det(w) * torch.linalg.det(y)).sign().unsqueeze(-1)
+    assert_ends_at(w, Stiefel().logmap(w, y), y)
+    w, y = haar_pairs((200, 5, 5), COMPLEX)
+    assert_ends_at(w, Stiefel().logmap(w, y), y)
+
+
+def test_far_points_of_complex_spheres_are_joined():
+    w, u = directed((1000, 2, 1), COMPLEX, 2.0)
+    y = Stiefel().expmap(w, u)
+    found = Stiefel().logmap(w, y)
+    assert_ends_at(w, found, y)
+    assert (Stiefel().norm(w, found) <= 2 + 1e-9).all()
+
+
+@pytest.mark.parametrize("kind", ["any", "one column", "along", "across"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "length"), [(REAL, 0.88 * math.pi), (COMPLEX, 0.62 * math.pi)])
+def test_logmap_undoes_expmap_within_the_injectivity_radius(shape, dtype, length, kind):
+    if kind == "along" and shape[-1] == 1 and dtype == REAL:
+        pytest.skip("real tangent vectors of a sphere have no part along the point")
+    for number, factor in enumerate((1.0, 0.9, 0.5)):
+        w, u = directed((8, *shape), dtype, factor * length, kind, number)
+        found = Stiefel().logmap(w, Stiefel().expmap(w, u))
+        assert torch.linalg.matrix_norm(found - u).max() <= 1e-9
+
+
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.parametrize("shape", [(2, 1), (4, 2), (5, 3), (6, 3)])
+@pytest.mark.parametrize("away", [0.0, 1e-9, 1e-2])
+def test_the_far_side_is_joined(shape, dtype, away):
+    w, u = directed((3, *shape), dtype, away)
+    y = Stiefel().expmap(-w, -u)
+    assert_ends_at(w, Stiefel().logmap(w, y), y)
+
+
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.parametrize(("n", "p"), [(3, 1), (3, 2), (4, 2), (5, 3)])
+def test_frames_of_signed_units_are_joined(n, p, dtype):
+    units = torch.eye(n, dtype=dtype)
+    columns = itertools.islice(itertools.permutations(range(n), p), 0, None, 3)
+    signs = torch.tensor([1.0, -1.0, -1.0])[:p]
+    y = torch.stack([units[:, list(each)] * signs for each in columns])
+    w = units[:, :p].expand_as(y)
+    assert_ends_at(w, Stiefel().logmap(w, y), y)
+
+
+def test_orthogonal_frames_are_joined_by_quarter_turns():
+    for dtype in (REAL, COMPLEX):
+        q = init.haar((5, 6, 6), dtype, generator())
+        w, y = q[..., :3].contiguous(), q[..., 3:].contiguous()
+        expected = torch.full((5,), math.sqrt(3) * math.pi / 2, dtype=REAL)
+        torch.testing.assert_close(Stiefel().dist(w, y), expected, atol=1e-9, rtol=0)
+
+
+def test_poles_of_a_sphere_are_half_a_great_circle_apart():
+    w = init.haar((50, 4, 1), REAL, generator())
+    u = Stiefel().logmap(w, -w)
+    assert_ends_at(w, u, -w)
+    torch.testing.assert_close(u.norm(dim=-2), torch.full((50, 1), math.pi, dtype=REAL))
+
+
+def test_distance_on_spheres_is_the_angle():
+    w, y = haar_pairs((200, 4, 1), REAL)
+    torch.testing.assert_close(Stiefel().dist(w, y), (w.mT @ y).flatten().arccos())
+
+
+def test_distance_on_complex_spheres_is_the_least_over_all_phases():
+    # exp(L) in U(2) has the eigenvalues e^{i(s + o)} and e^{i(s - o)} with cos o = |a| cos(s - arg a), a = w^H y.
+    w, y = haar_pairs((50, 3, 1), COMPLEX)
+    a = (w.mH @ y).view(-1, 1)
+    s = torch.linspace(-math.pi, math.pi, 20001, dtype=REAL)
+    squares = s.square() + (a.abs() * (s - a.angle()).cos()).clamp(-1, 1).arccos().square()
+    expected = squares.amin(-1).sqrt()
+    assert (Stiefel().dist(w, y) - expected).abs().max() <= 1e-6
+
+
+def test_distance_next_to_square_is_the_one_of_the_rotations():
+    w, y = haar_pairs((50, 6, 5), REAL)
+    last = [torch.linalg.qr(z, mode="complete")[0][..., 5:] for z in (w, y)]
+    whole = [torch.cat([z, e], dim=-1) for z, e in zip((w, y), last, strict=True)]
+    for z in whole:
+        z[..., -1] *= torch.linalg.det(z).sign().unsqueeze(-1)
+    a, _ = skew_logarithm(whole[0].mH @ whole[1])
+    torch.testing.assert_close(Stiefel().dist(w, y), torch.linalg.matrix_norm(a) / math.sqrt(2))
+
+
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.parametrize("shape", [(3, 2), (4, 2), (6, 3)])
+def test_distance_is_symmetric_and_invariant(shape, dtype):
+    w, u = directed((10, *shape), dtype, (0.85 if dtype == REAL else 0.48) * math.pi)
+    y = Stiefel().expmap(w, u)
+    left = init.haar((shape[0], shape[0]), dtype, generator(1))
+    right = init.haar((shape[1], shape[1]), dtype, generator(2))
+    found = Stiefel().dist(w, y)
+    for moved in (Stiefel().dist(y, w), Stiefel().dist(left @ w @ right, left @ y @ right)):
+        torch.testing.assert_close(moved, found, atol=1e-10, rtol=0)
+
+
+def test_members_of_a_batch_do_not_depend_on_each_other():
+    for dtype in (REAL, COMPLEX):
+        w, y = haar_pairs((2, 3, 5, 2), dtype)
+        together = Stiefel().logmap(w, y)
+        for i, j in itertools.product(range(2), range(3)):
+            torch.testing.assert_close(together[i, j], Stiefel().logmap(w[i, j], y[i, j]), atol=1e-10, rtol=0)
+
+
+def test_one_frame_is_joined_with_many_and_none_with_none():
+    w, y = haar_pairs((4, 5, 2), REAL)
+    assert Stiefel().logmap(w[0], y).shape == y.shape
+    assert Stiefel().logmap(w[:0], y[:0]).shape == (0, 5, 2)
+    assert Stiefel().dist(w[:0, :2], y[:0, :2]).shape == (0,)
+
+
+def test_the_error_names_the_members_without_a_logarithm():
+    w = init.haar((2, 3, 4, 4), REAL, generator())
+    y = w.clone()
+    y[1, 2, :, 0] *= -1
+    y[0, 1, :, 0] *= -1
+    with pytest.raises(errors.ImageError, match=r"got none for \(0, 1\), \(1, 2\) of the batch \(2, 3\).*determinants"):
+        Stiefel("euclidean").logmap(w, y)
+    y[..., 0] = -w[..., 0]
+    with pytest.raises(errors.ImageError, match=r"determinants differ"):
+        Stiefel().logmap(w[0, 0], y[0, 0])
+    many = w[:1].expand(4, 3, 4, 4)
+    with pytest.raises(errors.ImageError, match=r"\(2, 1\) and 4 more of the batch"):
+        Stiefel().dist(many, y[:1].expand(4, 3, 4, 4))
+
+
+def test_what_is_missing_can_be_nan_and_the_rest_stays():
+    w, y = haar_pairs((5, 4, 4), REAL)
+    y[..., 0] *= (torch.linalg.det(w) * torch.linalg.det(y)).sign().unsqueeze(-1)
+    expected = Stiefel().logmap(w, y)
+    y[3, :, 0] *= -1
+    found = Stiefel().logmap(w, y, missing="nan")
+    assert found[3].isnan().all()
+    torch.testing.assert_close(found[[0, 1, 2, 4]], expected[[0, 1, 2, 4]])
+    assert Stiefel().dist(w, y, missing="nan").isnan().tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (4, 4)])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.0, 1.5, 1e100])
+def test_what_is_no_frame_has_no_logarithm_and_spoils_no_other(shape, wrong):
+    w, u = directed((3, *shape), COMPLEX, 1.0)
+    y = Stiefel().expmap(w, u)
+    y[1, 0] = wrong
+    with pytest.raises(errors.ImageError, match=r"got none for \(1,\) of the batch \(3,\).*projx"):
+        Stiefel().logmap(w, y)
+    found = Stiefel().logmap(w, y, missing="nan")
+    assert found[1].isnan().all()
+    assert torch.linalg.matrix_norm(found - u)[[0, 2]].max() <= 1e-10
+
+
+def test_an_unknown_choice_for_what_is_missing_is_refused():
+    w, y = haar_pairs((5, 2), REAL)
+    with pytest.raises(errors.OptionError, match="missing"):
+        Stiefel().logmap(w, y, missing="zero")
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (5, 2), (3, 3)])
+def test_logmap_has_no_derivative_rather_than_a_wrong_one(shape):
+    w, u = directed(shape, COMPLEX, 1.0)
+    y = Stiefel().expmap(w, u).requires_grad_()
+    with pytest.raises(NotImplementedError, match="derivative"):
+        Stiefel().dist(w, y, missing="nan").backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_single_frames_far_apart_are_joined(dtype):
+    w, y = (z.to(dtype) for z in haar_pairs((20, 12, 5), REAL if dtype == torch.float32 else COMPLEX))
+    found = Stiefel().logmap(w, y)
+    assert found.dtype == dtype
+    assert torch.linalg.matrix_norm(Stiefel().expmap(w, found) - y).max() <= 1e-5

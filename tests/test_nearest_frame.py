@@ -1,0 +1,228 @@
+"""The nearest frame: of wide, tall, huge, tiny, and of what has none; and its derivatives of every order."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors, init
+from stiefelkit.functional import nearest_frame, polar_factor
+from stiefelkit.manifolds import Stiefel
+from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
+from stiefelkit.testing.seeds import generator
+
+FIELDS = (torch.float64, torch.complex128)
+DTYPES = (torch.float32, torch.bfloat16, torch.complex64, *FIELDS)
+SHAPES = [(3, 3), (6, 3), (2, 5, 2), (4, 1), (2, 5), (2, 1, 3), (1, 1)]
+
+
+def drawn(shape, dtype, number=0):
+    return torch.randn(shape, dtype=working_dtype(dtype), generator=generator(number)).to(dtype)
+
+
+def singular(shape, dtype, values):
+    """A matrix with the given singular values."""
+    n, p = shape[-2:]
+    short = min(n, p)
+    u = init.haar((*shape[:-2], n, short), dtype, generator(1))
+    v = init.haar((*shape[:-2], p, short), dtype, generator(2))
+    return u * torch.tensor(values, dtype=torch.float64)[:short] @ v.mH
+
+
+def tall(w):
+    return w.mH if w.shape[-2] < w.shape[-1] else w
+
+
+def by_svd(x):
+    u, _, vh = torch.linalg.svd(x.to(working_dtype(x.dtype)), full_matrices=False)
+    return u @ vh
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (40, 30), (30, 40), (3, 20, 20)])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_of_any_shape(shape, dtype, tracked):
+    x = drawn(shape, dtype).requires_grad_(tracked)
+    for found in (nearest_frame(x), polar_factor(x), nearest_frame(nearest_frame(x))):
+        assert found.dtype == dtype
+        assert found.shape == x.shape
+        assert found.is_contiguous()
+        assert not found.is_conj()
+        p = min(shape[-2:])
+        assert orthogonality_error(tall(found)).max() <= permitted_error(p, dtype)
+        bound = 4 * torch.finfo(dtype).eps * math.sqrt(p) + 1e-9
+        assert torch.linalg.matrix_norm((found - by_svd(x)).to(torch.complex128)).max() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, *FIELDS], ids=str)
+@pytest.mark.parametrize("shape", [(5, 5), (6, 3), (3, 6)])
+def test_of_any_size(shape, dtype):
+    w = singular(shape, working_dtype(dtype), [1.0, 2.0, 3.0, 4.0, 5.0]).to(dtype)
+    sizes = [1e30, 1e-30] if torch.finfo(dtype).max < 1e300 else [1e200, 1e-200, 2.0**1020, 2.0**-1060]
+    for size in sizes:
+        for factor in (nearest_frame, polar_factor, lambda x: polar_factor(x, well_conditioned=True)):
+            # Entries near 2^-1060 have 14 bits: an error of 2^-15 each, 2.2e-4 in the norm of a complex 5 x 5 matrix.
+            atol = 3e-4 if size < 1e-307 else 1e-12 if dtype == working_dtype(dtype) else 2e-5
+            torch.testing.assert_close(factor(w * size), factor(w), atol=atol, rtol=0)
+    largest = torch.full(shape, torch.finfo(dtype).max, dtype=dtype)
+    largest[tuple(torch.triu_indices(shape[-2], shape[-1], 1))] *= -1
+    assert orthogonality_error(tall(nearest_frame(largest))).max() <= permitted_error(min(shape), dtype)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-12, 1e-9, 1e-8, 1e-6, 1e-4, 1e-2, 0.04, 0.06, 0.3])
+@pytest.mark.parametrize("dtype", FIELDS)
+@pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12), (64, 64)])
+def test_from_near_and_from_far(shape, dtype, spread):
+    w = init.haar((max(shape), min(shape)), dtype, generator(3))
+    x = w + spread * drawn(w.shape, dtype, 4) / min(shape) ** 0.5
+    x = x if shape[-2] >= shape[-1] else x.mH
+    found = nearest_frame(x)
+    assert orthogonality_error(tall(found)) <= permitted_error(min(shape), dtype)
+    assert torch.linalg.matrix_norm(found - by_svd(x)) <= 2e-14 * min(shape) ** 0.5 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, *FIELDS], ids=str)
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (3, 5), (2, 4, 3)])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_has_no_nearest_frame_ends_in_a_sentence(shape, dtype, tracked):
+    x = drawn(shape, dtype)
+    for value in (math.nan, math.inf, -math.inf):
+        broken = x.clone()
+        broken[..., 0, 1] = value
+        broken.requires_grad_(tracked)
+        for factor in (nearest_frame, polar_factor, lambda x: polar_factor(x, well_conditioned=True)):
+            with pytest.raises(errors.NonFiniteError, match=r"^[a-z_]+ needs finite entries, got .*\.$"):
+                factor(broken)
+    twice = x.clone()
+    twice[..., 0, :] = twice[..., 1, :]
+    twice[..., :, 0] = twice[..., :, 1]
+    for dependent in (torch.zeros_like(x), torch.ones_like(x), twice):
+        with pytest.raises(errors.RankError, match=r"^nearest_frame needs .* linearly independent"):
+            nearest_frame(dependent.requires_grad_(tracked))
+        with pytest.raises(errors.RankError, match=r"^polar_factor needs .* linearly independent"):
+            polar_factor(dependent)
+
+
+@pytest.mark.parametrize("factor", [nearest_frame, polar_factor])
+def test_what_is_no_matrix_ends_in_a_sentence(factor):
+    for vector in (torch.ones(3), torch.tensor(1.0)):
+        with pytest.raises(errors.ShapeError, match="needs matrices"):
+            factor(vector)
+    for wrong in (torch.eye(3, dtype=torch.int64), torch.eye(3, dtype=torch.bool), [[1.0]], None):
+        with pytest.raises(errors.DtypeError, match="needs a floating or complex tensor"):
+            factor(wrong)
+    for shape in ((0, 3, 2), (0, 2, 3), (3, 0), (0, 3)):
+        assert factor(torch.ones(shape)).shape == shape
+
+
+@pytest.mark.parametrize("name", ["cayley", "stiefel", "matrix_exp", "householder", "givens"])
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 5), (5, 3)])
+def test_a_weight_without_a_nearest_frame_is_not_projected(name, sizes):
+    layer = nn.Linear(*sizes)
+    for value, error in ((0.0, errors.RankError), (1.0, errors.RankError), (math.nan, errors.NonFiniteError)):
+        nn.init.constant_(layer.weight, value)
+        with pytest.raises(error):
+            sk.orthogonal(layer, "weight", name, init="project")
+        assert not hasattr(layer, "parametrizations")
+
+
+def test_projx_takes_frames_only():
+    with pytest.raises(errors.ShapeError, match="transpose"):
+        Stiefel().projx(torch.ones(2, 3))
+    with pytest.raises(errors.RankError):
+        Stiefel().projx(torch.ones(3, 2))
+
+
+def leaf(shape, dtype, case):
+    if case == "random":
+        x = drawn(shape, dtype)
+    elif case == "frame":
+        x = singular(shape, dtype, [1.0, 1.0, 1.0])
+    else:
+        x = singular(shape, dtype, [2.0, 2.0, 0.7])
+    return x.requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", FIELDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", ["random", "frame", "repeated"])
+def test_first_and_second_derivatives(shape, dtype, case):
+    if case == "random":
+        x = singular(shape, dtype, [0.5, 1.2, 2.5]).requires_grad_()
+    else:
+        x = leaf(shape, dtype, case)
+    for factor in (nearest_frame, lambda x: polar_factor(x, well_conditioned=True)):
+        assert torch.autograd.gradcheck(factor, x, fast_mode=True)
+        assert torch.autograd.gradgradcheck(factor, x, fast_mode=True)
+
+
+def test_third_derivatives():
+    x = singular((4, 2), torch.float64, [0.5, 1.5]).requires_grad_()
+
+    def gradient(x):
+        return torch.autograd.grad(polar_factor(x)[0, 0], x, create_graph=True)[0]
+
+    assert torch.autograd.gradgradcheck(gradient, x)
+
+
+@pytest.mark.parametrize("well_conditioned", [False, True])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 2), (2, 4)])
+def test_hessians_are_the_same_by_torch_func_and_by_autograd(shape, well_conditioned):
+    x = singular((3, *shape), torch.float64, [0.5, 0.5, 1.5])
+    weights = drawn(shape, torch.float64, 9)
+
+    def loss(x):
+        return (weights * polar_factor(x, well_conditioned=well_conditioned)).sum().exp()
+
+    wanted = torch.stack([torch.autograd.functional.hessian(loss, one) for one in x])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    one_by_one = torch.stack([torch.func.jacrev(torch.func.grad(loss))(one) for one in x])
+    torch.testing.assert_close(one_by_one, wanted, atol=1e-9, rtol=1e-9)
+    together = torch.vmap(torch.func.jacrev(torch.func.grad(loss)))(x)
+    torch.testing.assert_close(together, wanted, atol=1e-9, rtol=1e-9)
+    assert wanted.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", FIELDS)
+@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
+def test_hessian_vector_products_along_the_polar_retraction(metric, dtype):
+    manifold = Stiefel(metric, "polar")
+    w = init.haar((5, 2), dtype, generator(0))
+    u, direction, target = (manifold.proju(w, drawn((5, 2), dtype, k)) for k in (1, 2, 3))
+
+    def loss(u):
+        return (manifold.retr(w, u) * target).real.sum().square()
+
+    def gradient(u):
+        u = u.detach().requires_grad_()
+        return torch.autograd.grad(loss(u), u)[0]
+
+    point = u.clone().requires_grad_()
+    first = torch.autograd.grad(loss(point), point, create_graph=True)[0]
+    found = torch.autograd.grad((first * direction.conj()).real.sum(), point)[0]
+    h = 1e-5
+    wanted = (gradient(u + h * direction) - gradient(u - h * direction)) / (2 * h)
+    torch.testing.assert_close(found, wanted, atol=1e-7, rtol=1e-6)
+    projected = drawn((5, 2), dtype, 4).requires_grad_()
+    assert torch.autograd.gradgradcheck(manifold.projx, projected, fast_mode=True)
+
+
+def test_float32_gradients_are_those_of_float64():
+    x = drawn((9, 4), torch.float32)
+    g = drawn((9, 4), torch.float32, 1)
+    single, double = x.clone().requires_grad_(), x.double().requires_grad_()
+    nearest_frame(single).backward(g)
+    nearest_frame(double).backward(g.double())
+    assert single.grad is not None
+    assert double.grad is not None
+    assert (single.grad - double.grad).norm() <= 1e-6 * double.grad.norm()
+
+
+def test_the_loop_leaves_no_graph():
+    w = (init.haar((6, 3), torch.float64, generator(0)) * 1.01).requires_grad_()
+    found = nearest_frame(w)
+    node, depth = found.grad_fn, 0
+    while node is not None:
+        node, depth = (node.next_functions[0][0] if node.next_functions else None), depth + 1
+    assert depth <= 8

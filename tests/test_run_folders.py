@@ -1,0 +1,374 @@
+"""A run folder is taken as it was written, or refused in one sentence that says what changed."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Killed, Watching, edit, flip, killed_at, latest_state, refused, small, weights
+
+from stiefelkit.cli import main
+from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.experiments import checkpoint, run_folder, train
+from stiefelkit.experiments.log import read
+from stiefelkit.experiments.plot import find_runs, plot
+from stiefelkit.experiments.summary import summarise
+
+pytest_plugins = ("tiny_runs",)
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("place", [0, 20, 0.1, 0.3, 0.5, 0.7, 0.9, -2, -1])
+def test_every_byte_of_state_json_counts(place: float, run: Path) -> None:
+    file = latest_state(run)
+    flip(file, int(place * file.stat().st_size) if isinstance(place, float) else place)
+    display = Watching()
+    assert train.resume(run, display=display).step == 6
+    assert len(display.notes) == 1
+    assert "step-00000004 is damaged" in display.notes[0]
+    assert "state.json" in display.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("label", "change"),
+    [
+        ("lr", lambda c: c["config"].update(lr=0.5)),
+        ("seed", lambda c: c["config"].update(seed=1)),
+        ("steps", lambda c: c["config"].update(steps=7)),
+        ("batch_size", lambda c: c["config"].update(batch_size=8.0)),
+        ("task_options.T", lambda c: c["config"]["task_options"].update(T=3)),
+        ("threads", lambda c: c["config"].pop("threads")),
+        ("parameters", lambda c: c.update(parameters=7)),
+        ("versions.torch", lambda c: c["versions"].update(torch="1.2.3")),
+        ("sha256", lambda c: c.update(sha256="0" * 64)),
+        ("sha256", lambda c: c.pop("sha256")),
+    ],
+)
+def test_an_edited_config_is_refused_by_the_name_of_the_field(
+    label: str, change: Callable[[dict[str, Any]], Any], run: Path
+) -> None:
+    edit(run / "config.json", change)
+    sentence = refused(run)
+    assert "config.json" in sentence
+    assert label in sentence
+    if label != "sha256":
+        for reader in (summarise, lambda path: plot([path], path)):
+            with pytest.raises(RunError, match=rf"config\.json.*{label}"):
+                reader(run)
+
+
+def test_an_edited_config_is_refused_before_the_first_checkpoint_too(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "log.jsonl").unlink()
+    edit(run / "config.json", lambda c: c["config"].update(lr=0.5))
+    assert "config.json" in refused(run)
+
+
+def test_an_edited_config_with_a_new_digest_does_not_fit_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train.train(small(lr=0.5), tmp_path / "other", killed_at(1))
+    shutil.copy(tmp_path / "other/config.json", run)
+    assert "lr = 0.5" in refused(run)
+
+
+def test_a_config_laid_out_otherwise_is_the_same_config(run: Path, whole: Path) -> None:
+    file = run / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
+    train.resume(run)
+    assert weights(run) == weights(whole)
+
+
+@pytest.mark.parametrize("line", [1, 2, 5])
+def test_a_changed_line_of_the_log_is_named(line: int, run: Path) -> None:
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    start = sum(len(each) for each in lines[: line - 1])
+    flip(run / "log.jsonl", start + lines[line - 1].index(b"loss") + 8)
+    sentence = refused(run)
+    assert "log.jsonl" in sentence
+    assert f"line {line}," in sentence
+    assert f"byte {start}" in sentence
+
+
+def test_swapped_lines_of_the_log_are_noticed(run: Path) -> None:
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1], lines[2] = lines[2], lines[1]
+    (run / "log.jsonl").write_bytes(b"".join(lines))
+    assert "line 2," in refused(run)
+
+
+def test_a_log_that_is_not_even_text_is_refused(run: Path) -> None:
+    size = (run / "log.jsonl").stat().st_size
+    (run / "log.jsonl").write_bytes(b"\xff\xfe" * size)
+    assert "line 1," in refused(run)
+
+
+def test_a_log_of_a_finished_run_is_looked_at_too(whole: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "run"))
+    flip(path / "log.jsonl", 30)
+    assert "line 1," in refused(path)
+
+
+def test_a_prolonged_run_can_be_resumed_from_either_side_of_a_crash(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for function, call in [("replace", 1), ("fsync", 1), ("fsync", 2), ("fsync", 3), ("fsync", 4), ("rename", 1)]:
+        path = Path(shutil.copytree(whole, tmp_path / f"{function}-{call}"))
+        real, count = getattr(os, function), 0
+
+        def fatal(*args: Any, real: Any = real, call: int = call, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == call:
+                raise Killed
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, function, fatal)
+        with pytest.raises(Killed):
+            train.resume(path, {"steps": 8})
+        monkeypatch.undo()
+        again = Path(shutil.copytree(path, tmp_path / f"{function}-{call}-again"))
+        train.resume(again)  # with whatever steps the crash left
+        assert train.resume(path, {"steps": 8}).step == 8
+        assert train.resume(path).already
+        # a damaged last checkpoint: the one before knows six steps only, and config.json says eight
+        latest_state(path).unlink()
+        assert train.resume(path).step == 8
+
+
+def test_a_stray_folder_is_no_checkpoint_and_displaces_none(run: Path, whole: Path) -> None:
+    for name in ("step-99999999", "step-88888888", "step-", "step-x"):
+        (run / "checkpoints" / name).mkdir()
+    (run / "checkpoints/step-77777777").write_text("a file")
+    display = Watching()
+    assert train.resume(run, display=display).step == 6
+    assert not display.notes
+    assert [path.name for path in checkpoint.checkpoints(run / "checkpoints")] == ["step-00000004", "step-00000006"]
+    assert weights(run) == weights(whole)
+    assert (run / "checkpoints/step-99999999").exists()
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_damaged(run: Path) -> None:
+    shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-99999999")
+    display = Watching()
+    assert train.resume(run, display=display).step == 6
+    assert "step-99999999 is damaged: it holds step 2" in display.notes[0]
+    assert {"step-00000004", "step-00000006"} <= {each.name for each in (run / "checkpoints").iterdir()}
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        checkpoint.save(tmp_path, step, {})
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-100000000", "step-100000001"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "empty log", "half a line", "stray folder", "damaged step 0"])
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(left: str, whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run_folder.RunFolder.create(path, small(), 1234)
+    if left == "empty log":
+        (path / "log.jsonl").touch()
+    if left == "half a line":
+        (path / "log.jsonl").write_text('{"kind": "tra')
+    if left == "stray folder":
+        (path / "checkpoints/step-99999999").mkdir(parents=True)
+    if left == "damaged step 0":
+        checkpoint.save(path / "checkpoints", 0, {})
+        flip(path / "checkpoints/step-00000000/state.json", 100)
+    assert train.resume(path).step == 6
+    assert weights(path) == weights(whole)
+
+
+def test_a_run_without_checkpoints_that_has_a_log_says_how_to_start_again(run: Path, whole: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert "log.jsonl" in refused(run)
+    (run / "log.jsonl").unlink()
+    assert train.resume(run).step == 6
+    assert weights(run) == weights(whole)
+
+
+DEEP = "[" * 100_000
+HOSTILE = {
+    "nothing": "",
+    "deeply nested": DEEP,
+    "deeply nested field": '{"config": ' + DEEP,
+    "a huge integer": '{"config": ' + "9" * 5000 + "}",
+    "an integer beyond floats": '{"config": {"task": "copying", "model": "scurnn", "lr": 1' + "0" * 400 + "}}",
+    "NaN": '{"config": NaN}',
+    "an infinite number": '{"config": {"task": "copying", "model": "scurnn", "lr": 1e999}}',
+    "a lone surrogate": '{"config": {"task": "\\ud800", "model": "scurnn"}, "parameters": 1, "versions": {}}',
+    "wrong types": '{"config": {"task": [], "model": {}}, "parameters": "x", "versions": []}',
+    "a list for a model": '{"config": {"task": "copying", "model": []}, "parameters": 1, "versions": {}}',
+    "words for numbers": '{"config": {"task": "copying", "model": "lstm", "lr": "1"}, "parameters": 1, "versions": {}}',
+    "a list for options": '{"config": {"task": "copying", "model": "lstm", "options": 3}, "parameters": 1, '
+    '"versions": {}}',
+    "a number for a device": '{"config": {"task": "copying", "model": "lstm", "device": 3}, "parameters": 1, '
+    '"versions": {}}',
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_json_is_refused_in_a_sentence(hostile: str, run: Path) -> None:
+    text = HOSTILE[hostile]
+    kept = {name: (run / name).read_bytes() for name in ("config.json", "log.jsonl")}
+    (run / "config.json").write_text(text)
+    assert "config.json" in refused(run)
+    for reader in (summarise, lambda path: plot([path], path)):
+        with pytest.raises(StiefelkitError):
+            reader(run)
+    (run / "config.json").write_bytes(kept["config.json"])
+    (run / "log.jsonl").write_text(text + "\n")
+    refused(run)
+    for reader in (summarise, lambda path: plot([path], path)):
+        with pytest.raises(RunError, match=r"log\.jsonl"):
+            reader(run)
+    (run / "log.jsonl").write_bytes(kept["log.jsonl"])
+    for state in run.rglob("state.json"):
+        state.write_text(text)
+    assert "state.json" in refused(run)
+
+
+def test_a_key_that_comes_twice_is_refused(run: Path) -> None:
+    file = run / "config.json"
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 0, "seed": 0'))
+    assert "config.json" in refused(run)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "train", "step": 3}',
+        '{"kind": "train", "step": 3, "loss": "small"}',
+        '{"kind": "test", "step": 3, "loss": 1.0}',
+        '{"kind": "test", "step": 3, "loss": 1.0, "accuracy": NaN}',
+        '{"kind": "test", "step": 3, "loss": 1.0, "accuracy": true}',
+        '{"kind": "test", "step": 3, "loss": 1.0, "loss": 1.0, "accuracy": 0.5}',
+        '{"kind": "test", "step": 1' + "0" * 400 + ', "loss": 1.0, "accuracy": 0.5}',
+        '{"kind": "test", "step": 3, "loss": 1' + "0" * 400 + ', "accuracy": 0.5}',
+        '{"kind": "tests", "step": 3, "loss": 1.0, "accuracy": 0.5}',
+        '{"kind": "train", "step": 3, "loss": 1, "gradient_norm": 1, "ms_per_step": 1, "orthogonality": 5}',
+        '{"kind": "train", "step": 3, "loss": 1, "gradient_norm": 1, "ms_per_step": 1, "orthogonality": {"a": 1}}',
+        '{"kind": "train", "step": 3, "loss": 1, "gradient_norm": 1, "ms_per_step": 1, '
+        '"orthogonality": {"a": {"error": 1, "limit": 0}}}',
+    ],
+)
+def test_readers_name_the_line_of_a_log_that_they_cannot_take(line: str, run: Path) -> None:
+    with open(run / "log.jsonl", "a") as file:
+        file.write(line + "\n")
+    number = len((run / "log.jsonl").read_bytes().splitlines())
+    for reader in (summarise, lambda path: plot([path], path)):
+        with pytest.raises(RunError, match=f"line {number}"):
+            reader(run)
+
+
+def test_a_folder_where_a_file_should_be_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("log.jsonl", "config.json"):
+        (run / name).rename(run / "aside")
+        (run / name).mkdir()
+        assert name in refused(run)
+        for words in (["plot", str(run)], ["train", "copying", "--resume", "--out", str(run)]):
+            assert main(words) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+        (run / name).rmdir()
+        (run / "aside").rename(run / name)
+    latest_state(run).unlink()
+    (run / "checkpoints/step-00000004/state.json").mkdir()
+    display = Watching()
+    assert train.resume(run, display=display).step == 6
+    assert "step-00000004" in display.notes[0]
+
+
+def test_a_log_that_is_a_folder_is_refused_before_the_first_checkpoint_too(tmp_path: Path) -> None:
+    run_folder.RunFolder.create(tmp_path / "run", small(), 1234)
+    (tmp_path / "run/log.jsonl").mkdir()
+    assert "log.jsonl" in refused(tmp_path / "run")
+    (tmp_path / "run/log.jsonl").rmdir()
+    (tmp_path / "run/checkpoints").write_text("a file")
+    assert "checkpoints" in refused(tmp_path / "run")
+
+
+def of_an_earlier_version(path: Path) -> None:
+    """Takes away what a run folder has since it has digests."""
+    edit(path / "config.json", lambda c: c.pop("sha256"))
+    for folder in checkpoint.checkpoints(path / "checkpoints"):
+        step, state = checkpoint.load(folder)
+        state["log_bytes"] = state.pop("log")["bytes"]
+        del state["config"]
+        record = json.loads((folder / checkpoint.STATE).read_bytes())["record"] | {"state": checkpoint.pack(state)[0]}
+        (folder / checkpoint.STATE).write_text(json.dumps(record))
+        assert checkpoint.load(folder)[0] == step
+
+
+def test_a_run_of_an_earlier_version_resumes_with_a_note_and_gets_digests(run: Path, whole: Path) -> None:
+    of_an_earlier_version(run)
+    display = Watching()
+    assert train.resume(run, display=display).step == 6
+    assert "before there were digests" in display.notes[0]
+    assert weights(run) == weights(whole)
+    assert len(json.loads((run / "config.json").read_text())["sha256"]) == 64
+    _, state = checkpoint.load(run / "checkpoints/step-00000006")
+    assert {"config", "log"} <= state.keys()
+    assert train.resume(run).already
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_crash_while_an_earlier_version_gets_digests_locks_nobody_out(
+    call: int, run: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_an_earlier_version(run)
+    real, count = os.fsync, 0
+
+    def fatal(handle: int) -> None:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise Killed
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fatal)
+    with pytest.raises(Killed):
+        train.resume(run)
+    monkeypatch.undo()
+    assert train.resume(run).step == 6
+    assert weights(run) == weights(whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"step": 4, "tensors": 5, "state": {}}',
+        '{"step": 4, "tensors": {"sha256": 3}, "state": ' + DEEP,
+        '{"step": 1e999}',
+    ],
+)
+def test_a_damaged_state_of_an_earlier_version_is_refused(text: str, run: Path) -> None:
+    of_an_earlier_version(run)
+    for state in run.rglob("state.json"):
+        state.write_text(text)
+    assert "state.json" in refused(run)
+
+
+def test_a_state_of_an_earlier_version_with_wrong_types_is_refused(run: Path) -> None:
+    of_an_earlier_version(run)
+    for key in ("model", "optimizer", "rng", "window", "log_bytes"):
+        for wrong in (3, None, [], "x", {"": "dict", "items": [["a", 1]]}, {"": "pairs", "at": "rng/cpu"}):
+            path = run.with_name(f"{key}")
+            shutil.copytree(run, path)
+            for folder in checkpoint.checkpoints(path / "checkpoints"):
+                record = json.loads((folder / "state.json").read_text())
+                items = record["state"]["items"]
+                record["state"]["items"] = [[name, wrong if name == key else value] for name, value in items]
+                (folder / "state.json").write_text(json.dumps(record))
+            if not (key == "log_bytes" and wrong == 3):  # a number of bytes like any other
+                refused(path)
+            shutil.rmtree(path)
+
+
+def test_a_log_is_read_line_by_line(run: Path) -> None:
+    records = read(run / "log.jsonl")
+    assert [record["step"] for record in records if record["kind"] == "train"] == [1, 2, 3, 4]
+    assert find_runs([run.parent]) == [run]

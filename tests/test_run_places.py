@@ -1,0 +1,248 @@
+"""Places that cannot be written, names that are too long, sizes that no memory holds: one sentence, nothing lost."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Watching, refused, small, snapshot, weights
+
+from stiefelkit.cli import main
+from stiefelkit.errors import OptionError, RunError
+from stiefelkit.experiments import files, train
+from stiefelkit.experiments.plot import plot
+from stiefelkit.experiments.summary import summarise
+
+pytest_plugins = ("tiny_runs",)
+torch.set_num_threads(1)
+
+
+def test_links_that_lead_nowhere_or_in_circles_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for target in (circle, tmp_path / "missing"):
+        for name in ("log.jsonl", "config.json", ".lock", "checkpoints"):
+            (run / name).rename(tmp_path / "aside")
+            (run / name).symlink_to(target)
+            with pytest.raises(RunError) as caught:
+                train.resume(run)
+            assert len(str(caught.value).splitlines()) == 1
+            assert not (tmp_path / "missing").exists()
+            (run / name).unlink()
+            (tmp_path / "aside").rename(run / name)
+    words = "train copying --model lstm --T 2 --train-size 30 --test-size 20 --hidden-size 3 --steps 1 --batch-size 8"
+    for command in (
+        [*words.split(), "--out", str(circle)],
+        ["train", "copying", "--resume", "--out", str(circle)],
+        ["compare", "copying", "--models", "lstm", "--out", str(circle)],
+        ["plot", str(circle)],
+    ):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("Error: ")
+        assert error.count("\n") == 1
+    assert circle.is_symlink()
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"train copying --model lstm --T 2 --train-size 30 --batch-size 8 --steps 1 --out {LONG}",
+        f"train copying --resume --out {LONG}",
+        f"compare copying --models lstm --out {LONG}",
+        f"plot {LONG}",
+        f"drift --steps 1 --sizes 2 --methods cayley --out {LONG}",
+        f"report --out {LONG}",
+        f"report --json {LONG}",
+        f"train copying --model lstm --config {LONG}",
+    ],
+)
+def test_a_name_that_is_too_long_is_refused(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+    assert "too long" in error
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train copying --model lstm --T 1000000000000",
+        "train adding --model lstm --T 1000000000000",
+        "train adding --model lstm --T 1e30",
+        "train copying --model lstm --test-size 1000000000000000",
+        "train adding --model lstm --batch-size 1000000000000 --train-size 1000000000000",
+        "train adding --model lstm --hidden-size 1e30",
+        "compare copying --models lstm --T 1000000000000",
+        "plot gradients --models lstm --iterations 0 --T 1000000000000",
+    ],
+)
+def test_sizes_that_no_memory_holds_are_refused_before_the_folder_appears(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words.split(), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+    assert "memory" in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_memory_that_runs_out_in_training_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hungry(step: int) -> None:
+        if step == 3:
+            torch.empty(10**15)
+
+    with pytest.raises(OptionError, match="memory"):
+        train.train(small(), tmp_path / "run", Watching(hungry))
+    assert train.resume(tmp_path / "run").step == 6
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """A disk that takes so many more writes or renames and then no more."""
+    left = -1
+
+    def limited(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+            left -= 1
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("fsync", "rename", "replace", "mkdir"):
+        monkeypatch.setattr(os, name, limited(getattr(os, name)))
+
+    def limit(count: int) -> None:
+        nonlocal left
+        left = count
+
+    yield limit
+    left = -1
+
+
+@pytest.mark.parametrize("count", range(0, 24))
+def test_a_disk_that_is_full_at_any_point_ends_in_a_sentence_and_the_run_goes_on(
+    count: int, full: Callable[[int], None], whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    full(count)
+    with pytest.raises(RunError, match="No space left on device"):
+        train.train(small(), path)
+    full(-1)
+    assert not [each for each in tmp_path.rglob("*") if each.name.startswith(".") and each.name.endswith(".tmp")]
+    (train.resume(path) if path.exists() else train.train(small(), path))
+    assert weights(path) == weights(whole)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts file systems of some kilobytes."""
+    made: list[Path] = []
+
+    def mount(kilobytes: int) -> Path:
+        path = tmp_path / f"disk{kilobytes}"
+        path.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(path)]
+        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("needs the right to mount a file system")
+        made.append(path)
+        return path
+
+    yield mount
+    for path in made:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("kilobytes", [4, 8, 12, 16, 24, 40, 56])
+def test_a_disk_that_is_really_full_loses_nothing(
+    kilobytes: int, disk: Callable[[int], Path], whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_disk = disk(kilobytes)
+    (small_disk / "mine").write_bytes(b"x" * 3000)
+    with pytest.raises(RunError, match="No space left on device"):
+        train.train(small(), small_disk / "run")
+    if not (small_disk / "run").exists():
+        assert [path.name for path in small_disk.iterdir()] == ["mine"]
+        return
+    path = Path(shutil.copytree(small_disk / "run", tmp_path / "run"))
+    log = path / "log.jsonl"
+    if log.exists():
+        assert all(json.loads(line) for line in log.read_bytes().split(b"\n")[:-1])
+        assert not log.read_bytes() or log.read_bytes().endswith(b"\n")
+    with pytest.raises(RunError, match="No space left on device"):
+        train.resume(small_disk / "run")
+    assert train.resume(path).step == 6
+    assert weights(path) == weights(whole)
+
+
+def test_a_disk_that_fills_up_under_a_line_of_the_log_leaves_no_half_of_it(
+    run: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = max(each.stat().st_size for each in run.rglob("*") if each.is_file())
+    log = run / "log.jsonl"
+    with open(log, "ab") as file:
+        file.write(b"x" * 50)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    kept = len(log.read_bytes())
+    assert size > 0
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (kept, before[1]))
+        with pytest.raises(RunError, match="File too large"):
+            train.resume(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert log.read_bytes().endswith(b"\n")
+    assert train.resume(run).step == 6
+    assert weights(run) == weights(whole)
+
+
+def test_a_folder_that_may_only_be_read_is_refused_and_can_be_drawn(
+    run: Path, disk: Callable[[int], Path], tmp_path: Path
+) -> None:
+    place = disk(512)
+    shutil.copytree(run, place / "run")
+    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+    assert "Read-only" in refused(place / "run")
+    with pytest.raises(RunError, match="Read-only"):
+        train.train(small(), place / "new")
+    assert summarise(place / "run").step == 4
+    assert plot([place / "run"], tmp_path / "figures")
+
+
+def test_files_are_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        files.write_atomically(file, b"new")
+    assert snapshot(tmp_path) == {"file": b"old"}
