@@ -93,7 +93,7 @@ def _checks(
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
             raise OptionError(f"The laws need a subclass of OrthogonalParam, got {cls!r}.")
-        seen: set[tuple[str, bool, int, bool]] = set()
+        seen: set[tuple[Any, ...]] = set()
         found = cases(cls)
         if not found:
             raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
@@ -104,9 +104,11 @@ def _checks(
             found = [case for case in found if str(case) == only]
         for case in found:
             for law in laws:
-                # Tracing takes seconds: one square, one tall and one batched frame of each field tell.
-                kind = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
-                if law == "compile" and (kind in seen or case.shape[-1] < 2):
+                # Slow: one square, one tall and one batched frame of each field (of each dtype and option) tell.
+                kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
+                if law == "threads":
+                    kind = (*kind, case.dtype, str(case.options))
+                if law in ("compile", "threads") and (kind in seen or case.shape[-1] < 2):
                     continue
                 seen.add(kind)
                 yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)

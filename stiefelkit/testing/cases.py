@@ -126,8 +126,8 @@ def layer_of(case: Case, seed: int = 0) -> Any:
     layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype))
     generator = seeds.generator(seed)
     layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
-    if not layer.weight.is_meta:
-        coordinates = carrier_of(layer).coordinates
+    coordinates = carrier_of(layer).coordinates
+    if not any(value.is_meta for value in coordinates.values()):
         record(f"layer_of({case!r}, {seed})", coordinates, tuple(coordinates.values()))
     return layer
 

@@ -43,7 +43,7 @@ class Failure:
         return replace(self, details=tuple(details), line=line)
 
     def __str__(self) -> str:
-        lines = [f"{self.law}: {self.where}: {self.found}."]
+        lines = [f"{self.law}: {self.where}: {self.found.rstrip('.')}."]
         if self.figure is not None and self.bound is not None:
             lines.append(f"figure {self.figure!r}, bound {self.bound!r}")
         lines += self.details

@@ -118,7 +118,7 @@ def law_pure(case: Case) -> None:
 
 def law_threads(case: Case) -> None:
     """Four threads at once, with products lowered, get the frames and gradients that one gets alone, bit by bit."""
-    count, rounds = 4, 3
+    count, rounds = 4, 2
     param, _ = case.drawn()
     drawn = [random_coordinates(param, 1.0, seeds.generator(14 + k)) for k in range(count)]
     g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
