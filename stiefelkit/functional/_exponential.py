@@ -17,6 +17,7 @@ from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import FullPrecision, is_plain, opaque
+from stiefelkit.functional._shapes import check_square
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["exponential"]
@@ -52,6 +53,7 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
     Returns:
         Tensor of the shape and dtype of A; float32 of norm above 8 is worked with in float64. NaN propagates.
     """
+    check_square("exponential", a)
     return (_Kept if is_plain(a) else _Traced).apply(a, skew, truncation, polish)  # type: ignore[return-value]
 
 

@@ -20,8 +20,8 @@ __all__ = ["Stiefel"]
 
 _ALPHA = {"canonical": 1, "euclidean": 2}
 _REACH = 3e-5
-"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance, and 3/4 of the square of it, which a
-polish leaves, is below half the rounding limit of float32 up to p = 600."""
+"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
+of it, below half the rounding limit of float32 up to p = 600."""
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
