@@ -219,6 +219,6 @@ def test_a_plane_that_no_probe_sees_is_scaled_for(dtype, ratio, size):
     w = matrix_exp(pack_skew(a).to(dtype), n, n, False)
     bound = permitted_error(n, dtype)
     assert orthogonality_error(w) <= bound
-    # In float64 the polynomial may leave 2^13 times what it may in other directions.
-    limits = 8 if dtype == torch.float32 else 1000
+    # Up to twice the norm may be missed in one plane: 2^13 times what is left out elsewhere, but for a polish.
+    limits = 8 if dtype == torch.float32 else 1e5
     assert torch.dist(w.double(), torch.linalg.matrix_exp(a)) <= limits * rounding_limit(n, dtype)

@@ -302,8 +302,9 @@ class FrameOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
                 "which nothing finite comes; lower the learning rate. The frame was not changed."
             )
+        nearest = nearest_frame(moved)
         bucket.commit()
-        bucket.assign(nearest_frame(moved))
+        bucket.assign(nearest)
         bucket.wear = 0.0
 
     def _were_changed(self, bucket: Bucket) -> bool:
