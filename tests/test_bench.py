@@ -305,8 +305,8 @@ def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     n = 200
-    problem = Problem(n, n, seed=seeds.seed(), dtype=dtype)
-    x = problem.tangent()
+    problem, twin = (Problem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
+    x = twin.tangent()
     peer = torch.linalg.matrix_norm(x - x.mH, 2)
     layer = parametrizations.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
     a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
@@ -316,8 +316,8 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
 
 def test_both_householder_peers_multiply_the_same_reflectors():
     names = ("torch_householder_product", "torch_orthogonal_householder")
-    problem = Problem(6, 4, seed=seeds.seed(), dtype=torch.float64)
-    one, other = (peers.peers.get(name).enter(problem).weight() for name in names)
+    problems = [Problem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
+    one, other = (peers.peers.get(name).enter(p).weight() for name, p in zip(names, problems, strict=True))
     assert torch.allclose(one, other, atol=1e-12)
 
 

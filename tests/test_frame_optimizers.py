@@ -400,11 +400,11 @@ def test_tall_frames_never_need_an_n_by_n_matrix(name):
 
 @every_optimizer
 def test_frames_of_one_shape_are_moved_as_one_batch(name):
-    def moved(ws):
+    def moved(ws, first=0):
         optimizer = OPTIMIZERS[name](group(*ws), lr=0.1)
         for seed in range(3):
             for i, w in enumerate(ws):
-                w.grad = gradient(tuple(w.shape), seed=10 * i + seed)
+                w.grad = gradient(tuple(w.shape), seed=first + 10 * i + seed)
             with Shapes() as seen:
                 optimizer.step()
         return seen.products
@@ -412,7 +412,8 @@ def test_frames_of_one_shape_are_moved_as_one_batch(name):
     many = [frame((6, 4), seed=i) for i in range(20)]
     alone = [frame((6, 4), seed=i) for i in range(20)]
     products = moved(many)
-    assert products <= moved([frame((6, 4))]) + 2
+    # The batch takes each stage that any of its frames needs.
+    assert products <= max(moved([frame((6, 4), seed=i)], 10 * i) for i in range(20)) + 2
     for i, w in enumerate(alone):
         optimizer = OPTIMIZERS[name](group(w), lr=0.1)
         run(optimizer, w, [gradient((6, 4), seed=10 * i + seed) for seed in range(3)])
