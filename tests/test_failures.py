@@ -83,7 +83,7 @@ def test_a_failure_says_where_with_what_and_by_how_much():
     assert text.startswith("frames: Stretched-3x3-float64: ||W^H W - I||_F = ")
     for part in ("test_failures.Stretched", "shape (3, 3)", "torch.float64", "options {}", f"{seeds.OFFSET}=7"):
         assert part in text
-    assert failure.figure > failure.bound > 0
+    assert failure.figure > failure.bound > 0  # type: ignore[operator]
     assert f"figure {failure.figure!r}, bound {failure.bound!r}" in text
     assert "skew = torch.tensor([" in text
     (large,) = failures(Stretched, ["frames"], only="Stretched-12x12-float64-precision=fast")
@@ -101,7 +101,7 @@ def test_the_words_that_draw_the_coordinates_draw_them():
 def test_derivatives_that_fail_have_a_figure(cls, law):
     for failure in failures(cls, [law], only=f"{cls.__name__}-3x3-float64"):
         assert re.search(r"d y\[\d+\] / d x\[\d+\] = \S+, by differences \S+, is off by", failure.found)
-        assert failure.figure > failure.bound
+        assert failure.figure > failure.bound  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("law", ["frames", "gradients", "linear", "batch", "pure"])

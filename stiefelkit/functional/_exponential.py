@@ -245,7 +245,7 @@ def _skew_truncation(powers: Tensor) -> tuple[float, float]:
     if powers.dtype == working_dtype(powers.dtype):
         norms = _finite(norms)
     pairs = 1 if powers.is_complex() else 2
-    bound = max(_largest_of_moments(*each, pairs) for each in norms.mT.tolist())
+    bound = max(_largest_of_moments(a, b, c, pairs) for a, b, c in norms.mT.tolist())
     if not 0 < bound < math.inf:
         return -math.inf, bound if bound == 0 else math.inf
     y = before = _probes(*a3.shape[:-1], a3.dtype, a3.device)

@@ -24,15 +24,15 @@ OUTLIVED = ("moved", "lo", "wear")
 def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
     """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
     name = type(optimizer).__name__
-    parts = [state_dict.get(key) for key in ("state", "param_groups")] if isinstance(state_dict, Mapping) else [None]
-    if not isinstance(parts[0], Mapping) or not isinstance(parts[-1], list):
+    given: Any = state_dict if isinstance(state_dict, Mapping) else {}
+    state, groups = given.get("state"), given.get("param_groups")
+    if not isinstance(state, Mapping) or not isinstance(groups, list):
         raise CheckpointError(f'{name} needs a state dict with "state" and a list "param_groups", got another object.')
-    state, groups = parts
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
     known: set[Any] = set()
     for i, (own, theirs) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        ids = theirs.get("params") if isinstance(theirs, Mapping) else None
+        ids: Any = theirs.get("params") if isinstance(theirs, Mapping) else None
         usable = isinstance(ids, list) and all(isinstance(key, int | str) and not isinstance(key, bool) for key in ids)
         if not usable or len(ids) != len(own["params"]) or known.intersection(ids) or len(set(ids)) != len(ids):
             raise CheckpointError(
