@@ -145,7 +145,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if x is not None:
             return self.param.linear(x, *values)
         first, *others = self._members()
-        w = first(*values)
+        w: Any = first(*values)
         for member in others:
             w = member(w)
         return w.contiguous()
@@ -174,8 +174,9 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def check_assignable(self) -> None:
         """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
-        for name, own in (self._modules.get("parametrizations") or nn.ModuleDict()).items():
-            for member in own:  # type: ignore[union-attr]
+        parametrized: Any = self._modules.get("parametrizations") or {}
+        for name, own in parametrized.items():
+            for member in own:
                 if not hasattr(member, "right_inverse"):
                     raise ImageError(
                         f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "

@@ -1,6 +1,7 @@
 """A map that can be made can be drawn; one that cannot is refused before the module is touched."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ INNER = [
 ]
 
 
-def attached(name, dtype, **options):
+def attached(name, dtype, **options) -> Any:
     """The layer, or None if it is refused and left alone."""
     layer = nn.Linear(6, 6, dtype=dtype)
     before, keys = layer.weight.detach().clone(), list(layer.state_dict())
@@ -110,8 +111,9 @@ def test_arguments_of_another_type_are_refused_in_one_sentence(cls, name, value)
 
 @pytest.mark.parametrize("name", ["bias", "trainable_h0"])
 def test_cells_take_booleans_only(name):
+    flags: dict[str, Any] = {name: "False"}
     with pytest.raises(errors.OptionError, match=name):
-        sk.nn.OrthogonalRNNCell(3, 4, **{name: "False"})
+        sk.nn.OrthogonalRNNCell(3, 4, **flags)
 
 
 def test_a_linear_layer_takes_booleans_only():

@@ -120,7 +120,7 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
     except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
         words = str(error).partition("\n")[0].lower()
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
-        told = any(word in words for word in ("alloc", "out of memory", "overflow"))
-        if isinstance(error, StiefelkitError) or not (told or isinstance(error, MemoryError | OverflowError)):
+        told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
+        if isinstance(error, StiefelkitError) or not (told or isinstance(error, MemoryError)):
             raise
         raise OptionError(f"{who} needs sizes that fit into memory, got {sizes}.") from error

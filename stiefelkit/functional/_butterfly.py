@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
+from stiefelkit.functional._shapes import check_square
 
 __all__ = ["butterfly", "butterfly_inverse", "rotate_butterfly"]
 
@@ -142,6 +143,7 @@ def butterfly_inverse(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     Returns:
         Angles in [-pi/2, pi/2], phases (None if W is real), and the diagonal D, (*, n), signs if W is real.
     """
+    check_square("butterfly_inverse", w)
     blocks = w.unsqueeze(-3)
     angles, phases = [blocks[..., 0, 0, :0].real], [blocks[..., 0, 0, :0].real]
     while blocks.shape[-1] > 1:

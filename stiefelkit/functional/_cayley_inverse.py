@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._packing import pack_skew
+from stiefelkit.functional._shapes import check_tall
 
 __all__ = ["cayley_inverse"]
 
@@ -24,6 +25,7 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
         Packed coordinates of shape (*, d) in float64 and the diagonal of shape (*, p) in the dtype of q. With a
         prescribed diagonal the coordinates are not finite, or large, where I + Q1 D^H is singular or nearly so.
     """
+    check_tall("cayley_inverse", q)
     n, p = q.shape[-2:]
     frames = q.reshape(-1, n, p)
     if d is None:

@@ -17,6 +17,7 @@ from stiefelkit.functional._reflectors import (
     reflect_rows,
     reflect_rows_gradient,
 )
+from stiefelkit.functional._shapes import check_tall
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["householder", "householder_inverse", "householder_linear"]
@@ -257,6 +258,7 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
         Packed reflectors of shape (*, d) in float64; the diagonal of R's top block, (*, p); and what is left of Q off
         that diagonal, the norm of R - [D; 0] in the shape (*).
     """
+    check_tall("householder_inverse", q)
     n, p = q.shape[-2:]
     r = q.reshape(-1, n, p)
     if signs is None or k == p:

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._shapes import check_square, check_tall
+
 __all__ = ["skew_logarithm", "tall_logarithm"]
 
 _WINDOW = (-0.97, -0.8)
@@ -26,6 +28,7 @@ def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
         A of the same shape and dtype, and which matrices have one, shape (*): all unitary ones, and the orthogonal ones
         with det W = 1; the others' A lacks one eigenvalue -1.
     """
+    check_square("skew_logarithm", w)
     n = w.shape[-1]
     found = [_one(each) for each in w.reshape(-1, n, n)]
     exists = torch.tensor([fits for _, fits in found], device=w.device)
@@ -44,6 +47,7 @@ def tall_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         A21 of shape (*, n - p, p) and the orthogonal or unitary R of shape (*, p, p).
     """
+    check_tall("tall_logarithm", w)
     p = w.shape[-1]
     u, c, vh = torch.linalg.svd(w[..., :p, :])
     t = c.clamp(max=1.0).arccos()

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
 from stiefelkit.metrics import defect, working_dtype
@@ -25,12 +26,16 @@ def polish(w: Tensor) -> Tensor:
     projector on the tangent space, and dW from an exact map is tangent already.
 
     Args:
-        w: nearly orthonormal columns, shape (*, n, p), float32, float64, complex64 or complex128, defect below about
-            1e-4 in float32 and 1e-8 in float64 for a result at the limit.
+        w: nearly orthonormal columns (rows, if wide), shape (*, n, p), float32, float64, complex64 or complex128,
+            defect below about 1e-4 in float32 and 1e-8 in float64 for a result at the limit.
 
     Returns:
         The polished matrix, same shape and dtype.
     """
+    if w.dim() < 2:
+        raise ShapeError(f"polish needs matrices of shape (*, n, p), got {tuple(w.shape)}.")
+    if w.shape[-2] < w.shape[-1]:
+        return _Polish.apply(w.mH.resolve_conj()).mH.resolve_conj().contiguous()  # type: ignore[union-attr]
     return _Polish.apply(w)  # type: ignore[return-value]
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._rotations_plan import mesh_places
+from stiefelkit.functional._shapes import check_tall
 
 __all__ = ["brickwall_inverse", "haar_angles", "haar_indices", "layer_inverse"]
 
@@ -25,9 +26,10 @@ def brickwall_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         Angles in [-pi/2, pi/2] (in [0, pi/2] if Q is complex), shape (*, n(n - 1)/2), in the order of `brickwall`;
         phases, same shape, None if Q is real; the diagonal D, shape (*, n), signs if Q is real.
     """
+    check_tall("brickwall_inverse", q)
     *batch, n, p = q.shape
     q = torch.cat([q, torch.linalg.qr(q, mode="complete")[0][..., p:]], dim=-1) if p < n else q
-    w = q.detach().cpu().reshape(-1, n, n).numpy().copy()
+    w = q.detach().cpu().resolve_conj().reshape(-1, n, n).numpy().copy()
     tables = np.stack([np.stack(_nulled(matrix)) for matrix in w], axis=-1)
     sine, cosine, turn = torch.from_numpy(tables)
     w = torch.from_numpy(w)
@@ -100,6 +102,7 @@ def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     Returns:
         Angles of shape (*, n // 2), phases, same shape, None if Q is real, and the diagonal D, shape (*, n).
     """
+    check_tall("layer_inverse", q)
     n, p = q.shape[-2:]
     rest = torch.eye(n, dtype=q.dtype, device=q.device)[:, p:].expand(*q.shape[:-1], n - p)
     w = torch.cat([q, rest], dim=-1)

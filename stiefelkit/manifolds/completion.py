@@ -18,7 +18,7 @@ from stiefelkit.functional._polish import polished
 
 __all__ = ["nearest_completion", "shorten", "skew_from", "spectrum"]
 
-_MOST_STEPS = 100
+_MOST_STEPS = 200
 _MOST_INNER = 60
 _DIRECTION = 0.7390851
 """An angle without a meaning: cos(t - _DIRECTION) parts eigenvalues e^{it} of real and of structured matrices."""

@@ -20,8 +20,8 @@ __all__ = ["Stiefel"]
 
 _ALPHA = {"canonical": 1, "euclidean": 2}
 _REACH = 3e-5
-"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance, and 3/4 of the square of it, which a
-polish leaves, is below half the rounding limit of float32 up to p = 600."""
+"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
+of it, below half the rounding limit of float32 up to p = 600."""
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -291,22 +291,22 @@ class Stiefel(geoopt.Manifold):
 
 def _checked(w: Tensor, dtype: torch.dtype) -> Tensor:
     """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
+    p = w.shape[-1]
+    permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
     with torch.no_grad():
         off = defect(w)
-        norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
-        p = w.shape[-1]
-        permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
-        is_readable = w.device.type == "cpu" and not torch.compiler.is_compiling()
-        if is_readable and not torch._C._are_functorch_transforms_active():
-            worst = norms.max().item() if norms.numel() else 0.0
+        correction = w @ off if dtype != w.dtype else None
+        if w.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
+            correction = torch.where(norms <= permitted, 0.0 if correction is None else correction, torch.nan)
+        # The norm of a whole batch is one operator, and no less than that of each.
+        elif not torch.linalg.vector_norm(off).item() <= permitted:
+            worst = torch.linalg.vector_norm(off, dim=(-2, -1)).max().item()
             if not worst <= permitted:
                 raise NotAFrameError(
                     f"Stiefel needs a frame to move, ||W^H W - I||_F <= {permitted:.2g}, got {worst:.2g}; projx gives "
                     "the nearest."
                 )
-            correction = w @ off if dtype != w.dtype else None
-        else:
-            correction = torch.where(norms <= permitted, w @ off if dtype != w.dtype else 0.0, torch.nan)
     # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
     return w if correction is None else torch.sub(w, correction, alpha=0.5)
 

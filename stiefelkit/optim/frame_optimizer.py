@@ -18,6 +18,7 @@ from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.optim.checks import check_common, check_members, check_rate, check_spelling, check_torch_settings
 from stiefelkit.optim.rounding import HOPELESS, due, growth, urgent, wear, wear_of_rounding
+from stiefelkit.optim.states import check_entries, check_states
 from stiefelkit.optim.steps import as_factor, length_of
 
 __all__ = ["FrameOptimizer"]
@@ -88,20 +89,26 @@ class FrameOptimizer(torch.optim.Optimizer):
         self._ask_readers(self.param_groups[-1])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` gave, after its groups were checked.
+        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
 
         Raises:
-            CheckpointError: a group names another manifold, or none, as that of another kind of optimizer.
+            CheckpointError: a group names another manifold, or none, as that of another kind of optimizer; or a state
+                is missing, or of another type, shape or field than this optimizer gives it.
+            NonFiniteError: a state holds NaN or infinity.
             OptionError: a setting is out of range.
         """
-        given = state_dict.get("param_groups", ())
-        for i, (own, theirs) in enumerate(zip(self.param_groups, given, strict=False)):
+        check_states(self, state_dict)
+        for i, (own, theirs) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if theirs.get("manifold") != own["manifold"]:
                 raise CheckpointError(
                     f"{type(self).__name__} needs a state dict whose group {i} has the manifold {own['manifold']!r}, "
                     f"got {theirs.get('manifold')!r}."
                 )
-            self._check_group({**own, **theirs})
+            full = {**self.defaults, **own, **theirs}
+            self._check_group(full)
+            check_members(type(self).__name__, own["manifold"], own["params"])
+            self._check_readers(full, own["params"])
+            check_entries(self, i, full, theirs["params"], state_dict["state"])
         super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -295,8 +302,9 @@ class FrameOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
                 "which nothing finite comes; lower the learning rate. The frame was not changed."
             )
+        nearest = nearest_frame(moved)
         bucket.commit()
-        bucket.assign(nearest_frame(moved))
+        bucket.assign(nearest)
         bucket.wear = 0.0
 
     def _were_changed(self, bucket: Bucket) -> bool:

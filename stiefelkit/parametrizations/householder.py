@@ -189,11 +189,10 @@ class Householder(OrthogonalParam):
     def _comes_back(self, w: Tensor, v: Tensor, d: Tensor) -> bool:
         """Whether rounded coordinates give W again to 8 limits, in float64 to 100 for every 64 rows."""
         (n, p), k = self.shape[-2:], self.reflections
-        diagonal = {"phase": d.angle()} if self.is_complex else {"signs": d.sign()}
         real = coordinate_dtype(self.dtype)
-        diagonal = {name: value.to(real) for name, value in diagonal.items()}
+        signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
         dtype = real.to_complex() if self.is_complex else real
-        back = householder(v.to(real), n, k, p, dtype=dtype, **diagonal).to(self.dtype)
+        back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
         double = self.dtype in (torch.float64, torch.complex128)
         permitted = (100 * max(1.0, n / 64) if double else 8) * rounding_limit(p, self.dtype)
         return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= permitted).all())

@@ -1,0 +1,139 @@
+"""What the state of an optimizer must be before anything of it is loaded."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.errors import CheckpointError, NonFiniteError
+
+if TYPE_CHECKING:
+    from stiefelkit.optim.frame_optimizer import FrameOptimizer
+
+__all__ = ["check_entries", "check_states"]
+
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
+"""Means of squares: not negative."""
+LATE = ("momentum_buffer",)
+"""May be missing: a momentum that was zero so far has none."""
+OUTLIVED = ("moved", "lo", "wear")
+"""May be there though the settings make none: of another version or precision, and dropped at the next step."""
+
+
+def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
+    """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
+    name = type(optimizer).__name__
+    parts = [state_dict.get(key) for key in ("state", "param_groups")] if isinstance(state_dict, Mapping) else [None]
+    if not isinstance(parts[0], Mapping) or not isinstance(parts[-1], list):
+        raise CheckpointError(f'{name} needs a state dict with "state" and a list "param_groups", got another object.')
+    state, groups = parts
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
+    known: set[Any] = set()
+    for i, (own, theirs) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        ids = theirs.get("params") if isinstance(theirs, Mapping) else None
+        usable = isinstance(ids, list) and all(isinstance(key, int | str) and not isinstance(key, bool) for key in ids)
+        if not usable or len(ids) != len(own["params"]) or known.intersection(ids) or len(set(ids)) != len(ids):
+            raise CheckpointError(
+                f"{name} needs a state dict whose group {i} has {len(own['params'])} parameters of its own, got "
+                f"{len(ids) if usable else 'none that can be told apart'}."
+            )
+        if not all(isinstance(key, str) for key in theirs):
+            raise CheckpointError(f"{name} needs a state dict whose group {i} has settings with names, got others.")
+        known.update(ids)
+    for key, entry in state.items():
+        if key not in known or not isinstance(entry, Mapping):
+            raise CheckpointError(
+                f"{name} needs the states of its own parameters, got {key!r:.40} with {_kind(entry)}."
+            )
+
+
+def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], ids: list[Any], state: Any) -> None:
+    """Raises unless the states of one group's parameters are such as its settings, which are in range, lead to.
+
+    What these are, the optimizer tells by a step of a small frame or parameter of the same kind and settings.
+
+    Raises:
+        CheckpointError: something is missing, unknown, or of another type, shape or field.
+        NonFiniteError: a state holds NaN or infinity.
+    """
+    made: dict[tuple[int, torch.dtype], dict[str, Any]] = {}
+    for p, key in zip(optimizer.param_groups[i]["params"], ids, strict=True):
+        entry = state.get(key)
+        if not entry:  # no step yet
+            continue
+        kind = (p.dim(), p.dtype)
+        if kind not in made:
+            made[kind] = _made(optimizer, group, p)
+        _check_entry(f"{type(optimizer).__name__} (group {i}, parameter {key})", entry, made[kind], p)
+
+
+def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+    """The state of a small parameter after one step, each tensor by what its shape follows."""
+    settings = {key: value for key, value in group.items() if key not in ("params", "name", "param_names")}
+    shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-max(p.dim(), 1) :] if p.dim() else ()
+    if group["manifold"] is not None:
+        small = nn.Parameter(torch.eye(4, 3, dtype=p.dtype, device="cpu").expand(shape).clone())
+        one = type(optimizer)([{**settings, "params": [small], **_plainly(settings)}])  # type: ignore[call-arg]
+    else:
+        small = nn.Parameter(torch.zeros(shape, dtype=p.dtype, device="cpu"))
+        one = type(optimizer)([{**settings, "params": [small]}])  # type: ignore[call-arg]
+    small.grad = torch.ones_like(small)
+    one.step()
+    return {key: _shape_of(value, small) for key, value in one.state[small].items()}
+
+
+def _plainly(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that ask for more than a frame, and make no other state."""
+    return {"gradient": "exact"} if "gradient" in settings else {}
+
+
+def _shape_of(value: Any, p: Tensor) -> Any:
+    """A type; or for a tensor what its shape is: that of the parameter, of the batch, or none."""
+    if not isinstance(value, Tensor):
+        return type(value)
+    return "parameter" if value.shape == p.shape else "batch" if value.shape == p.shape[:-2] else "number"
+
+
+def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Tensor) -> None:
+    missing = sorted(key for key in made if key not in entry and key not in LATE)
+    unknown = sorted(str(key) for key in entry if key not in made and key not in (*OUTLIVED, *LATE))
+    if missing or unknown:
+        found = f"without {missing[0]!r}" if missing else f"with {unknown[0]!r}"
+        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(made))}, got one {found}.")
+    shapes = {"parameter": p.shape, "batch": p.shape[:-2], "number": torch.Size()}
+    for key, value in entry.items():
+        kind = made.get(key, "parameter" if key in (*LATE, "lo") else float)
+        if key in LATE and value is None:
+            continue
+        if isinstance(kind, str):
+            _check_tensor(f"{who}: {key}", key, value, shapes[kind], p, is_real=kind != "parameter")
+        elif kind is not type(None) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
+        elif kind is not type(None) and (not value >= 0 or (kind is int and not isinstance(value, int))):
+            raise CheckpointError(f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {value!r}.")
+
+
+def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real: bool) -> None:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise CheckpointError(f"{who} needs a dense tensor, got {_kind(value)}.")
+    if value.shape != shape:
+        raise CheckpointError(f"{who} needs shape {tuple(shape)}, got {tuple(value.shape)}.")
+    if not (value.is_floating_point() or value.is_complex()) or value.is_complex() != (p.is_complex() and not is_real):
+        raise CheckpointError(f"{who} needs a dtype of the field of {p.dtype}, got {value.dtype}.")
+    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
+    if local.is_meta:
+        return
+    if not torch.isfinite(local).all():
+        raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")
+    parts = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
+    if (key in SQUARES or key == "step") and bool((parts < 0).any()):
+        raise CheckpointError(f"{who} needs numbers >= 0, got a negative one.")
+    most = torch.finfo(p.dtype).eps
+    if key == "lo" and bool((parts.abs() > most).any()):
+        raise CheckpointError(f"{who} needs what rounding leaves of a frame, at most {most:.2g}, got more.")
+
+
+def _kind(value: Any) -> str:
+    return f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__
