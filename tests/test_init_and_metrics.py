@@ -47,8 +47,9 @@ def test_an_unknown_scheme_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("p", [16, 64, 256])
 def test_the_limit_is_what_rounding_a_frame_costs(dtype, p):
-    error = orthogonality_error(sk.init.haar((p, p)).to(dtype)).item()
-    assert error == pytest.approx(rounding_limit(p, dtype), rel=0.2)
+    # One error scatters by about 1.3 / p: at p = 16 the mean of 64 is within 0.2 by more than ten of its deviations.
+    errors = orthogonality_error(sk.init.haar((1024 // p, p, p)).to(dtype))
+    assert errors.mean().item() == pytest.approx(rounding_limit(p, dtype), rel=0.2)
 
 
 def test_errors_are_measured_in_float64_per_matrix():
