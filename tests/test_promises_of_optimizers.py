@@ -1,0 +1,110 @@
+"""What optimizers promise of orthogonality, where an error model is needed to keep it: long, aligned and many steps."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from benchmarks import draws
+from stiefelkit import init
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.optim.frame_optimizer import PROMISED
+from stiefelkit.optim.rounding import due
+from stiefelkit.testing import seeds
+
+
+def excess(w):
+    return orthogonality_error(w).item() / rounding_limit(w.shape[-1], w.dtype)
+
+
+def frame(n, p, dtype=torch.float32):
+    exact = init.haar((n, p), torch.complex128 if dtype.is_complex else torch.float64, seeds.generator(1))
+    return nn.Parameter(exact.to(dtype))
+
+
+def optimizer_of(w, lr, **settings):
+    return sk.optim.CayleySGD(
+        [{"params": [w], "manifold": "stiefel:canonical"}], lr=lr, momentum=0.0, q=math.inf, **settings
+    )
+
+
+def of_length(w, g, length):
+    """G such that a step of rate 1 has a length."""
+    s = w.detach().mH @ g
+    r = g - w.detach() @ s.mH
+    return g * (length / torch.linalg.vector_norm(r).item())
+
+
+@pytest.mark.parametrize("first", range(0, 120, 30))
+def test_random_draws_of_optimizers_keep_what_is_promised(first, monkeypatch):
+    monkeypatch.setattr(draws, "LARGEST", 200)
+    for number in range(first, first + 30):
+        d = draws.draw(seeds.seed(number))
+        promised = PROMISED["float64" if d.dtype == torch.float64 else str(d.settings["precision"])]
+        found = draws.worst(d)
+        assert found <= promised, f"{found:.3g} limits, {d}"
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 1.9])
+def test_long_steps_along_one_direction_keep_a_fast_frame_that_its_own_state_dict_takes(share):
+    layer = sk.orthogonal(nn.Linear(128, 784, bias=False), "weight", "stiefel")
+    (w,) = sk.coordinates(layer, "weight").values()
+    optimizer, generator = optimizer_of(w, 1.0, precision="fast"), seeds.generator(2)
+    for _ in range(3):
+        g = torch.outer(torch.randn(784, generator=generator), torch.randn(128, generator=generator))
+        w.grad = of_length(w, g, share * math.sqrt(128))
+        optimizer.step()
+        assert excess(w) <= PROMISED["fast"]
+    layer.load_state_dict(layer.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize(("n", "p"), [(64, 64), (160, 160), (300, 20), (512, 64), (400, 200)])
+def test_steps_just_below_those_that_are_polished_at_once_add_up_to_no_more(n, p, dtype):
+    for share in (0.45, 0.9, 1.1, 1.9):
+        w, generator = frame(n, p, dtype), seeds.generator(3)
+        optimizer = optimizer_of(w, 1.0)
+        fixed = torch.randn(n, 1, dtype=dtype, generator=generator) @ torch.randn(
+            1, p, dtype=dtype, generator=generator
+        )
+        for k in range(9):
+            g = fixed if k % 3 else torch.randn(n, p, dtype=dtype, generator=generator)
+            w.grad = of_length(w, g, share * due(w, "exact"))
+            optimizer.step()
+            assert excess(w) <= PROMISED["exact"], (share, k)
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_near_an_optimum_at_which_the_gradient_is_large_nothing_is_magnified(precision):
+    """Max tr(C^T W): W ends at the polar factor of C, where what moves it is a small rest of G = -C."""
+    w = frame(53, 9)
+    c = torch.ones(53, 9) + 0.05 * torch.randn(53, 9, generator=seeds.generator(4))
+    optimizer = sk.optim.CayleySGD([{"params": [w], "manifold": "stiefel:euclidean"}], lr=0.3, precision=precision)
+    for _ in range(60):
+        w.grad = -c
+        optimizer.step()
+        assert orthogonality_error(w) <= PROMISED[precision] * rounding_limit(9, w.dtype) + 1.2e-7
+
+
+@pytest.mark.parametrize("length", [0.02, 0.05, 0.1, 0.2, 0.4])
+def test_a_plane_among_many_that_turns_faster_costs_no_orthogonality(length):
+    """Bounds hold for every spectrum: a few eigenvalues far beyond the rest, wherever they are."""
+    n = 96
+    generator = seeds.generator(5)
+    bulk = torch.randn(n, n, dtype=torch.float64, generator=generator)
+    q = init.haar((n, n), torch.float64, generator)
+    for planes in (1, 2, 8):
+        for ratio in (2.0, 4.0, 16.0):
+            sizes = torch.zeros(n, dtype=torch.float64)
+            sizes[: 2 * planes : 2] = 1
+            block = torch.diag(sizes[:-1], 1)
+            a = q @ (block - block.mT) @ q.mT
+            a += (bulk - bulk.mT) / (2.9 * n**0.5 * ratio)
+            w = frame(n, n)
+            optimizer = optimizer_of(w, length)
+            for _ in range(3):
+                w.grad = (a.float() / 2) @ w.detach()
+                optimizer.step()
+                assert excess(w) <= PROMISED["exact"], (planes, ratio)
