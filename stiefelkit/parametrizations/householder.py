@@ -187,15 +187,13 @@ class Householder(OrthogonalParam):
         )
 
     def _comes_back(self, w: Tensor, v: Tensor, d: Tensor) -> bool:
-        """Whether rounded coordinates give W again to 8 limits, in float64 to 100 for every 64 rows."""
+        """Whether rounded coordinates give W again, as near as is promised."""
         (n, p), k = self.shape[-2:], self.reflections
         real = coordinate_dtype(self.dtype)
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
         dtype = real.to_complex() if self.is_complex else real
         back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
-        double = self.dtype in (torch.float64, torch.complex128)
-        permitted = (100 * max(1.0, n / 64) if double else 8) * rounding_limit(p, self.dtype)
-        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= permitted).all())
+        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= self.return_bound).all())
 
     def initial(
         self, scheme: str, generator: torch.Generator | None = None
