@@ -42,7 +42,7 @@ class Raising(Small):
         raise ArithmeticError(f"no luck with {skew.numel()} coordinates")
 
 
-def failures(cls, *args: Any, **options: Any):
+def failures(cls, *args: Any, **options: Any) -> Any:
     with pytest.raises(LawBroken) as caught:
         check_parametrization(cls, *args, **options)
     assert str(caught.value) == "\n".join(map(str, caught.value.failures))

@@ -12,6 +12,9 @@ from stiefelkit.testing import lowered_products
 FLAGS: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
+pytestmark = pytest.mark.skipif(torch.get_float32_matmul_precision() == "medium", reason="all is lowered already")
+
+
 @pytest.fixture(autouse=True)
 def _in_full_precision():
     before = FLAGS.fp32_precision
@@ -147,3 +150,23 @@ def test_threads_that_enter_overlap_and_the_last_one_out_sets_the_flags_back():
     assert found == [True] * 20
     assert FLAGS.fp32_precision == before
     assert torch.equal(a @ b, plain)
+
+
+def test_threads_that_overlap_leave_no_mode_behind():
+    from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+    first, second = threading.Event(), threading.Event()
+
+    def early():
+        with lowered_products():
+            first.set()
+            second.wait()
+
+    thread = threading.Thread(target=early)
+    thread.start()
+    first.wait()
+    with lowered_products():
+        second.set()
+        thread.join()
+    assert not is_in_torch_dispatch_mode()
+    assert torch._C._len_torch_dispatch_stack() == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 __all__ = ["lowered_products"]
 
@@ -52,7 +52,7 @@ def lowered_products() -> Iterator[None]:
                 _flags(kind).fp32_precision = lowered
         _inside += 1
     try:
-        with stand_in:
+        with _pushed(stand_in):
             yield
     finally:
         with _LOCK:
@@ -60,6 +60,16 @@ def lowered_products() -> Iterator[None]:
             if _inside == 0:
                 for kind, value in _before.items():
                     _flags(kind).fp32_precision = value
+
+
+@contextlib.contextmanager
+def _pushed(mode: TorchDispatchMode) -> Iterator[None]:
+    # A mode's own __enter__ notes in the process, not the thread, that it is on: overlapping threads leave that set.
+    _push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode()
 
 
 class _Rounding(TorchDispatchMode):
@@ -85,13 +95,13 @@ class _Rounding(TorchDispatchMode):
         if name in _MULTIPLIES_INSIDE or func.namespace not in ("aten", "prim", "prims"):
             key = _key(args)
             if key is not None:
-                with _Rounding(self.kinds):
+                with _pushed(self):
                     return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
         elif func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(
             func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
         ):
             # In inference mode a matmul arrives whole.
-            with _Rounding(self.kinds):
+            with _pushed(self):
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
