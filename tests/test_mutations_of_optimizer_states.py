@@ -19,7 +19,7 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing.seeds import seed
 
-COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "200"))
+COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))
 MAKERS: dict[str, Any] = {
     "MultiplicativeCayley": dict(precondition="rmsprop", momentum=0.5, centered=True),
     "CayleySGD": dict(momentum=0.5),

@@ -34,7 +34,7 @@ from stiefelkit.testing.seeds import seed
 
 torch.set_num_threads(1)
 
-COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "150"))
+COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "80"))
 COMMANDS, FIGURES = 10, 50
 """Every so many mutations the command line is tried, and a figure drawn."""
 

@@ -22,7 +22,7 @@ from stiefelkit.metrics import orthogonality_error
 from stiefelkit.param import frame_tolerance
 from stiefelkit.testing.seeds import seed
 
-COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "200"))
+COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))
 
 
 def make() -> nn.Module:

@@ -130,7 +130,7 @@ def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real
     parts = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
     if (key in SQUARES or key == "step") and bool((parts < 0).any()):
         raise CheckpointError(f"{who} needs numbers >= 0, got a negative one.")
-    most = torch.finfo(p.dtype).eps
+    most = torch.finfo(value.dtype).eps
     if key == "lo" and bool((parts.abs() > most).any()):
         raise CheckpointError(f"{who} needs what rounding leaves of a frame, at most {most:.2g}, got more.")
 
