@@ -25,7 +25,7 @@ def haar(shape, dtype, seed):
 def minimise(name, objective, shape, dtype, metric, lr):
     """Runs an optimizer from a Haar frame and returns the objective in double at the end."""
     w = nn.Parameter(haar(shape, dtype, 0).to(dtype))
-    lr, steps, halvings = {"CayleyAdam": (1.0, 1000, 20), "POGO": (0.01, 2000, 0)}.get(name, (lr, 1000, 0))
+    lr, steps, halvings = {"CayleyAdam": (1.0, 1000, 20), "POGO": (0.05, 600, 0)}.get(name, (lr, 1000, 0))
     optimizer = getattr(sk.optim, name)([{"params": [w], "manifold": f"stiefel:{metric}"}], lr=lr)
     # the steps of Adam do not shrink with the gradient
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5 ** (halvings / steps))

@@ -1,5 +1,6 @@
 """What the state of an optimizer must be before anything of it is loaded."""
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -70,23 +71,23 @@ def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], id
 
 
 def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-    """The state of a small parameter after one step, each tensor by what its shape follows."""
-    settings = {key: value for key, value in group.items() if key not in ("params", "name", "param_names")}
+    """The state of a small parameter after one step of length 0, each tensor by what its shape follows."""
     shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-max(p.dim(), 1) :] if p.dim() else ()
     if group["manifold"] is not None:
         small = nn.Parameter(torch.eye(4, 3, dtype=p.dtype, device="cpu").expand(shape).clone())
-        one = type(optimizer)([{**settings, "params": [small], **_plainly(settings)}])  # type: ignore[call-arg]
     else:
-        small = nn.Parameter(torch.zeros(shape, dtype=p.dtype, device="cpu"))
-        one = type(optimizer)([{**settings, "params": [small]}])  # type: ignore[call-arg]
+        dtype = torch.complex64 if p.is_complex() else torch.float32
+        small = nn.Parameter(torch.zeros(shape, dtype=dtype, device="cpu"))
     small.grad = torch.ones_like(small)
-    one.step()
-    return {key: _shape_of(value, small) for key, value in one.state[small].items()}
-
-
-def _plainly(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that ask for more than a frame, and make no other state."""
-    return {"gradient": "exact"} if "gradient" in settings else {}
+    kind: Any = type(optimizer)
+    twin = object.__new__(kind)
+    # Hooks, and what a scheduler has put over `step`, belong to the optimizer itself.
+    own = {key: value for key, value in vars(optimizer).items() if key not in ("step", "_inner")}
+    hooks = {key: OrderedDict() for key in own if key.endswith("_hooks")}
+    fresh = {"state": defaultdict(dict), "param_groups": [{**group, "params": [small], "lr": 0.0}], "_versions": {}}
+    vars(twin).update(own | hooks | fresh)
+    kind.step(twin)
+    return {key: _shape_of(value, small) for key, value in twin.state[small].items()}
 
 
 def _shape_of(value: Any, p: Tensor) -> Any:
@@ -107,9 +108,9 @@ def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Te
         kind = made.get(key, "parameter" if key in (*LATE, "lo") else float)
         if key in LATE and value is None:
             continue
-        if isinstance(kind, str):
+        if isinstance(kind, str) and not (key == "step" and _is_number(value)):  # older versions of torch had numbers
             _check_tensor(f"{who}: {key}", key, value, shapes[kind], p, is_real=kind != "parameter")
-        elif kind is not type(None) and (isinstance(value, bool) or not isinstance(value, int | float)):
+        elif kind is not type(None) and not _is_number(value):
             raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
         elif kind is not type(None) and (not value >= 0 or (kind is int and not isinstance(value, int))):
             raise CheckpointError(f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {value!r}.")
@@ -133,6 +134,10 @@ def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real
     most = torch.finfo(value.dtype).eps
     if key == "lo" and bool((parts.abs() > most).any()):
         raise CheckpointError(f"{who} needs what rounding leaves of a frame, at most {most:.2g}, got more.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:
