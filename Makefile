@@ -93,8 +93,8 @@ VARIANT := all
 CHOSEN = $(if $(filter all,$(VARIANT)),$(VARIANTS),$(if $(filter rotating,$(VARIANT)),$(ROTATING),$(VARIANT)))
 ARITHMETIC := $(addprefix tests/test_,$(addsuffix .py,laws frame_optimizers scan scan_transforms goru rnn precision))
 # Compiling, copying and refusing do the same under any kernel, and float64 derivatives are compared with differences.
-SAME := compile or checkpoint or functional_call or contract or schemes or second_derivatives or refused \
-  or (gradients and (float64 or complex128))
+SAME := compile or checkpoint or functional_call or contract or schemes or second_derivatives or threads or refused \
+  or finite_differences or (gradients and (float64 or complex128))
 
 test-arithmetic: $(addprefix test-arithmetic-,$(CHOSEN))
 
