@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -124,7 +125,8 @@ def _check_before_loading() -> None:
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
     # Not by getattr: a wrapper may pass on the attributes of the module inside it.
-    held = module._modules.get("parametrizations")
+    # A script module has modules of another kind.
+    held = None if isinstance(module, torch.jit.ScriptModule) else module._modules.get("parametrizations")
     return held if isinstance(held, nn.ModuleDict) else None
 
 

@@ -266,3 +266,12 @@ def test_fresh_tensors_of_functional_call_fill_a_hollow_copy():
     for unfilled in (hollow, copy.deepcopy(hollow)):
         with pytest.raises(errors.UnfilledError):
             unfilled(x)
+
+
+def test_script_modules_load_as_ever():
+    scripted = torch.jit.script(nn.Linear(3, 3))
+    sk.orthogonal(nn.Linear(2, 2), "weight")
+    scripted.load_state_dict(scripted.state_dict())
+    outer = nn.Sequential(scripted, sk.orthogonal(nn.Linear(3, 3), "weight"))
+    outer.load_state_dict(outer.state_dict())
+    assert set(sk.drift(outer)) == {"1.weight"}

@@ -93,8 +93,8 @@ def spoil(draw: random.Random, state: dict[str, Any]) -> str:
         "numbers",
     ]
     kind = draw.choice(kinds)
-    if kind == "drop" and key == "momentum_buffer":  # a momentum that was zero so far has none
-        kind = "entry"
+    if kind in ("drop", "rename") and key in ("momentum_buffer", "square_avg", "lo", "wear"):
+        kind = "entry"  # these may begin anew
     if kind == "value":
         entry[key] = spoil_value(draw, entry[key])
         if entry[key] is None and key == "momentum_buffer":

@@ -60,6 +60,20 @@ def test_long_steps_along_one_direction_keep_a_fast_frame_that_its_own_state_dic
     layer.load_state_dict(layer.state_dict())
 
 
+@pytest.mark.parametrize(("n", "p", "rate"), [(20, 4, 1.4), (64, 12, 1.0), (128, 42, 0.5), (64, 32, 0.5)])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_a_defect_that_is_taken_away_with_a_long_step_does_not_grow(precision, n, p, rate):
+    """A gradient of rank 1 that stays: steps of 1 to 3 along one direction, again and again."""
+    w, generator = frame(n, p), seeds.generator(6)
+    g = torch.randn(n, 1, generator=generator) @ torch.randn(1, p, generator=generator)
+    group = {"params": [w], "manifold": "stiefel:euclidean"}
+    optimizer = sk.optim.MultiplicativeCayley([group], lr=rate, precision=precision)
+    for _ in range(60):
+        w.grad = g * (p**0.5 / g.norm())
+        optimizer.step()
+        assert orthogonality_error(w) <= PROMISED[precision] * rounding_limit(p, w.dtype) + 1.2e-7
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize(("n", "p"), [(64, 64), (160, 160), (300, 20), (512, 64), (400, 200)])
 def test_steps_just_below_those_that_are_polished_at_once_add_up_to_no_more(n, p, dtype):

@@ -192,6 +192,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         )
     if a.dtype in (torch.float64, torch.complex128):
         return a @ b
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    # Under vmap requires_grad says nothing of what is mapped.
+    mapped = torch._C._are_functorch_transforms_active()
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or mapped):
         return _Product.apply(a, b)  # type: ignore[return-value]
     return _multiply(a, b)

@@ -195,6 +195,8 @@ class Stiefel(geoopt.Manifold):
         return geodesic(w, u, *vectors, alpha=_ALPHA[self.metric])
 
     def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        if not x.is_complex() and any(v.is_complex() for v in vectors):
+            raise DtypeError(f"Stiefel needs real vectors at a real frame ({x.dtype}), got complex ones.")
         w, *wide = _widened(x, *vectors)
         single = x.dtype != w.dtype
         w, *wide = torch.broadcast_tensors(_checked(w, x.dtype), *wide)

@@ -27,25 +27,48 @@ __all__ = [
 ]
 
 
+SWITCHES = (
+    "amsgrad",
+    "capturable",
+    "centered",
+    "decoupled_weight_decay",
+    "differentiable",
+    "foreach",
+    "fused",
+    "nesterov",
+)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
 def check_rate(name: str, lr: Any) -> None:
     """Raises OptionError unless a learning rate is a finite number, not negative."""
     if isinstance(lr, Tensor) and lr.numel() == 1:
         lr = lr.item()
-    if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 <= lr < math.inf:
+    if not _is_number(lr) or not 0 <= lr < math.inf:
         raise OptionError(f"{name} needs a finite lr >= 0, got {lr!r}.")
 
 
 def check_number(name: str, group: dict[str, Any], key: str, low: float = 0.0, below: float = math.inf) -> None:
     """Raises OptionError unless a setting is a number, low <= number < below."""
     value = group[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < below:
+    if not _is_number(value) or not low <= value < below:
         upper = "" if below == math.inf else f" and < {below:g}"
         raise OptionError(f"{name} needs {key} >= {low:g}{upper}, got {value!r}.")
 
 
 def check_choice(name: str, group: dict[str, Any], key: str, known: Collection[Any]) -> None:
     """Raises OptionError unless a setting is one of those known."""
-    if group[key] not in known:
+    if not any(type(group[key]) is type(each) and group[key] == each for each in known):
         raise OptionError(f"{name} needs {key} in {tuple(known)}, got {group[key]!r}.")
 
 
@@ -73,6 +96,12 @@ def check_common(name: str, group: dict[str, Any], precisions: Collection[str]) 
     check_choice(name, group, "precision", precisions)
     check_choice(name, group, "maximize", (False, True))
     check_number(name, group, "weight_decay")
+    for key in SWITCHES:
+        if not isinstance(group.get(key), bool | None):
+            raise OptionError(f"{name} needs {key} to be True, False or None, got {group[key]!r:.40}.")
+    for key in ("dampening", "momentum", "alpha", "eps"):
+        if not _is_number(group.get(key, 0.0)):
+            raise OptionError(f"{name} needs a finite number for {key}, got {group[key]!r:.40}.")
     manifold = group["manifold"]
     if manifold is None:
         return
@@ -91,7 +120,7 @@ def check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: d
     settings = {key: value for key, value in group.items() if key in known and key != "params"}
     try:
         plain([torch.zeros(1)], **settings)  # type: ignore[call-arg]
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
         raise OptionError(
             f"{name} needs settings that torch.optim.{plain.__name__} takes, got one that it refuses: {error}."
         ) from error

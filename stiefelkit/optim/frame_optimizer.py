@@ -17,7 +17,7 @@ from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.optim.checks import check_common, check_members, check_rate, check_spelling, check_torch_settings
-from stiefelkit.optim.rounding import HOPELESS, due, growth, urgent, wear, wear_of_rounding
+from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
 from stiefelkit.optim.states import check_entries, check_states
 from stiefelkit.optim.steps import as_factor, length_of
 
@@ -271,20 +271,21 @@ class FrameOptimizer(torch.optim.Optimizer):
             self._leap(bucket, w, direction, steps)
             self._remember(bucket)
             return
-        defect, before = None, bucket.wear
-        if before * growth(direction, steps) >= due(w, group["precision"]):
+        defect, before = None, bucket.wear * growth(direction, steps)
+        if before >= due(w, group["precision"]):
             defect, norm = self._defect(bucket, w)
             if not norm <= _LOST * root:
                 raise NotAFrameError(
                     f"{name} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
                     "assign a frame with sk.assign_."
                 )
-            before = self._left(bucket, norm)
+            limit = rounding_limit(w.shape[-1], w.dtype)
+            before = self._left(bucket, norm) + norm / limit * left_behind(direction, steps)
         increment, length = self._increment(group, w, direction, steps, defect)
         bucket.commit()
         bucket.add(increment)
         least = 0.0 if with_remainder else wear_of_rounding(w, group["precision"])
-        bucket.wear = before * growth(direction, steps) + max(worn, least)
+        bucket.wear = before + max(worn, least)
         self._settle(group, bucket, length)
         self._remember(bucket)
 

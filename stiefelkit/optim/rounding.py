@@ -9,7 +9,9 @@ All lengths are Frobenius norms; u is half of eps, and a rounding limit 0.6 u sq
 2. P = G - W S has the error of W S and G, and so counts with t (||S||^2 + ||P||^2)^(1/2), not with its own length.
 3. The inverse of I + Q is off by u times the norm of Q = t Omega / 2 + t^2 P^H P / 4, where that is beyond 1.
 4. A defect E that is there already puts -E S into W^H P, and so grows by the factor 1 + 2 t ||S|| at most.
-5. W, and not W + lo, is what is rounded where there is no remainder: one limit more in each step.
+5. A defect that is taken away with an increment of the generator t A leaves E t ||A|| behind, since what is added to
+   turns as well.
+6. W, and not W + lo, is what is rounded where there is no remainder: one limit more in each step.
 
 What they add up to since the last polish, in limits, is a frame's "wear". It is kept below 1.2 in "exact" precision:
 with the rounding of W itself, 1 limit at random to that, (1 + 1.2^2)^(1/2) = 1.6 limits. In "fast" it is kept below 10.
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from stiefelkit.functional import Tangent
 
-__all__ = ["HOPELESS", "due", "growth", "urgent", "wear", "wear_of_rounding"]
+__all__ = ["HOPELESS", "due", "growth", "left_behind", "urgent", "wear", "wear_of_rounding"]
 
 HOPELESS = 100.0
 """Wear from which a step is worked out in float64: one polish takes away a defect of some 800 limits."""
@@ -61,6 +63,11 @@ def growth(direction: Tangent, steps: list[float]) -> float:
     )
 
 
+def left_behind(direction: Tangent, steps: list[float]) -> float:
+    """The share of a defect that an increment which shall take it away leaves, at most: 5 above."""
+    return max(t * a for t, a in zip(steps, direction.generator_norms(), strict=True))
+
+
 def wear_of_rounding(w: Tensor, precision: str) -> float:
-    """What any step adds where there is no remainder: 5 above, shared out so that a polish comes in time."""
+    """What any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
     return due(w, precision) / _ROUNDS[precision]

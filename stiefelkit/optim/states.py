@@ -16,10 +16,10 @@ __all__ = ["check_entries", "check_states"]
 
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
 """Means of squares: not negative."""
-LATE = ("momentum_buffer",)
-"""May be missing: a momentum that was zero so far has none."""
-OUTLIVED = ("moved", "lo", "wear")
-"""May be there though the settings make none: of another version or precision, and dropped at the next step."""
+LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "step", "lo", "wear")
+"""May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
+LATE_OF_TORCH = ("momentum_buffer",)
+"""The same of other parameters: a momentum that was zero so far has none."""
 
 
 def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
@@ -67,7 +67,13 @@ def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], id
         kind = (p.dim(), p.dtype)
         if kind not in made:
             made[kind] = _made(optimizer, group, p)
-        _check_entry(f"{type(optimizer).__name__} (group {i}, parameter {key})", entry, made[kind], p)
+        _check_entry(
+            f"{type(optimizer).__name__} (group {i}, parameter {key})",
+            entry,
+            made[kind],
+            p,
+            group["manifold"] is not None,
+        )
 
 
 def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:
@@ -97,16 +103,21 @@ def _shape_of(value: Any, p: Tensor) -> Any:
     return "parameter" if value.shape == p.shape else "batch" if value.shape == p.shape[:-2] else "number"
 
 
-def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Tensor) -> None:
-    missing = sorted(key for key in made if key not in entry and key not in LATE)
-    unknown = sorted(str(key) for key in entry if key not in made and key not in (*OUTLIVED, *LATE))
-    if missing or unknown:
-        found = f"without {missing[0]!r}" if missing else f"with {unknown[0]!r}"
-        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(made))}, got one {found}.")
+def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Tensor, is_frame: bool) -> None:
+    late = LATE if is_frame else LATE_OF_TORCH
+    missing = sorted(key for key in made if key not in entry and key not in late)
+    if is_frame and ("step" in entry) != ("exp_avg_sq" in entry) and {"step", "exp_avg_sq"} <= made.keys():
+        missing.append("step" if "exp_avg_sq" in entry else "exp_avg_sq")
+    if missing:
+        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(made))}, got one without {missing[0]!r}.")
     shapes = {"parameter": p.shape, "batch": p.shape[:-2], "number": torch.Size()}
     for key, value in entry.items():
-        kind = made.get(key, "parameter" if key in (*LATE, "lo") else float)
-        if key in LATE and value is None:
+        if key not in made and key != "lo":  # the user's own, or of other settings
+            continue
+        kind = made.get(key, "parameter")
+        if key == "momentum_buffer" and value is None:
+            continue
+        if not is_frame and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
             continue
         if isinstance(kind, str) and not (key == "step" and _is_number(value)):  # older versions of torch had numbers
             _check_tensor(f"{who}: {key}", key, value, shapes[kind], p, is_real=kind != "parameter")
