@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import stiefelkit as sk
 from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.optim.frame_optimizer import PROMISED
+from stiefelkit.optim.rounding import PROMISED
 
 OPTIMIZERS = (sk.optim.MultiplicativeCayley, sk.optim.CayleySGD, sk.optim.CayleyAdam, sk.optim.POGO)
 KINDS = ("random", "fixed", "rank 1", "outlier", "rank 1, fixed", "rotation", "constant")

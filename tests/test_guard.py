@@ -131,6 +131,7 @@ def through_meta(net):
         other = make()
     other.to_empty(device="cpu")
     sk.reset_(other, "weight")
+    nn.init.zeros_(other.bias)  # may hold NaN, which is not equal to itself
     return other
 
 

@@ -193,4 +193,14 @@ def test_a_state_of_before_may_lack_what_its_settings_do_not_make():
         if "wear" in entry:
             entry["moved"] = entry["wear"]
     optimizer.load_state_dict(state)
+    assert not any("momentum_buffer" in entry for entry in optimizer.state.values())
     walk(optimizer, 1)
+    assert all("momentum_buffer" in entry for entry in optimizer.state.values())
+
+
+def test_a_hook_may_mend_a_state_before_it_is_checked():
+    optimizer = trained("CayleySGD", 2)
+    good, before = copy.deepcopy(optimizer.state_dict()), snapshot(optimizer)
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: {**state, "param_groups": good["param_groups"]})
+    optimizer.load_state_dict({"state": good["state"], "param_groups": []})
+    assert equal(snapshot(optimizer), before)

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import Killed
 
 from stiefelkit.cli import main
 from stiefelkit.errors import StiefelkitError
@@ -43,11 +44,7 @@ Mutation = Callable[[bytes, Draw], bytes | None]
 """From content to other content, or to None for a folder in the file's place."""
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nobody may catch it."""
-
-
-class Watching(Silent):
+class Fatal(Silent):
     """Kills the run after a step's line is written, and keeps the notes."""
 
     def __init__(self, fatal: int = 0):
@@ -79,7 +76,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoint_every=1,
     )
     with pytest.raises(Killed):
-        train.train(config, path, Watching(3))
+        train.train(config, path, Fatal(3))
     assert [checkpoint.step_of(each) for each in checkpoint.checkpoints(path / "checkpoints")] == [1, 2]
     return path
 
@@ -302,7 +299,7 @@ class Trial:
             self.failures.append(f"{verdict}: {name} of {', '.join(files)}, number {number}, seed offset {seed()}")
 
     def _verdict(self, path: Path, number: int, matters: bool) -> str:
-        before, display = snapshot(path), Watching()
+        before, display = snapshot(path), Fatal()
         try:
             if number % FIGURES == 0:
                 self._read(path, lambda path: plot([path], self.place / "figures"))

@@ -10,8 +10,7 @@ import stiefelkit as sk
 from benchmarks import draws
 from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.optim.frame_optimizer import PROMISED
-from stiefelkit.optim.rounding import due
+from stiefelkit.optim.rounding import PROMISED, due
 from stiefelkit.testing import seeds
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Killed, Watching, edit, flip, killed_at, latest_state, refused, small, weights
+from tiny_runs import Killed, Watching, edit, flip, killed_at, killed_by, latest_state, refused, small, weights
 
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError, StiefelkitError
@@ -117,16 +117,7 @@ def test_a_prolonged_run_can_be_resumed_from_either_side_of_a_crash(
 ) -> None:
     for function, call in [("replace", 1), ("fsync", 1), ("fsync", 2), ("fsync", 3), ("fsync", 4), ("rename", 1)]:
         path = Path(shutil.copytree(whole, tmp_path / f"{function}-{call}"))
-        real, count = getattr(os, function), 0
-
-        def fatal(*args: Any, real: Any = real, call: int = call, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == call:
-                raise Killed
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(os, function, fatal)
+        killed_by(monkeypatch, function, call)
         with pytest.raises(Killed):
             train.resume(path, {"steps": 8})
         monkeypatch.undo()

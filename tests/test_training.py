@@ -1,7 +1,6 @@
 """The laws of training: a run stopped anyhow and resumed gives the same bits; nothing is lost."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,36 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import Killed, Watching, killed_at, killed_by
 from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
 from stiefelkit.experiments import checkpoint, health, train
 from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.display import Silent
 from stiefelkit.experiments.log import read
 from stiefelkit.experiments.plot import find_runs, plot
 from stiefelkit.experiments.run_folder import versions
 from stiefelkit.experiments.session import Session
 from stiefelkit.experiments.summary import summarise
 from stiefelkit.testing import seeds
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nobody may catch it."""
-
-
-class Watching(Silent):
-    """Calls a function after each step, and keeps the notes."""
-
-    def __init__(self, after: Callable[[int], None] = lambda step: None):
-        self.after = after
-        self.notes: list[str] = []
-
-    def stepped(self, step: int, loss: float) -> None:
-        self.after(step)
-
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
 
 
 def small(**changes: Any) -> Config:
@@ -81,14 +62,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def killed_at(step: int) -> Watching:
-    def kill(now: int) -> None:
-        if now == step:
-            raise Killed
-
-    return Watching(kill)
-
-
 @pytest.mark.parametrize("step", range(1, 13))
 def test_a_run_killed_after_any_step_resumes_to_the_same_bits(step: int, whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
@@ -104,16 +77,7 @@ def test_a_run_killed_while_writing_resumes_to_the_same_bits(
     function: str, call: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
-    real, count = getattr(os, function), 0
-
-    def fatal(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == call:
-            raise Killed
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(os, function, fatal)
+    killed_by(monkeypatch, function, call)
     try:
         train.train(small(), path)
     except Killed:

@@ -1,6 +1,7 @@
 """Runs of a few steps, whole and stopped, and what the tests of run folders do to them."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,20 @@ def killed_at(step: int) -> Watching:
             raise Killed
 
     return Watching(kill)
+
+
+def killed_by(monkeypatch: pytest.MonkeyPatch, function: str, call: int) -> None:
+    """Has a call of a function of `os` stand for the last thing that a process does."""
+    real, count = getattr(os, function), 0
+
+    def fatal(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, function, fatal)
 
 
 def small(**changes: Any) -> Config:

@@ -24,6 +24,7 @@ __all__ = [
     "check_rate",
     "check_spelling",
     "check_torch_settings",
+    "is_number",
 ]
 
 
@@ -39,8 +40,8 @@ SWITCHES = (
 )
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number that a float holds."""
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and one that a float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -54,14 +55,14 @@ def check_rate(name: str, lr: Any) -> None:
     """Raises OptionError unless a learning rate is a finite number, not negative."""
     if isinstance(lr, Tensor) and lr.numel() == 1:
         lr = lr.item()
-    if not _is_number(lr) or not 0 <= lr < math.inf:
+    if not is_number(lr) or not 0 <= lr < math.inf:
         raise OptionError(f"{name} needs a finite lr >= 0, got {lr!r}.")
 
 
 def check_number(name: str, group: dict[str, Any], key: str, low: float = 0.0, below: float = math.inf) -> None:
     """Raises OptionError unless a setting is a number, low <= number < below."""
     value = group[key]
-    if not _is_number(value) or not low <= value < below:
+    if not is_number(value) or not low <= value < below:
         upper = "" if below == math.inf else f" and < {below:g}"
         raise OptionError(f"{name} needs {key} >= {low:g}{upper}, got {value!r}.")
 
@@ -100,7 +101,7 @@ def check_common(name: str, group: dict[str, Any], precisions: Collection[str]) 
         if not isinstance(group.get(key), bool | None):
             raise OptionError(f"{name} needs {key} to be True, False or None, got {group[key]!r:.40}.")
     for key in ("dampening", "momentum", "alpha", "eps"):
-        if not _is_number(group.get(key, 0.0)):
+        if not is_number(group.get(key, 0.0)):
             raise OptionError(f"{name} needs a finite number for {key}, got {group[key]!r:.40}.")
     manifold = group["manifold"]
     if manifold is None:

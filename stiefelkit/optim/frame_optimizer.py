@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +24,6 @@ from stiefelkit.optim.steps import as_factor, length_of
 __all__ = ["FrameOptimizer"]
 
 PRECISIONS = ("exact", "fast")
-PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
-"""||W^H W - I||_F that is kept to, in rounding limits, for ever; below p = 16 one eps more. "float64" in both."""
 _LONGEST = 2.0
 """Length of an increment over sqrt(p) from which it is worked out in float64."""
 _TURNS = 3
@@ -97,6 +95,17 @@ class FrameOptimizer(torch.optim.Optimizer):
             NonFiniteError: a state holds NaN or infinity.
             OptionError: a setting is out of range.
         """
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
+        # As the last of the hooks, since those before it may mend what they are given.
+        check = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            check.remove()
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises what `load_state_dict` lists; writes nothing."""
         check_states(self, state_dict)
         for i, (own, theirs) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if theirs.get("manifold") != own["manifold"]:
@@ -106,22 +115,20 @@ class FrameOptimizer(torch.optim.Optimizer):
                 )
             full = {**self.defaults, **own, **theirs}
             self._check_group(full)
-            check_members(type(self).__name__, own["manifold"], own["params"])
-            self._check_readers(full, own["params"])
             check_entries(self, i, full, theirs["params"], state_dict["state"])
-        super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also what copies, and what loads a state dict."""
-        super().__setstate__(state)
-        self._versions: dict[int, int] = {}
-        known = frames()
-        for group in self.param_groups:
-            for key, value in self.defaults.items():
+        """Also what copies, and what loads a state dict; what is refused changes nothing."""
+        known, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
+        for group in state["param_groups"]:
+            for key, value in defaults.items():
                 group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
             self._check_readers(group, [p for p in group["params"] if id(p) in known])
+        super().__setstate__(state)
+        self._versions: dict[int, int] = {}
+        for group in self.param_groups:
             self._ask_readers(group)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import CheckpointError, NonFiniteError
+from stiefelkit.optim.checks import is_number
 
 if TYPE_CHECKING:
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
@@ -56,7 +57,7 @@ def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], id
     What these are, the optimizer tells by a step of a small frame or parameter of the same kind and settings.
 
     Raises:
-        CheckpointError: something is missing, unknown, or of another type, shape or field.
+        CheckpointError: something is missing, or of another type, shape or field.
         NonFiniteError: a state holds NaN or infinity.
     """
     made: dict[tuple[int, torch.dtype], dict[str, Any]] = {}
@@ -119,9 +120,9 @@ def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Te
             continue
         if not is_frame and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
             continue
-        if isinstance(kind, str) and not (key == "step" and _is_number(value)):  # older versions of torch had numbers
+        if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers
             _check_tensor(f"{who}: {key}", key, value, shapes[kind], p, is_real=kind != "parameter")
-        elif kind is not type(None) and not _is_number(value):
+        elif kind is not type(None) and not is_number(value):
             raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
         elif kind is not type(None) and (not value >= 0 or (kind is int and not isinstance(value, int))):
             raise CheckpointError(f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {value!r}.")
@@ -145,10 +146,6 @@ def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real
     most = torch.finfo(value.dtype).eps
     if key == "lo" and bool((parts.abs() > most).any()):
         raise CheckpointError(f"{who} needs what rounding leaves of a frame, at most {most:.2g}, got more.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:
