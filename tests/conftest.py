@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from stiefelkit.testing import lowered_products, seeds
 
-pytest.register_assert_rewrite("tiny_runs")
+pytest.register_assert_rewrite("tiny_runs", "two_ranks")
 
 THREADS = "STIEFELKIT_TEST_THREADS"
 PRECISION = "STIEFELKIT_TEST_PRECISION"
@@ -36,4 +36,4 @@ def pytest_runtest_protocol():
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()

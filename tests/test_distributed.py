@@ -1,12 +1,12 @@
 """Two gloo processes: DDP equals one process on the whole batch, FSDP2 trains and measures sharded coordinates."""
 
-import gc
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from two_ranks import on_two_ranks
 
 import stiefelkit as sk
 from stiefelkit import errors, guard, host
@@ -177,15 +177,6 @@ def run_frames_that_are_sharded(rank):
         assert all(d.error < 0.05 for d in sk.drift(net).values())
 
 
-def worker(rank, run, store):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    run(rank)
-    gc.collect()  # what holds the group goes first, and neither process before the other is done
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 RUNS = [
     run_ddp,
     run_fsdp,
@@ -197,5 +188,4 @@ RUNS = [
 
 @pytest.mark.parametrize("run", RUNS)
 def test_two_processes_agree_with_one(run, tmp_path):
-    # What fails in a process is raised here.
-    torch.multiprocessing.spawn(worker, (run, tmp_path / "store"), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
+    on_two_ranks(run, tmp_path / "store")

@@ -1,7 +1,6 @@
 """Optimizers of frames with two gloo processes, spawned and under torchrun: DDP and FSDP2 equal one process."""
 
 import copy
-import gc
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from two_ranks import on_two_ranks, rank_of_two
 
 import stiefelkit as sk
 from stiefelkit.testing import seeds
@@ -144,32 +144,16 @@ def run_a_bad_gradient_on_one_rank(rank):
         assert all(torch.equal(a, p.to_local()) for a, p in zip(before, net.parameters(), strict=True))
 
 
-RUNS = [run_ddp, run_fsdp, run_a_bad_gradient_on_one_rank]
-
-
-def worker(rank, run, store):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    run(rank)
-    gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def spawn(run, store):
-    torch.multiprocessing.spawn(worker, (run, store), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
-
-
 def test_ranks_stay_bit_identical_under_ddp(tmp_path):
-    spawn(run_ddp, tmp_path / "store")
+    on_two_ranks(run_ddp, tmp_path / "store")
 
 
 def test_sharded_frames_are_gathered_moved_and_scattered(tmp_path):
-    spawn(run_fsdp, tmp_path / "store")
+    on_two_ranks(run_fsdp, tmp_path / "store")
 
 
 def test_every_rank_notices_a_bad_gradient(tmp_path):
-    spawn(run_a_bad_gradient_on_one_rank, tmp_path / "store")
+    on_two_ranks(run_a_bad_gradient_on_one_rank, tmp_path / "store")
 
 
 def test_torchrun_runs_the_same():
@@ -179,10 +163,4 @@ def test_torchrun_runs_the_same():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for each in RUNS:
-        each(dist.get_rank())
-    gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
+    rank_of_two([run_ddp, run_a_bad_gradient_on_one_rank])

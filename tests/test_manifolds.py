@@ -245,15 +245,15 @@ def test_logmap_refuses_what_it_cannot_do():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("shape", [(16, 16), (24, 6)])
 @pytest.mark.parametrize("retraction", RETRACTIONS)
-def test_no_drift_in_two_thousand_steps(retraction, shape, dtype):
+def test_no_drift_in_hundreds_of_steps(retraction, shape, dtype):
     w = parameter(init.haar(shape, working_dtype(dtype)).to(dtype), Stiefel(retraction=retraction))
     optimizer = geoopt.optim.RiemannianAdam([w], lr=1e-2)
     gradients = torch.randn(16, *shape, dtype=dtype)
     worst = 0.0
-    for step in range(2000):
+    for step in range(600):
         w.grad = gradients[step % 16].clone()
         optimizer.step()
-        worst = max(worst, orthogonality_error(w).item()) if step % 100 == 99 else worst
+        worst = max(worst, orthogonality_error(w).item()) if step % 20 == 19 else worst
     assert worst <= permitted_error(shape[-1], dtype) <= 2 * rounding_limit(shape[-1], dtype) + 1e-7
     buffer = optimizer.state[w]["exp_avg"]
     assert w.manifold.check_vector_on_tangent(w, buffer)

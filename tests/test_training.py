@@ -15,6 +15,7 @@ import torch
 from tiny_runs import Killed, Watching, killed_at, killed_by
 from torch import Tensor, nn
 
+from stiefelkit.cli import main
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
 from stiefelkit.experiments import checkpoint, health, train
 from stiefelkit.experiments.config import Config
@@ -128,16 +129,16 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
 def test_a_process_killed_by_the_system_resumes_to_the_same_bits(tmp_path: Path) -> None:
     options = "--T 3 --train-size 40 --test-size 20 --hidden-size 6 --steps 60 --batch-size 8 --checkpoint-every 5"
     options += " --eval-every 10 --log-every 3 --optimizer rmsprop --lr 1e-3 --rates.skew 1e-4"
-    command = [sys.executable, "-m", "stiefelkit", "train", "copying", *options.split()]
+    words = ["train", "copying", "--model", "scornn", *options.split(), "--out"]
     killed, smooth = tmp_path / "killed", tmp_path / "smooth"
-    first = subprocess.Popen([*command, "--model", "scornn", "--out", str(killed)], stdout=subprocess.DEVNULL)
+    first = subprocess.Popen([sys.executable, "-m", "stiefelkit", *words, str(killed)], stdout=subprocess.DEVNULL)
     log = killed / "log.jsonl"
     while first.poll() is None and not (log.exists() and log.stat().st_size > 2000):
         time.sleep(0.002)
     first.kill()
     first.wait()
-    subprocess.run([*command, "--out", str(killed), "--resume"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([*command, "--model", "scornn", "--out", str(smooth)], check=True, stdout=subprocess.DEVNULL)
+    assert main([*words, str(killed), "--resume"]) == 0
+    assert main([*words, str(smooth)]) == 0
     assert content(killed) == content(smooth)
 
 

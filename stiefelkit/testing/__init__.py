@@ -122,7 +122,7 @@ def _run(law: str, case: Case) -> None:
 
 
 def _failure(law: str, case: Case) -> Failure | None:
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     try:
         LAWS[law](case)
     except LawBroken as broken:

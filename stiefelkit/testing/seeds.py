@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["OFFSET", "generator", "seed", "shifted"]
+__all__ = ["OFFSET", "generator", "reseed", "seed", "shifted"]
 
 OFFSET = "STIEFELKIT_SEED_OFFSET"
 """The environment variable that is added to every seed; a law that holds, holds under any."""
@@ -20,6 +20,16 @@ def seed(number: int = 0) -> int:
 def generator(number: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator seeded with `seed(number)`."""
     return torch.Generator(device).manual_seed(seed(number))
+
+
+def reseed(number: int = 0) -> None:
+    """Seeds torch's default generators with `seed(number)`.
+
+    As `torch.manual_seed` does, which keeps a formatted stack for every accelerator that is absent: 5 ms a call.
+    """
+    torch.random.default_generator.manual_seed(seed(number))
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed(number))
 
 
 @contextlib.contextmanager
