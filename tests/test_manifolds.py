@@ -259,6 +259,30 @@ def test_no_drift_in_hundreds_of_steps(retraction, shape, dtype):
     assert w.manifold.check_vector_on_tangent(w, buffer)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(16, 4), (8, 4), (5, 4), (5, 5), (6, 6), (3, 16, 4)], ids=str)
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+def test_steps_of_any_length_end_in_a_frame(retraction, shape, dtype):
+    manifold = Stiefel(retraction=retraction)
+    w = init.haar(shape, working_dtype(dtype), seeds.generator(1)).to(dtype)
+    u, v = (manifold.proju(w, torch.randn(shape, dtype=dtype, generator=seeds.generator(k))) for k in (2, 3))
+    limit = 20 * rounding_limit(shape[-1], dtype) + torch.finfo(dtype).eps
+    n, p = shape[-2:]
+    for length in (1e-3, 1e3, *((1e8, 1e16, 1e30) if n >= 2 * p or retraction == "qr" else ())):
+        moved, carried = manifold.retr_transp(w, length * u, v)
+        assert orthogonality_error(moved).max() <= limit, length
+        if manifold.retraction == "cayley":
+            sizes = torch.linalg.matrix_norm(carried), torch.linalg.matrix_norm(v)
+            assert torch.allclose(*sizes, rtol=100 * torch.finfo(dtype).eps), length
+
+
+def test_a_step_too_long_for_its_arithmetic_is_refused_in_a_sentence():
+    w, u = torch.eye(5, 4), torch.zeros(5, 4)
+    u[4] = 1e30
+    with pytest.raises(errors.RankError, match="shorter than 1e7"):
+        Stiefel().retr(w, u)
+
+
 def test_steps_from_a_frame_that_is_off_by_rounding_do_not_keep_that():
     w = init.haar((32, 8)).float() * (1 + 1e-5)
     assert orthogonality_error(w) > 1e-5

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import RankError
 from stiefelkit.functional import polar_factor
 
 __all__ = ["RETRACTIONS", "cayley", "polar", "qr", "skew_part", "tangent", "tangent_parts"]
@@ -41,10 +42,11 @@ def cayley(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     Q is unitary and carries tangent vectors to tangent vectors, without changing an inner product of either metric. Of
     second order for the canonical metric, and for square frames. With O = -Om/2, P = -V/2, C = P^H P, K = I + O + C:
 
-        Q W = W - 2 P - 2 (W - P) (O + C) K^-1,
-        Q Z = Z + 2 W (P^H Z - (O + C) X) - 2 P X,    K X = (W + P)^H Z.
+        Q W = W - 2 W K^-1 (O + C) - 2 P K^-1,
+        Q Z = Z + 2 W (X - W^H Z) - 2 P X,    K X = (W + P)^H Z.
 
-    The Hermitian part of K is at least I, so it can be inverted at any U.
+    The Hermitian part of K is at least I, and no term grows with U: for n >= 2p, where P has independent columns, steps
+    may have any length. Where it has not, K holds 1 beside the square of the length, and loses it beyond 1e7 or so.
 
     References:
         Wen, Yin, A feasible method for optimization with orthogonality constraints, Math. Program. 142, 2013.
@@ -53,20 +55,29 @@ def cayley(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     if w.shape[-2] == w.shape[-1]:
         om = skew_part(w.mH @ u)
         k = eye - om / 2
-        moved = w + w @ torch.linalg.solve(k, om)
-        return moved, *(z + w @ (om @ torch.linalg.solve(k, w.mH @ z)) for z in vectors)
+        moved = w + w @ _solve(k, om)
+        return moved, *(z + w @ (om @ _solve(k, w.mH @ z)) for z in vectors)
     om, v = tangent_parts(w, u)
     p = -v / 2
     inner = p.mH @ p - om / 2
     k = eye + inner
-    # K commutes with O + C = K - I.
-    y = torch.linalg.solve(k, inner)
+    y, inverse = _solve(k, torch.cat([inner, eye.expand_as(inner)], dim=-1)).split(w.shape[-1], dim=-1)
     carried = []
     for z in vectors:
-        across = p.mH @ z
-        x = torch.linalg.solve(k, w.mH @ z + across)
-        carried.append(z + 2 * (w @ (across - inner @ x) - p @ x))
-    return w - 2 * p - 2 * (w - p) @ y, *carried
+        s = w.mH @ z
+        x = _solve(k, s + p.mH @ z)
+        carried.append(z + 2 * (w @ (x - s) - p @ x))
+    return w - 2 * (w @ y + p @ inverse), *carried
+
+
+def _solve(k: Tensor, b: Tensor) -> Tensor:
+    try:
+        return torch.linalg.solve(k, b)
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        raise RankError(
+            'Stiefel(retraction="cayley") needs a step shorter than 1e7 where n < 2p, got one beside whose square 1 '
+            "vanishes."
+        ) from None
 
 
 def polar(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

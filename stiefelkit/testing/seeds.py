@@ -27,7 +27,7 @@ def reseed(number: int = 0) -> None:
 
     As `torch.manual_seed` does, which keeps a formatted stack for every accelerator that is absent: 5 ms a call.
     """
-    torch.random.default_generator.manual_seed(seed(number))
+    torch.default_generator.manual_seed(seed(number))
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed(number))
 
