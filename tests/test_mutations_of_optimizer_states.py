@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit.errors import StiefelkitError
+from stiefelkit.errors import NonFiniteError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing.seeds import seed
 
@@ -97,8 +97,9 @@ def spoil(draw: random.Random, state: dict[str, Any]) -> str:
         kind = "entry"  # these may begin anew
     if kind == "value":
         entry[key] = spoil_value(draw, entry[key])
-        if entry[key] is None and key == "momentum_buffer":
-            entry[key] = "state"
+        made = entry[key]
+        if key == "momentum_buffer" and (made is None or (getattr(made, "is_sparse", False) and len(entry) == 1)):
+            entry[key] = "state"  # no momentum yet, or that of SGD with sparse gradients
     elif kind == "drop":
         del entry[key]
     elif kind == "rename":
@@ -196,6 +197,18 @@ def test_a_state_of_before_may_lack_what_its_settings_do_not_make():
     assert not any("momentum_buffer" in entry for entry in optimizer.state.values())
     walk(optimizer, 1)
     assert all("momentum_buffer" in entry for entry in optimizer.state.values())
+
+
+def test_the_momentum_of_sparse_gradients_is_loaded_if_it_is_finite():
+    state = trained("CayleySGD", 2).state_dict()
+    buffers = [entry["momentum_buffer"] for entry in state["state"].values() if "wear" not in entry]
+    sparse = buffers[0].to_sparse()
+    entry = next(e for e in state["state"].values() if e["momentum_buffer"] is buffers[0])
+    entry["momentum_buffer"] = sparse
+    trained("CayleySGD", 1).load_state_dict(state)
+    entry["momentum_buffer"] = sparse * math.nan
+    with pytest.raises(NonFiniteError, match="momentum_buffer"):
+        trained("CayleySGD", 1).load_state_dict(state)
 
 
 def test_a_hook_may_mend_a_state_before_it_is_checked():

@@ -118,10 +118,13 @@ def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Te
         kind = made.get(key, "parameter")
         if key == "momentum_buffer" and value is None:
             continue
-        if not is_frame and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
-            continue
+        shape = shapes.get(kind)
+        may_be_sparse = not is_frame and set(made) == {"momentum_buffer"}  # as sparse gradients make that of SGD
+        if may_be_sparse and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
+            value = value.coalesce().values()
+            shape = value.shape
         if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers
-            _check_tensor(f"{who}: {key}", key, value, shapes[kind], p, is_real=kind != "parameter")
+            _check_tensor(f"{who}: {key}", key, value, shape, p, is_real=kind != "parameter")
         elif kind is not type(None) and not is_number(value):
             raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
         elif kind is not type(None) and (not value >= 0 or (kind is int and not isinstance(value, int))):
