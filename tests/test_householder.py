@@ -188,6 +188,19 @@ def test_gradients_of_panels_are_safe_at_any_scale(scale, exact):
     assert (a.double() * scale - b.double() * scale).norm() <= 1e-5 * (b.double() * scale).norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("n", [1, 6, 160])
+def test_a_reflector_of_one_entry_has_gradient_zero_however_short(n, dtype):
+    v = torch.randn(trapezoid_size(n, n, dtype.is_complex), generator=seeds.generator(n))
+    u = unpack_trapezoid(v, n, n, dtype.is_complex)
+    u[-1, -1] *= 1e-4
+    v = pack_trapezoid(u).requires_grad_()
+    g = torch.randn(n, n, dtype=dtype, generator=seeds.generator(1))
+    for exact in (True, False):
+        (gv,) = torch.autograd.grad(householder(v, n, n, n, dtype=dtype, exact=exact), v, g)
+        assert unpack_trapezoid(gv, n, n, dtype.is_complex)[-1, -1] == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
 def test_zero_reflectors_within_panels_are_the_identity_with_gradient_zero(dtype):
     n, dead = 140, [0, 5, 95, 96, 100, 139]

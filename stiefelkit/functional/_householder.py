@@ -130,8 +130,6 @@ class _OnePanel(Function):
             return (None,) * 8
         if torch.is_grad_enabled():
             gv = _plain_gradient(v, d if phase is None else _diagonal(v, phase, None, 0, d.dtype), g, ctx.n, ctx.k)
-        elif ctx.n == 1:
-            gv = torch.zeros_like(v)  # a reflector of one entry is -1
         else:
             gv = form_panel_gradient(u, t, x, length, d, g, v.shape[-1]).to(v.dtype)
         return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None

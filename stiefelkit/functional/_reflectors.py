@@ -161,6 +161,8 @@ def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
     """Packed gradient with respect to reflectors before they were divided; a zero reflector has none."""
     length = length.to(gu.dtype.to_real())
+    if gu.shape[-2] == gu.shape[-1]:
+        gu[..., -1, -1] = 0  # a reflector of one entry is -1, whatever the entry
     return pack_trapezoid(gu.div_(length.clamp(min=torch.finfo(length.dtype).tiny).mul_(sign)))
 
 
