@@ -283,6 +283,18 @@ def test_a_step_too_long_for_its_arithmetic_is_refused_in_a_sentence():
         Stiefel().retr(w, u)
 
 
+def test_laws_hold_for_draws_that_are_nearly_normal_to_the_manifold(monkeypatch):
+    drawn, w = torch.randn, torch.polar(*torch.tensor([[1.0], [0.3]], dtype=torch.float64)).view(1, 1)
+
+    def nearly_normal(*shape, **options):
+        z = drawn(*shape, **options)
+        return torch.complex(z.real, 1e-6 * z.imag) * w if z.is_complex() else z
+
+    monkeypatch.setattr(torch, "randn", nearly_normal)
+    monkeypatch.setattr(init, "haar", lambda *_: w)
+    check_manifold(Stiefel(), ["gradient", "transport"], [(1, 1)], [torch.complex128])
+
+
 def test_steps_from_a_frame_that_is_off_by_rounding_do_not_keep_that():
     w = init.haar((32, 8)).float() * (1 + 1e-5)
     assert orthogonality_error(w) > 1e-5

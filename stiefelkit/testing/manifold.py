@@ -300,10 +300,14 @@ def _direction(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     wide = working_dtype(w.dtype)
     left, _, right = torch.linalg.svd(w.detach().to(wide), full_matrices=False)
     w, u = left @ right, u.detach().to(wide)
-    s = w.mH @ u
-    u = u - w @ (s + s.mH) / 2
-    length = u.norm().item()
-    return w, u / length if length > 1e-12 else torch.zeros_like(u)
+    for _ in range(2):  # of a U nearly normal to the manifold rounding leaves a part that is normal
+        s = w.mH @ u
+        u = u - w @ (s + s.mH) / 2
+        length = u.norm().item()
+        if length < 1e-12:
+            return w, torch.zeros_like(u)
+        u = u / length
+    return w, u
 
 
 def _euclidean(a: Tensor, b: Tensor) -> Tensor:
