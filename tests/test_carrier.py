@@ -341,7 +341,7 @@ def test_a_further_parametrization_composes_on_top():
 
 def test_compiled_training_equals_eager_training():
     def train(compiled) -> Any:
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         net = nn.Sequential(make(6, 6), nn.Tanh(), make(2, 6))
         run = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)

@@ -22,7 +22,7 @@ class Real(nn.Module):
 
 def make(name: str = "cayley", dtype: torch.dtype = torch.float32) -> Any:
     """A square weight by the named map and a wide one by another; complex if the map does no real ones."""
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     square = nn.Linear(8, 8, dtype=dtype)
     wide = sk.orthogonal(nn.Linear(8, 4, dtype=dtype), "weight", "householder")
     if sk.available()[name].supports((8, 8), dtype) is None:
@@ -133,7 +133,7 @@ def run_fsdp_of_layers_that_apply_their_weight(rank):
 
     mesh = init_device_mesh("cpu", (2,))
     for dtype in (torch.float32, torch.bfloat16):
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         net: Any = sk.nn.OrthogonalLinear(80, 80, parametrization="householder", reflections=2, dtype=dtype)
         x = torch.randn(4, 80, dtype=dtype)
         expected = net(x)
@@ -149,7 +149,7 @@ def run_frames_that_are_sharded(rank):
 
     mesh = init_device_mesh("cpu", (2,))
     for dtype in (torch.float32, torch.bfloat16, torch.complex64):
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         net: Any = nn.Sequential(*(nn.Linear(8, n, dtype=dtype) for n in (8, 4)))
         for layer in net:
             sk.orthogonal(layer, "weight", "stiefel")

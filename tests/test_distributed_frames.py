@@ -36,7 +36,7 @@ class Parts(nn.Module):
 
 def make() -> Any:
     """Two square frames of one shape, a wide one and a complex one."""
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     layers = [sk.orthogonal(nn.Linear(8, 8), "weight", "stiefel") for _ in range(2)]
     unitary = sk.orthogonal(nn.Linear(8, 8, bias=False, dtype=torch.complex64), "weight", "stiefel")
     wide = sk.orthogonal(nn.Linear(8, 3), "weight", "stiefel")
@@ -130,7 +130,7 @@ def run_a_bad_gradient_on_one_rank(rank):
 
     mesh = init_device_mesh("cpu", (2,))
     for sizes in ((8,), (8, 4)):
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         net: Any = nn.Sequential(*(sk.orthogonal(nn.Linear(8, n), "weight", "stiefel") for n in sizes))
         fully_shard(net, mesh=mesh)
         optimizer = build(net, "CayleySGD")

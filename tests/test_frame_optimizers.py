@@ -252,7 +252,7 @@ def test_other_parameters_are_moved_as_torch_does(name):
 @every_optimizer
 def test_training_resumes_to_the_same_bits(name):
     def start():
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         net = nn.Sequential(
             sk.orthogonal(nn.Linear(6, 6), "weight", "stiefel"), sk.orthogonal(nn.Linear(6, 4), "weight", "stiefel")
         )
@@ -336,7 +336,7 @@ def test_closures_missing_gradients_and_frozen_groups(name):
 
 @every_optimizer
 def test_a_grad_scaler_skips_what_overflowed_and_unscales_the_rest(name):
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
     optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)  # pyright: ignore[reportPrivateImportUsage]
@@ -360,7 +360,7 @@ def test_a_grad_scaler_skips_what_overflowed_and_unscales_the_rest(name):
 @pytest.mark.parametrize("foreach", [True, False])
 def test_foreach_moves_the_others_to_the_same_place(name, foreach):
     def trained(choice):
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         net = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
         optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.1), foreach=choice)
         for _ in range(3):
@@ -435,7 +435,7 @@ def test_lowered_products_and_autocast_do_not_touch_the_step(name):
 
 @every_optimizer
 def test_weights_of_16_bits_train_through_a_frame_of_32(name):
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     net = sk.orthogonal(nn.Linear(8, 8, dtype=torch.bfloat16), "weight", "stiefel")
     optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.01, stiefel=dict(lr=0.1)))
     for _ in range(5):
@@ -552,7 +552,7 @@ def test_a_looser_tolerance_is_kept_costs_fewer_products_and_no_orthogonality():
 
 
 def test_clipping_measures_what_moves_and_scales_everything():
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     net = sk.orthogonal(nn.Linear(5, 5), "weight", "stiefel")
     (w,) = sk.coordinates(net, "weight").values()
     g = gradient((5, 5))

@@ -278,6 +278,15 @@ def test_a_remainder_does_not_survive_a_new_frame(change):
     assert torch.dist(w, new) < 1e-4
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("key", ["dampening", "momentum", "alpha", "eps"])
+@every_optimizer
+def test_numbers_that_are_not_finite_are_no_settings(name, key, value):
+    group = {"params": [frame(4, 4)], "manifold": "stiefel:canonical", key: value}
+    with pytest.raises(errors.OptionError, match=key):
+        getattr(sk.optim, name)([group], lr=0.1)
+
+
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
 @every_optimizer
 def test_rates_that_go_wrong_later_are_noticed(name, lr):

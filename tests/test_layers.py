@@ -20,7 +20,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name_
 
 def layer(kind, *sizes, **options) -> Any:
     """A layer in float64 with biases that are not zero."""
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     rnn = kind(*sizes, dtype=DOUBLE, **options)
     for name, parameter in rnn.named_parameters():
         if name.startswith("bias"):

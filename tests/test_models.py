@@ -86,7 +86,7 @@ def test_the_lists_here_hold_every_model():
 
 @pytest.mark.parametrize("name", sk.models.names())
 def test_every_model_learns(name):
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     net: Any = sk.models.create(name, 2, 8, 3)
     x, y = torch.rand(16, 12, 2), torch.randint(3, (16,))
     plain = [p for key, p in net.named_parameters() if "parametrizations" not in key and p.requires_grad]
@@ -211,7 +211,7 @@ def test_ornn_starts_as_its_code_does():
 def test_the_last_of_n_reflectors_of_ornn_is_a_random_sign():
     seen = set()
     for seed in range(8):
-        torch.manual_seed(seeds.seed(seed))
+        seeds.reseed(seed)
         net: Any = sk.models.create("ornn", 1, 6, 1)
         carrier = net.rnn.parametrizations.weight_hh_l0
         u = sk.functional.unpack_trapezoid(carrier.reflectors.detach(), 6, 6, False)
@@ -362,7 +362,7 @@ def test_full_urnn_starts_as_its_code_does():
 def test_full_urnn_draws_the_same_by_the_class_as_by_its_name():
     nets: list[Any] = []
     for given in ("stiefel", sk.parametrizations.StiefelPoint):
-        torch.manual_seed(seeds.seed())
+        seeds.reseed()
         nets.append(sk.models.create("full_urnn", 2, 8, 3, parametrization=given))
     assert {net.rnn.parametrizations.weight_hh_l0.scheme for net in nets} == {"restricted"}
     assert torch.equal(*(net.rnn.weight_hh_l0 for net in nets))

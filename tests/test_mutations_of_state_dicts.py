@@ -20,7 +20,7 @@ from stiefelkit.errors import StiefelkitError
 from stiefelkit.host import carriers
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.param import frame_tolerance
-from stiefelkit.testing.seeds import seed
+from stiefelkit.testing.seeds import reseed, seed
 
 COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))
 
@@ -286,7 +286,7 @@ def attempt(
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_mutation_is_silent_raw_or_half_written(capsys):
-    torch.manual_seed(seed(1))
+    reseed(1)
     model, donor = make(), tensors(make())
     before = tensors(model)
     tally: collections.Counter = collections.Counter()

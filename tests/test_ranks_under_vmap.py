@@ -10,7 +10,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import brickwall, householder, householder_linear, mesh_size, product, trapezoid_size
-from stiefelkit.testing.seeds import generator, seed
+from stiefelkit.testing.seeds import generator, reseed
 
 DTYPES = (torch.float32, torch.complex64)
 BATCHES = ((), (3,), (1,), (2, 3))
@@ -151,7 +151,7 @@ def _by_name(nets, kind):
 @pytest.mark.parametrize("steps", [3, 12])
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in _networks()])
 def test_an_ensemble_of_recurrent_layers_equals_the_loop(make, steps):
-    torch.manual_seed(seed(0))
+    reseed()
     nets = [make() for _ in range(3)]
     parameters, buffers = (
         {key: torch.stack([t.detach() for t in many]) for key, *many in _by_name(nets, kind)}

@@ -47,7 +47,7 @@ def rows(x: Tensor) -> set[bytes]:
 @settings(max_examples=10)
 @given(step=st.integers(0, 10_000), batch_size=st.integers(1, 60), seed=st.integers(0, 2**40))
 def test_a_batch_is_a_function_of_its_arguments(task: Task, step: int, batch_size: int, seed: int) -> None:
-    torch.manual_seed(seeds.seed(1))
+    seeds.reseed(1)
     first = task.batch(step, batch_size, seeds.seed(seed))
     torch.rand(3)
     task.batch(step + 1, batch_size, seed)
@@ -103,7 +103,7 @@ def test_scores_have_the_keys_of_the_baseline(task: Task) -> None:
 
 @each_task
 def test_evaluation_does_not_depend_on_the_chunk_and_restores_the_mode(task: Task) -> None:
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     model = nn.Sequential(nn.Linear(task.input_size, task.output_size), nn.Dropout())
 
     class Steps(nn.Module):

@@ -332,7 +332,7 @@ class Failing(nn.Module):
 def test_training_stops_before_a_step_that_is_not_finite(
     where: str, culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(seeds.seed())
+    seeds.reseed()
     model = Failing(7, where)
     monkeypatch.setattr(Config, "build_model", lambda self: model)
     path = tmp_path / "run"

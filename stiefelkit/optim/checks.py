@@ -38,6 +38,7 @@ SWITCHES = (
     "fused",
     "nesterov",
 )
+"""Settings of torch's optimizers that are True, False or None."""
 
 
 def is_number(value: Any) -> bool:
@@ -101,7 +102,7 @@ def check_common(name: str, group: dict[str, Any], precisions: Collection[str]) 
         if not isinstance(group.get(key), bool | None):
             raise OptionError(f"{name} needs {key} to be True, False or None, got {group[key]!r:.40}.")
     for key in ("dampening", "momentum", "alpha", "eps"):
-        if not is_number(group.get(key, 0.0)):
+        if not is_number(group.get(key, 0.0)) or not math.isfinite(group.get(key, 0.0)):
             raise OptionError(f"{name} needs a finite number for {key}, got {group[key]!r:.40}.")
     manifold = group["manifold"]
     if manifold is None:
