@@ -107,6 +107,7 @@ def test_tables_have_a_row_for_what_a_plugin_registers(tmp_path):
         "assert 'mine' in drift.Frames.params[0]\n"
         "assert 'mine (exact)' in step_time.Parametrizations.params[0]\n"
         "assert 'mine (fast)' in memory.Parametrizations.params[0]\n"
+        "drift.RUNS['1000 steps'] = {'steps': 50}\n"
         "cell = ('mine', 'float32', 'cpu', '1000 steps')\n"
         "table = drift.Frames(); table.setup(*cell); print(table.track_bits_lost(*cell))\n"
     )
