@@ -73,7 +73,7 @@ class _Skew(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.n, ctx.p, _ = inputs
+        _, ctx.n, ctx.p, ctx.is_complex = inputs
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -82,6 +82,10 @@ class _Skew(Function):
             return pack_skew_gradient(g), None, None, None
         gv = pack_skew_gradient(g[..., :p, :p], g[..., p:, :p] - g[..., :p, p:].mH)
         return gv, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        return _Skew.apply(t, ctx.n, ctx.p, ctx.is_complex)  # type: ignore[return-value]
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:

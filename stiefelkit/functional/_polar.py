@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError, NonFiniteError, RankError, ShapeError
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import opaque
 from stiefelkit.metrics import orthogonality_error, working_dtype
@@ -88,16 +88,24 @@ class _Polar(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
+        keep(ctx, inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        x, q = ctx.saved_tensors
-        h = q.mH @ x
-        h = (h + h.mH) / 2
-        along = q.mH @ g
-        z = _Lyapunov.apply(h, along - along.mH)
-        return q @ z + torch.linalg.solve(h, g - q @ along, left=False), None, None
+        return _derivative(*ctx.saved_tensors, g), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        return _derivative(*ctx.saved_tensors, t)
+
+
+def _derivative(x: Tensor, q: Tensor, t: Tensor) -> Tensor:
+    """The derivative of the factor Q of X along T, which is its own adjoint."""
+    h = q.mH @ x
+    h = (h + h.mH) / 2
+    along = q.mH @ t
+    z = _Lyapunov.apply(h, along - along.mH)
+    return q @ z + torch.linalg.solve(h, t - q @ along, left=False)
 
 
 class _Lyapunov(Function):
@@ -113,13 +121,19 @@ class _Lyapunov(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
+        keep(ctx, inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         h, z = ctx.saved_tensors
         y = _Lyapunov.apply(h, g)
         return -(y @ z.mH + z.mH @ y), y  # type: ignore[operator, return-value]
+
+    @staticmethod
+    def jvp(ctx: Any, th: Tensor | None, ts: Tensor | None) -> Tensor:  # type: ignore[override]
+        h, z = ctx.saved_tensors
+        ts = torch.zeros_like(z) if ts is None else ts
+        return _Lyapunov.apply(h, ts if th is None else ts - th @ z - z @ th)  # type: ignore[return-value]
 
 
 def _by_eigenvectors(x: Tensor, who: str) -> Tensor:
