@@ -121,7 +121,7 @@ class _Outer(Function):
         return g_high.sum_to_size(high.shape), g_low.sum_to_size(low.shape), None
 
     @staticmethod
-    def jvp(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
         high, low = ctx.saved_tensors
         if th is None or tl is None:
             return _Outer.apply(high if th is None else th, low if tl is None else tl, ctx.dtype)  # type: ignore[return-value]

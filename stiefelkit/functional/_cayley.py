@@ -110,7 +110,7 @@ class _Square(Function):
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         phase, d, w = ctx.saved_tensors
         found = phase_tangent(w, tp)
         if tv is None:
@@ -151,7 +151,7 @@ class _Tall(Function):
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, phase, d, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
         found = phase_tangent(w, tp)

@@ -83,7 +83,7 @@ class _Kept(Function):
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew).to(a.dtype), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
         return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
@@ -105,7 +105,7 @@ class _Traced(Function):
         return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
         return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
@@ -131,7 +131,7 @@ class _Adjoint(Function):
         return ga.to(gg.dtype), found[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
 
     @staticmethod
-    def jvp(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         n = a.shape[-1]
         ta, tg = (torch.zeros_like(a) if t is None else t.to(a.dtype) for t in (ta, tg))

@@ -13,31 +13,38 @@ __all__ = ["Function", "keep", "transposed"]
 class Function(torch.autograd.Function):
     """An autograd.Function with `setup_context` and a generated vmap rule.
 
-    Where it has a `jvp`, forward mode works as well, over and under reverse mode. Batched gradients
-    (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)`) go through `torch.vmap`.
+    Where it has a `tangent`, which is what torch calls `jvp`, forward mode works as well, over and under reverse mode.
+    Batched gradients (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)`) go through
+    `torch.vmap`.
     """
 
     generate_vmap_rule = True
+    _eager: type[torch.autograd.Function]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Has `backward` take batched gradients."""
+        """Makes the twin that eager mode applies: Dynamo, which never calls `apply`, refuses classes with a `jvp`."""
         super().__init_subclass__(**kwargs)
-        if "backward" in vars(cls):
-            cls.backward = staticmethod(_of_batches(cls.backward))  # type: ignore[assignment]
+        if "_eager" in vars(cls):
+            return
+        own: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
+        if hasattr(cls, "tangent"):
+            own["jvp"] = staticmethod(cls.tangent)  # type: ignore[attr-defined]
+        cls._eager = type(cls.__name__, (cls,), own)
+        cls._eager._eager = cls._eager  # type: ignore[attr-defined]
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Applies the function; in plain eager mode without binding arguments by signature, which takes up to 80 us."""
-        if torch._C._are_functorch_transforms_active():
-            _refuse_nested_forward_mode()
-            return super().apply(*args)
         if torch.compiler.is_compiling():
             return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+        if torch._C._are_functorch_transforms_active():
+            _refuse_nested_forward_mode()
+            return super(Function, cls._eager).apply(*args)
+        return super(torch.autograd.Function, cls._eager).apply(*args)  # type: ignore[misc]
 
 
 def keep(ctx: Any, *tensors: Tensor | None) -> None:
-    """Saves tensors for `backward` and for `jvp`, which both find them in `ctx.saved_tensors`."""
+    """Saves tensors for `backward` and for `tangent`, which both find them in `ctx.saved_tensors`."""
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
 

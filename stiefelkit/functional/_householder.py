@@ -137,7 +137,7 @@ class _OnePanel(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         v, phase, w, *_, d = ctx.saved_tensors
         d = d if phase is None else _diagonal(v, phase, None, 0, d.dtype)
         return _frame_tangent(v, d, w, tv, tp, ctx.n, ctx.k), *(None for _ in range(5))
@@ -181,7 +181,7 @@ class _Panels(Function):
         return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, phase, signs, w = ctx.saved_tensors
         return _frame_tangent(v, _diagonal(v, phase, signs, ctx.p, w.dtype), w, tv, tp, ctx.n, ctx.k)
 
@@ -208,7 +208,7 @@ class _Reflect(Function):
         return gv, gx, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, x, y = ctx.saved_tensors
         found = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.exact)
         return found if tv is None else found + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]

@@ -84,7 +84,7 @@ class _Skew(Function):
         return gv, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
         return _Skew.apply(t, ctx.n, ctx.p, ctx.is_complex)  # type: ignore[return-value]
 
 

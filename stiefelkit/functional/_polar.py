@@ -95,7 +95,7 @@ class _Polar(Function):
         return _derivative(*ctx.saved_tensors, g), None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
         return _derivative(*ctx.saved_tensors, t)
 
 
@@ -130,7 +130,7 @@ class _Lyapunov(Function):
         return -(y @ z.mH + z.mH @ y), y  # type: ignore[operator, return-value]
 
     @staticmethod
-    def jvp(ctx: Any, th: Tensor | None, ts: Tensor | None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, th: Tensor | None, ts: Tensor | None) -> Tensor:  # type: ignore[override]
         h, z = ctx.saved_tensors
         ts = torch.zeros_like(z) if ts is None else ts
         return _Lyapunov.apply(h, ts if th is None else ts - th @ z - z @ th)  # type: ignore[return-value]

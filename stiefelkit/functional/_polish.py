@@ -53,7 +53,7 @@ class _Polish(Function):
         return g
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
         return t.clone()
 
 

@@ -173,7 +173,7 @@ class _Product(Function):
         return product(g, b.mH).sum_to_size(a.shape), product(a.mH, g).sum_to_size(b.shape)
 
     @staticmethod
-    def jvp(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
         a, b = ctx.saved_tensors
         if ta is None or tb is None:
             return product(a, tb) if ta is None else product(ta, b)  # type: ignore[arg-type]

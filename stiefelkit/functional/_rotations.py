@@ -71,7 +71,7 @@ class _Brickwall(Function):
         return gx if ctx.needs_input_grad[0] else None, g_angle, None if phase is None else g_phase, None
 
     @staticmethod
-    def jvp(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+    def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
         y, angle, phase = ctx.saved_tensors
         found = torch.zeros_like(y) if tx is None else _Brickwall.apply(tx, angle, phase, ctx.layers)
         if ta is None and tp is None:
