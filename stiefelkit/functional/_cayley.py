@@ -32,9 +32,9 @@ def cayley(
 ) -> Tensor:
     """Scaled Cayley transform of packed coordinates.
 
-    Differentiable any number of times in reverse mode; composes with vmap, compile and export. Costs one p x p inverse
-    and, for a tall frame, one QR factor and one product of (n - p) x p; backward two p x p products and, for a tall
-    frame, three of (n - p) x p. The diagonal costs nothing: it is folded into p x p factors.
+    Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Costs one
+    p x p inverse and, for a tall frame, one QR factor and one product of (n - p) x p; backward two p x p products and,
+    for a tall frame, three of (n - p) x p. The diagonal costs nothing: it is folded into p x p factors.
 
     In "exact" precision everything is float64 up to the last rounding, except for the two products of the backward of
     square float32 frames from n = 49 on (real ones of even order). Exact for coordinates up to about 1e6; beyond 1e8 a

@@ -28,9 +28,10 @@ def matrix_exp(
 ) -> Tensor:
     """First p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
 
-    Differentiable any number of times in reverse mode; composes with vmap, compile and export. Square frames and those
-    with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in float32 up to norm 8;
-    taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more backward.
+    Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
+    frames and those with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in
+    float32 up to norm 8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more
+    backward.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.

@@ -43,8 +43,8 @@ def polar_factor(x: Tensor, *, well_conditioned: bool = False) -> Tensor:
 
     The derivative is dQ = Q Z + (I - Q Q^H) dX H^-1, where the skew Z solves H Z + Z H = Q^H dX - dX^H Q; it is finite
     wherever X has full rank, also at repeated singular values, and so are those of it. Differentiable any number of
-    times in reverse mode; composes with vmap. Worked out in float64 or complex128 and rounded once. Wide matrices are
-    done as their adjoint, Q(X) = Q(X^H)^H.
+    times, once of them in forward mode; composes with vmap. Worked out in float64 or complex128 and rounded once. Wide
+    matrices are done as their adjoint, Q(X) = Q(X^H)^H.
 
     Args:
         x: matrices of shape (*, n, p) of full rank, any size from 1e-300 to 1e300, any floating or complex dtype.
