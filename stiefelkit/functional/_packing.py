@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._diagonal import complex_of
+
 __all__ = [
     "band_size",
     "minus_adjoint",
@@ -67,7 +69,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     lower, upper = table.tril(-1), table.triu(1)
     imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
     re, im = v[..., p * p :].unflatten(-1, (2, p, n - p)).unbind(-3)
-    return torch.complex(lower - lower.mT, imaginary), torch.complex(re, im).mT
+    return complex_of(lower - lower.mT, imaginary), complex_of(re, im).mT
 
 
 def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
@@ -160,7 +162,7 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
     """
     if is_complex:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
-        return torch.complex(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
+        return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
     size = k * (k + 1) // 2
     top = v.new_zeros(*v.shape[:-1], k * k).index_copy(-1, _indices(k, 0, v.device), v[..., :size])
     top = top.unflatten(-1, (k, k))
