@@ -12,7 +12,16 @@ from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.nn.recurrent import Field, Recurrent, require_flags
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Layers"]
+__all__ = ["Layers", "check_stack"]
+
+
+def check_stack(name: str, *, num_layers: Any, bidirectional: Any, dropout: Any) -> None:
+    """Raises OptionError unless layers can be stacked like that."""
+    require_flags(name, bidirectional=bidirectional)
+    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
+        raise OptionError(f"{name} needs num_layers >= 1, got {num_layers!r}.")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise OptionError(f"{name} needs dropout between 0 and 1, got {dropout!r}.")
 
 
 class Layers(Recurrent, ABC):
@@ -59,11 +68,8 @@ class Layers(Recurrent, ABC):
             dtype=dtype,
             options=options,
         )
-        require_flags(self._name, batch_first=batch_first, bidirectional=bidirectional)
-        if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-            raise OptionError(f"{self._name} needs num_layers >= 1, got {num_layers!r}.")
-        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-            raise OptionError(f"{self._name} needs dropout between 0 and 1, got {dropout!r}.")
+        require_flags(self._name, batch_first=batch_first)
+        check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
         self.num_layers, self.dropout, self.bidirectional = num_layers, dropout, bidirectional
         self.batch_first = batch_first
         self._directions = ("", "_reverse") if bidirectional else ("",)
