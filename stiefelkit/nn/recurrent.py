@@ -180,7 +180,9 @@ class Recurrent(nn.Module):
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
         """The first state: the one given, the trained one, or zero; in the dtype of W."""
         if h_0 is None and self.trainable_h0:
-            h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
+            # Expanded part by part: ONNX repeats no complex tensors.
+            parts = [part.expand(batch, -1) for part in getattr(self, f"h0{suffix}").chunk(1 + self.is_complex)]
+            h_0 = self._join(torch.cat(parts)) if self.is_complex else parts[0]
         return w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
 
     def _join(self, parts: Tensor) -> Tensor:
