@@ -27,6 +27,11 @@ def require_flags(name: str, **flags: Any) -> None:
             raise OptionError(f"{name} needs {key} to be True or False, got {value!r:.80}.")
 
 
+def _paired(re: Tensor, im: Tensor) -> Tensor:
+    """The complex tensor of two parts, complex64 at least."""
+    return torch.complex(*(part if part.dtype == torch.float64 else part.float() for part in (re, im)))
+
+
 class Recurrent(nn.Module):
     """The weights of recurrences, one set for each suffix ("_l0", "_l0_reverse", ""), and the checks of what they read.
 
@@ -182,14 +187,14 @@ class Recurrent(nn.Module):
         if h_0 is None and self.trainable_h0:
             # Expanded part by part: ONNX repeats no complex tensors.
             parts = [part.expand(batch, -1) for part in getattr(self, f"h0{suffix}").chunk(1 + self.is_complex)]
-            h_0 = self._join(torch.cat(parts)) if self.is_complex else parts[0]
+            h_0 = _paired(*parts) if self.is_complex else parts[0]
         return w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
         if not self.is_complex or parts.is_complex():
             return parts
-        return torch.complex(*(parts if parts.dtype == torch.float64 else parts.float()).chunk(2))
+        return _paired(*parts.chunk(2))
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtype of the real parameters, which casts change, and the complex one that goes with it."""

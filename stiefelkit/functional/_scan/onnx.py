@@ -1,6 +1,7 @@
 """The recurrence in operators that ONNX has: one Scan node of its standard, for any number of steps."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +11,6 @@ from stiefelkit.errors import OptionError
 from stiefelkit.functional._activations import find_activation
 
 __all__ = ["exported_goru", "exported_scan"]
-
-
-def _refuse_packed(who: str, sizes: Sequence[int] | None) -> None:
-    """Raises OptionError for sequences of different lengths, whose sizes a graph cannot hold."""
-    if sizes is not None:
-        raise OptionError(f"{who} needs sequences of one length for ONNX, got batch_sizes.")
 
 
 def exported_scan(
@@ -34,6 +29,7 @@ def exported_scan(
 ) -> tuple[Tensor | None, Tensor]:
     """Runs a scan; see `scan` for the arguments, which are checked there. Complex states go as rows [Re h | Im h]."""
     _refuse_packed("scan", sizes)
+    x, w, h0, u, bias, activation_bias = _constant(x, w, h0, u, bias, activation_bias)
     act, is_complex = find_activation(activation, w.is_complex()), w.is_complex()
     if is_complex:
         act = _complex_modrelu if activation == "modrelu" else find_activation("identity", False)
@@ -68,6 +64,7 @@ def exported_goru(
 ) -> tuple[Tensor | None, Tensor]:
     """Runs the gated recurrence, from w = [q; w_r; w_g], and from u and bias for [r; g; c]."""
     _refuse_packed("goru_scan", sizes)
+    x, w, h0, u, bias, activation_bias = _constant(x, w, h0, u, bias, activation_bias)
     act, n, wt = find_activation(activation, False), h0.shape[-1], w.mT.contiguous()
 
     def step(h: Tensor, row: Tensor) -> Tensor:
@@ -89,6 +86,11 @@ def _run(step: Callable[[Tensor, Tensor], Tensor], rows: Tensor, h0: Tensor, rev
     return (out.flip(0) if reverse else out), last
 
 
+def _constant(*tensors: Tensor | None) -> Any:
+    # torch's scan keeps sizes of the batch for a gradient, and fails over them.
+    return [t if t is None else t.detach() for t in tensors]
+
+
 def _parts(z: Tensor) -> Tensor:
     """Rows [Re z | Im z]."""
     return torch.cat([z.real, z.imag if z.is_complex() else torch.zeros_like(z)], dim=-1)
@@ -105,3 +107,9 @@ def _complex_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
     modulus = torch.sqrt(re * re + im * im)
     scale = torch.where(modulus > 0, torch.relu(modulus + b) / modulus, torch.zeros_like(modulus))
     return torch.cat([scale * re, scale * im], dim=-1)
+
+
+def _refuse_packed(who: str, sizes: Sequence[int] | None) -> None:
+    """Raises OptionError for sequences of different lengths, whose sizes a graph cannot hold."""
+    if sizes is not None:
+        raise OptionError(f"{who} needs sequences of one length for ONNX, got batch_sizes.")
