@@ -51,8 +51,9 @@ def test_models_run_in_onnx_at_any_length(name, tmp_path):
     net: Any = sk.models.create(name, 3, 8, 2)
     with torch.no_grad():
         for key, p in net.rnn.named_parameters(recurse=False):
+            # modReLU with a positive bias jumps at 0, which no rounding survives.
             if not key.startswith("weight_hh"):
-                p.uniform_(-0.5, 0.5)
+                p.uniform_(-0.5, 0.0 if key.startswith("bias_l") else 0.5)
     run = exported(net, tmp_path / "model.onnx", {0: BATCH, 1: STEPS})
     x = torch.randn(2, 40, 3)
     assert torch.allclose(run(x)[0], net(x), rtol=0, atol=1e-5)

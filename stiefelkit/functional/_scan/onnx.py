@@ -29,7 +29,6 @@ def exported_scan(
 ) -> tuple[Tensor | None, Tensor]:
     """Runs a scan; see `scan` for the arguments, which are checked there. Complex states go as rows [Re h | Im h]."""
     _refuse_packed("scan", sizes)
-    x, w, h0, u, bias, activation_bias = _constant(x, w, h0, u, bias, activation_bias)
     act, is_complex = find_activation(activation, w.is_complex()), w.is_complex()
     if is_complex:
         act = _complex_modrelu if activation == "modrelu" else find_activation("identity", False)
@@ -38,7 +37,7 @@ def exported_scan(
         x = _parts(x)
     rows = x if u is None else x @ u.mT
     rows = rows if bias is None else rows + bias
-    wt = w.mT.contiguous()
+    rows, wt, h0, activation_bias = _constant(rows, w.mT.contiguous(), h0, activation_bias)
 
     def step(h: Tensor, row: Tensor) -> Tensor:
         return act(row + h @ wt, activation_bias)
@@ -87,7 +86,7 @@ def _run(step: Callable[[Tensor, Tensor], Tensor], rows: Tensor, h0: Tensor, rev
 
 
 def _constant(*tensors: Tensor | None) -> Any:
-    # torch's scan keeps sizes of the batch for a gradient, and fails over them.
+    # torch's scan keeps sizes of the batch for a gradient, and fails over them; ONNX detaches no complex tensors.
     return [t if t is None else t.detach() for t in tensors]
 
 
