@@ -181,11 +181,26 @@ def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return _carrier(module, name).coordinates
 
 
-def bake(module: M, name: str) -> M:
+def bake(module: M, name: str | None = None) -> M:
     """Replaces an orthogonal weight by one plain parameter that holds the frame, and returns the module.
 
     Copies of the module are not touched. The parameter is a new one: optimizers must be told.
+
+    Args:
+        module: the module.
+        name: the weight's name; None bakes every orthogonal weight of the module and of those inside it, as
+            `torch.onnx.export` needs.
+
+    Raises:
+        UnknownNameError: the module has no orthogonal weight of this name.
+
+    >>> drift(bake(orthogonal(nn.Linear(4, 4), "weight")))
+    {}
     """
+    if name is None:
+        for _, host, own, _ in list(carriers(module)):
+            bake(host, own)
+        return module
     carrier = _carrier(module, name)
     trains = any(c.requires_grad for c in carrier.coordinates.values())
     with torch.no_grad():

@@ -18,8 +18,9 @@ from stiefelkit.entries import (
     read_description,
     whole,
 )
-from stiefelkit.errors import CheckpointError, ImageError, UnfilledError
+from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
+from stiefelkit.functional._onnx import is_exported
 from stiefelkit.param import OrthogonalParam, coarser, keep_precision
 
 __all__ = ["CoordinateList"]
@@ -134,7 +135,13 @@ class CoordinateList(parametrize.ParametrizationList):
 
         Raises:
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
+            OptionError: `torch.onnx.export` is tracing; ONNX lacks what most maps need.
         """
+        if is_exported():
+            raise OptionError(
+                f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
+                "sk.bake(copy.deepcopy(model))."
+            )
         values = self._values()
         self._check_filled()
         if any([hasattr(c, "full_tensor") for c in values]):

@@ -113,7 +113,9 @@ def test_the_net_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-@pytest.mark.parametrize("net", [nn.Linear(2, 2), SequenceModel(nn.GRU(2, 3, bidirectional=True), nn.Linear(6, 1))])
+@pytest.mark.parametrize(
+    "net", [nn.Linear(2, 2), SequenceModel(nn.GRU(2, 3, batch_first=True, bidirectional=True), nn.Linear(6, 1))]
+)
 def test_a_model_without_a_layer_of_one_direction_is_refused(net):
     task = create("adding", {"T": 5})
     with pytest.raises(errors.OptionError, match="of one direction"):

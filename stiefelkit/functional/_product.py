@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function, keep
+from stiefelkit.functional._onnx import is_exported
 
 __all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
 
@@ -197,7 +198,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         raise ShapeError(
             f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."
         )
-    if a.dtype in (torch.float64, torch.complex128):
+    if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
     # There requires_grad says nothing of what is mapped, and a tangent may come without it.
     transformed = torch._C._are_functorch_transforms_active()
