@@ -12,6 +12,7 @@ from stiefelkit import init
 from stiefelkit.errors import DtypeError, ImageError, NotAFrameError, OptionError, ShapeError, did_you_mean
 from stiefelkit.functional import polar_factor, polish
 from stiefelkit.manifolds.geodesics import geodesic
+from stiefelkit.manifolds.hessians import riemannian_hessian
 from stiefelkit.manifolds.logarithms import canonical_logarithm
 from stiefelkit.manifolds.retractions import RETRACTIONS, tangent
 from stiefelkit.metrics import defect, orthogonality_error, rounding_limit, working_dtype
@@ -113,6 +114,29 @@ class Stiefel(geoopt.Manifold):
         r = g - w @ (g.mH @ w) if self.metric == "canonical" else tangent(w, g)
         return r.to(u.dtype)
 
+    def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
+        """Turns a Euclidean Hessian along U into the Riemannian one, the covariant derivative of the gradient along U.
+
+        Self-adjoint in the metric, and inner(U, Hess U) is the second derivative along the geodesic that leaves in the
+        direction U. The formula: `stiefelkit.manifolds.hessians`.
+
+        Args:
+            x: frames, shape (*, n, p).
+            egrad: Euclidean gradients G at X, df = Re tr(G^H dX), as torch gives them.
+            ehess: derivatives of G in the direction U, as `torch.func.jvp(torch.func.grad(f), (x,), (u,))` gives them.
+            u: tangent vectors; of another direction the tangent part counts, for which `ehess` must be.
+
+        Returns:
+            Tangent vectors of the dtype of `ehess`.
+
+        >>> manifold, s = Stiefel(), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+        >>> x, u = torch.eye(3, 1), torch.tensor([[0.0], [1.0], [0.0]])  # of f(X) = tr(X^T S X) / 2
+        >>> manifold.ehess2rhess(x, s @ x, s @ u, u).flatten()
+        tensor([0., 1., 0.])
+        """
+        w, g, h, wide = _widened(x, egrad, ehess, u)
+        return riemannian_hessian(w, g, h, tangent(w, wide), alpha=_ALPHA[self.metric]).to(ehess.dtype)
+
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Inner product of tangent vectors, real in complex spaces too, shape (*), or (*, 1, 1) with `keepdim`."""
         return self._inner(x, u, v, keepdim).to(x.dtype.to_real())
@@ -204,12 +228,40 @@ class Stiefel(geoopt.Manifold):
         moved = moved if single else polish(moved)
         return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
 
+    def dim(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> int:
+        """Number of real dimensions of the manifold of one frame: np - p(p + 1)/2, and 2np - p^2 where complex.
+
+        Args:
+            size: (*, n, p), as integers or one sequence; how large the batch is does not count.
+            dtype: of the frames; torch's default when None.
+
+        >>> Stiefel().dim(5, 2), Stiefel().dim(5, 2, dtype=torch.complex64)
+        (7, 16)
+        """
+        (*_, n, p), dtype = self._size(size, dtype)
+        return 2 * n * p - p * p if dtype.is_complex else n * p - p * (p + 1) // 2
+
+    def typical_dist(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> float:
+        """A length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
+
+        The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that.
+
+        Args:
+            size: (*, n, p), as integers or one sequence; how large the batch is does not count.
+            dtype: of the frames; torch's default when None.
+
+        References:
+            Boumal, Mishra, Absil, Sepulchre, Manopt, a Matlab toolbox for optimization on manifolds, JMLR 15, 2014.
+        """
+        return self._size(size, dtype)[0][-1] ** 0.5
+
     def random(
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        det: int | None = None,
         **kwargs: Any,
     ) -> geoopt.ManifoldTensor:
         """Draws frames from the uniform (Haar) measure, each matrix of a batch independently.
@@ -219,11 +271,36 @@ class Stiefel(geoopt.Manifold):
             dtype: torch's default when None.
             device: of the result.
             generator: source of randomness; torch's default when None.
+            det: 1 or -1 for the uniform measure on that component of O(n), real square frames only; either when None.
             kwargs: none are known.
+
+        Raises:
+            OptionError: another `det`, or one for frames that have one component; an unknown option.
+            ShapeError, DtypeError: no frames have this size or dtype.
         """
         if kwargs:
-            raise OptionError(f"Stiefel.random needs dtype, device and generator only, got {', '.join(kwargs)}.")
-        return self._made("haar", size, dtype, device, generator)
+            raise OptionError(f"Stiefel.random needs dtype, device, generator and det only, got {', '.join(kwargs)}.")
+        shape, dtype = self._size(size, dtype)
+        if det is not None and (det not in (1, -1) or shape[-2] != shape[-1] or dtype.is_complex):
+            raise OptionError(
+                "Stiefel.random needs `det` to be 1 or -1, for real square frames, or None, got "
+                f"{det!r} for {dtype} of size {tuple(shape)}."
+            )
+        w = init.haar(shape, working_dtype(dtype), generator)
+        if det is not None:
+            # Haar measure on either component is the other's with one column reflected.
+            w[..., 0] *= det * torch.linalg.det(w).sign().unsqueeze(-1)
+        return self._point(w, dtype, device)
+
+    def random_naive(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> geoopt.ManifoldTensor:
+        """Draws frames as `random` does: geoopt's name for frames of any measure, here the uniform one."""
+        return self.random(*size, dtype=dtype, device=device, generator=generator)
 
     def origin(
         self,
@@ -233,14 +310,17 @@ class Stiefel(geoopt.Manifold):
         seed: int | None = 42,
     ) -> geoopt.ManifoldTensor:
         """Returns the first p columns of the identity, for any seed."""
-        return self._made("identity", size, dtype, device, None)
+        shape, dtype = self._size(size, dtype)
+        return self._point(init.identity(shape, working_dtype(dtype)), dtype, device)
 
-    def _made(self, scheme: str, size: Any, dtype: Any, device: Any, generator: Any) -> geoopt.ManifoldTensor:
+    def _size(self, size: Any, dtype: torch.dtype | None) -> tuple[Sequence[int], torch.dtype]:
         shape, dtype = size2shape(*size), dtype or torch.get_default_dtype()
         self._assert_check_shape(shape, "size")
         self._assert_dtype(dtype)
-        drawn = init.draw(scheme, shape, working_dtype(dtype), generator)
-        return geoopt.ManifoldTensor(drawn.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
+        return shape, dtype
+
+    def _point(self, w: Tensor, dtype: torch.dtype, device: Any) -> geoopt.ManifoldTensor:
+        return geoopt.ManifoldTensor(w.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
 
     def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
         """Whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
