@@ -1,0 +1,180 @@
+r"""Tangent vectors whose geodesics end at given frames, in any of the metrics from the canonical to the Euclidean.
+
+In a basis whose first p vectors are W, a tangent vector is X = [A; R], A skew, and its geodesic ends at
+E(X) = exp([[alpha A, -R^H], [R, 0]])[:, :p] exp((1 - alpha) A). A shortest canonical one is known; from it alpha goes
+up, and Newton's method keeps E(X) = Y. Its linear map is the identity at X = 0, with the eigenvalues of
+(1 - e^{-ad}) / ad, so GMRES solves in few products with it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._polish import polished
+from stiefelkit.manifolds.retractions import skew_part
+
+__all__ = ["continued"]
+
+_SHORTEST_STEP = 2.0**-7
+_MOST_NEWTON = 12
+_MOST_INNER = 60
+_ROUNDED = 1e-12
+_TINY = 1e-150
+
+
+def continued(x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """Follows tangent vectors from the canonical metric to that of alpha, so that their geodesics still end at Y.
+
+    Where that path meets a conjugate point, the ends are followed from W along the canonical geodesic instead.
+
+    Args:
+        x: canonical tangent vectors [A; R], shape (b, m, p), float64 or complex128; A skew.
+        y: frames of the same shape where their geodesics end, as seen from the first p columns of the identity.
+        alpha: of the metric, more than 1.
+
+    Returns:
+        Tangent vectors of that metric, NaN where both paths meet a conjugate point.
+
+    References:
+        Bryner, Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, SIAM J. Matrix Anal. 38, 2017.
+        Zimmermann, Hüper, Computing the Riemannian logarithm on the Stiefel manifold: metrics, methods, and
+        performance, SIAM J. Matrix Anal. 43, 2022.
+        Saad, Schultz, GMRES, SIAM J. Sci. Stat. Comput. 7, 1986.
+    """
+
+    def metrics(x: Tensor, which: Tensor, before: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+        return _newton(x, y[which], 1 + (alpha - 1) * now)
+
+    def ends(z: Tensor, which: Tensor, before: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+        part = now[:, None, None]
+        end = torch.where(part == 1, y[which], _End(part * x[which], torch.ones_like(now)).value)
+        guess = torch.where(before[:, None, None] == 0, part * x[which], z * part / before.clamp(_TINY)[:, None, None])
+        return _newton(guess, end, torch.full_like(now, alpha))
+
+    found = _followed(metrics, x)
+    left = found.isnan().any(-1).any(-1).nonzero().squeeze(-1)
+    if len(left):
+        found[left] = _followed(lambda z, which, *span: ends(z, left[which], *span), x[left])
+    return found
+
+
+def _followed(corrected: Callable[..., tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+    """Goes along a path from 0 to 1, each member in steps of its own; NaN where they become too short."""
+    x, at = x.clone(), x.real.new_zeros(len(x))
+    step = torch.ones_like(at)
+    while len(going := ((at < 1) & (step >= _SHORTEST_STEP)).nonzero().squeeze(-1)):
+        target = (at[going] + step[going]).clamp(max=1)
+        tried, ends = corrected(x[going], going, at[going], target)
+        x[going[ends]], at[going[ends]] = tried[ends], target[ends]
+        step[going] = torch.where(ends, 2 * step[going], step[going] / 4)
+    return x.masked_fill((at < 1)[:, None, None], torch.nan)
+
+
+def _newton(x: Tensor, y: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Newton's method, given up where a step does not halve the error; and where it ends at Y."""
+    x = x.clone()
+    size = torch.full_like(alpha, torch.inf)
+    ends = torch.zeros_like(alpha, dtype=torch.bool)
+    active = torch.arange(len(x), device=x.device)
+    for _ in range(_MOST_NEWTON):
+        end = _End(x[active], alpha[active])
+        off = end.error(y[active])
+        now = torch.linalg.matrix_norm(off)
+        halved = now < size[active] / 2
+        ends[active] = now <= _ROUNDED
+        keeps = halved & (now > 1e-15)
+        size[active] = now
+        active, now = active[keeps], now[keeps]
+        if not len(active):
+            break
+        x[active] = x[active] + _gmres(end.only(keeps), off[keeps], now * now.clamp(1e-12, 1e-3))
+    return x, ends
+
+
+class _End:
+    """The end of geodesics, and the derivative of it as tangent vectors there, turned back."""
+
+    def __init__(self, x: Tensor, alpha: Tensor):
+        p = x.shape[-1]
+        self.p, self.alpha = p, alpha[:, None, None]
+        a = x[..., :p, :]
+        self.left = _Exponential(_skew(self.alpha * a, x[..., p:, :]))
+        self.right = _Exponential((1 - self.alpha) * a)
+
+    def only(self, which: Tensor) -> "_End":
+        one = object.__new__(_End)
+        one.p, one.alpha = self.p, self.alpha[which]
+        one.left, one.right = self.left.only(which), self.right.only(which)
+        return one
+
+    @property
+    def value(self) -> Tensor:
+        return self.left.value[..., : self.p] @ self.right.value
+
+    def error(self, y: Tensor) -> Tensor:
+        """Y as seen from the end, less the identity: its tangent part."""
+        return _tangent(self.left.value.mH @ y @ self.right.value.mH)
+
+    def derivative(self, x: Tensor) -> Tensor:
+        a = x[..., : self.p, :]
+        moved = self.left.turned(_skew(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
+        # exp(-B) dexp(B) on the left becomes the same of -B on the right.
+        turn = self.right.value @ self.right.turned((1 - self.alpha) * a) @ self.right.value.mH
+        return torch.cat([moved[..., : self.p, :] + turn, moved[..., self.p :, :]], dim=-2)
+
+
+class _Exponential:
+    """exp(L) of a skew L, and exp(-L) times its derivative."""
+
+    def __init__(self, log: Tensor):
+        t, q = torch.linalg.eigh(-1j * log.to(torch.complex128))
+        self.real, self.q = not log.is_complex(), q
+        value = (q * torch.exp(1j * t).unsqueeze(-2)) @ q.mH
+        self.value = polished(value.real if self.real else value)
+        # (1 - e^{-x}) / x of x = i (t_j - t_k) is e^{-x/2} sinc(|x| / 2).
+        x = t.unsqueeze(-1) - t.unsqueeze(-2)
+        self.phi = torch.exp(-0.5j * x) * torch.sinc(x / (2 * torch.pi))
+
+    def only(self, which: Tensor) -> "_Exponential":
+        one = object.__new__(_Exponential)
+        one.real, one.q, one.value, one.phi = self.real, self.q[which], self.value[which], self.phi[which]
+        return one
+
+    def turned(self, d: Tensor) -> Tensor:
+        found = self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH
+        return skew_part(found.real if self.real else found)
+
+
+def _skew(a: Tensor, r: Tensor) -> Tensor:
+    zero = a.new_zeros(*a.shape[:-2], r.shape[-2], r.shape[-2])
+    return torch.cat([torch.cat([a, r], dim=-2), torch.cat([-r.mH, zero], dim=-2)], dim=-1)
+
+
+def _tangent(x: Tensor) -> Tensor:
+    p = x.shape[-1]
+    return torch.cat([skew_part(x[..., :p, :]), x[..., p:, :]], dim=-2)
+
+
+def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:
+    """Solves end.derivative(X) = B by Arnoldi's method, members of the batch side by side."""
+    most, size = min(_MOST_INNER, b[0].numel() * (2 if b.is_complex() else 1)), torch.linalg.matrix_norm(b)
+    basis = b.new_zeros(most + 1, *b.shape)
+    h = size.new_zeros(len(b), most + 1, most)
+    # The vector with the first entry 1 that is orthogonal to all columns of H: the error is that of B over its norm.
+    across = size.new_zeros(len(b), most + 1)
+    across[:, 0] = 1
+    basis[0] = b / size.clamp(min=_TINY)[:, None, None]
+    for k in range(most):
+        z, v = end.derivative(basis[k]), basis[: k + 1]
+        for _ in range(2):
+            c = (v.conj() * z).real.sum((-2, -1))
+            z = z - (c[..., None, None] * v).sum(0)
+            h[:, : k + 1, k] += c.mT
+        h[:, k + 1, k] = length = torch.linalg.matrix_norm(z).clamp(min=_TINY)
+        basis[k + 1] = z / length[:, None, None]
+        across[:, k + 1] = -(across[:, : k + 1] * h[:, : k + 1, k]).sum(-1) / length
+        if not (size > enough * torch.linalg.vector_norm(across, dim=-1)).any():
+            break
+    found = size[:, None] * torch.linalg.pinv(h[:, : k + 2, : k + 1])[..., 0]
+    return (found.mT[..., None, None] * basis[: k + 1]).sum(0)
