@@ -11,7 +11,7 @@ from stiefelkit import init
 from stiefelkit.functional._function import Function
 from stiefelkit.manifolds.completion import nearest_completion, shorten, skew_from, spectrum
 from stiefelkit.manifolds.geodesics import geodesic
-from stiefelkit.manifolds.shooting import continued
+from stiefelkit.manifolds.shooting import shoot
 
 __all__ = ["logarithm"]
 
@@ -33,12 +33,11 @@ def logarithm(w: Tensor, y: Tensor, *, alpha: int) -> tuple[Tensor, Tensor]:
     spaces the curvature is at most 4, as ||[X, Y]||_F^2 <= 2 ||X||_F^2 ||Y||_F^2, and no closed geodesic is shorter
     than sqrt(2) pi, the length of W e^{it}; some tangent vectors of length 0.66 pi are not the shortest.
 
-    In the Euclidean metric tall frames are joined by shooting, from the canonical geodesic on, see `shooting`. Where
-    that ends U need not be a shortest one, but it is the only one if it is shorter than pi and real; of distances
-    above pi some pairs have no U.
+    In the Euclidean metric tall frames are joined by shooting: U is the only shortest one if it is real and shorter
+    than pi; if longer there may be a shorter one, and some pairs have none.
 
-    Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start, and in the Euclidean metric as many
-    again, with up to 60 times eight products of m x m for each.
+    Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
+    60 times eight products of m x m for each.
 
     Args:
         w: frames of shape (*, n, p), float64 or complex128.
@@ -108,8 +107,9 @@ def _tall(w: Tensor, y: Tensor, alpha: int) -> Tensor:
     q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
     # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
     basis = torch.cat([w, q[..., p:]], dim=-1)
-    end = basis.mH @ y
-    v = nearest_completion(end)
+    if alpha != 1 and (p > 1 or w.is_complex()):
+        return basis @ shoot(basis.mH @ y, alpha)
+    v = nearest_completion(basis.mH @ y)
     log, rest = shorten(v, p)
     k = v.shape[-1] - p
     doubtful = (rest > 1e-11) | (_length(log) > _CERTAIN[v.is_complex()])
@@ -120,8 +120,7 @@ def _tall(w: Tensor, y: Tensor, alpha: int) -> Tensor:
             other, other_rest = shorten(turned, p)
             better = (other_rest <= 1e-11) & ((rest[which] > 1e-11) | (_length(other) < _length(log[which]) - 1e-9))
             log[which[better]], rest[which[better]] = other[better], other_rest[better]
-    u = log[..., :p]
-    return basis @ (u if alpha == 1 else continued(u, end, alpha))
+    return basis @ log[..., :p]
 
 
 def _length(log: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
-r"""Tangent vectors whose geodesics end at given frames, in any of the metrics from the canonical to the Euclidean.
+r"""Tangent vectors whose geodesics end at given frames, by shooting, in any metric between canonical and Euclidean.
 
 In a basis whose first p vectors are W, a tangent vector is X = [A; R], A skew, and its geodesic ends at
-E(X) = exp([[alpha A, -R^H], [R, 0]])[:, :p] exp((1 - alpha) A). A shortest canonical one is known; from it alpha goes
-up, and Newton's method keeps E(X) = Y. Its linear map is the identity at X = 0, with the eigenvalues of
+E(X) = exp([[alpha A, -R^H], [R, 0]])[:, :p] exp((1 - alpha) A). Newton's method solves E(X) = Y, for ends that move
+from W to Y where it does not converge at once. Its linear map is the identity at X = 0, with eigenvalues like those of
 (1 - e^{-ad}) / ad, so GMRES solves in few products with it.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,27 +12,28 @@ from torch import Tensor
 from stiefelkit.functional._polish import polished
 from stiefelkit.manifolds.retractions import skew_part
 
-__all__ = ["continued"]
+__all__ = ["shoot"]
 
-_SHORTEST_STEP = 2.0**-7
+_SHORTEST_STEP = 2.0**-9
 _MOST_NEWTON = 12
 _MOST_INNER = 60
 _ROUNDED = 1e-12
 _TINY = 1e-150
 
 
-def continued(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """Follows tangent vectors from the canonical metric to that of alpha, so that their geodesics still end at Y.
+def shoot(y: Tensor, alpha: float) -> Tensor:
+    """Finds tangent vectors at the first p columns of the identity whose geodesics end at Y.
 
-    Where that path meets a conjugate point, the ends are followed from W along the canonical geodesic instead.
+    The ends are the frames nearest to the chord (1 - s) W + s Y; where Newton's method does not get from one to the
+    next, a quarter of the step is tried.
 
     Args:
-        x: canonical tangent vectors [A; R], shape (b, m, p), float64 or complex128; A skew.
-        y: frames of the same shape where their geodesics end, as seen from the first p columns of the identity.
-        alpha: of the metric, more than 1.
+        y: frames of shape (b, m, p), m > p, float64 or complex128.
+        alpha: of the metric, 1 for the canonical to 2 for the Euclidean one.
 
     Returns:
-        Tangent vectors of that metric, NaN where both paths meet a conjugate point.
+        [A; R] of the same shape, NaN where steps became too short, as at conjugate points and where the chord meets a
+        matrix without full rank.
 
     References:
         Bryner, Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, SIAM J. Matrix Anal. 38, 2017.
@@ -42,31 +41,16 @@ def continued(x: Tensor, y: Tensor, alpha: float) -> Tensor:
         performance, SIAM J. Matrix Anal. 43, 2022.
         Saad, Schultz, GMRES, SIAM J. Sci. Stat. Comput. 7, 1986.
     """
-
-    def metrics(x: Tensor, which: Tensor, before: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
-        return _newton(x, y[which], 1 + (alpha - 1) * now)
-
-    def ends(z: Tensor, which: Tensor, before: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
-        part = now[:, None, None]
-        end = torch.where(part == 1, y[which], _End(part * x[which], torch.ones_like(now)).value)
-        guess = torch.where(before[:, None, None] == 0, part * x[which], z * part / before.clamp(_TINY)[:, None, None])
-        return _newton(guess, end, torch.full_like(now, alpha))
-
-    found = _followed(metrics, x)
-    left = found.isnan().any(-1).any(-1).nonzero().squeeze(-1)
-    if len(left):
-        found[left] = _followed(lambda z, which, *span: ends(z, left[which], *span), x[left])
-    return found
-
-
-def _followed(corrected: Callable[..., tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
-    """Goes along a path from 0 to 1, each member in steps of its own; NaN where they become too short."""
-    x, at = x.clone(), x.real.new_zeros(len(x))
+    w = torch.eye(y.shape[-2], y.shape[-1], dtype=y.dtype, device=y.device)
+    x, at = torch.zeros_like(y), y.real.new_zeros(len(y))
     step = torch.ones_like(at)
     while len(going := ((at < 1) & (step >= _SHORTEST_STEP)).nonzero().squeeze(-1)):
-        target = (at[going] + step[going]).clamp(max=1)
-        tried, ends = corrected(x[going], going, at[going], target)
-        x[going[ends]], at[going[ends]] = tried[ends], target[ends]
+        s = (at[going] + step[going]).clamp(max=1)
+        part = s[:, None, None]
+        left, _, right = torch.linalg.svd(w + part * (y[going] - w), full_matrices=False)
+        end = torch.where(part == 1, y[going], left @ right)
+        tried, ends = _newton(x[going], end, torch.full_like(s, alpha))
+        x[going[ends]], at[going[ends]] = tried[ends], s[ends]
         step[going] = torch.where(ends, 2 * step[going], step[going] / 4)
     return x.masked_fill((at < 1)[:, None, None], torch.nan)
 
@@ -79,8 +63,7 @@ def _newton(x: Tensor, y: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     active = torch.arange(len(x), device=x.device)
     for _ in range(_MOST_NEWTON):
         end = _End(x[active], alpha[active])
-        off = end.error(y[active])
-        now = torch.linalg.matrix_norm(off)
+        off, now = end.error(y[active])
         halved = now < size[active] / 2
         ends[active] = now <= _ROUNDED
         keeps = halved & (now > 1e-15)
@@ -108,15 +91,15 @@ class _End:
         one.left, one.right = self.left.only(which), self.right.only(which)
         return one
 
-    @property
-    def value(self) -> Tensor:
-        return self.left.value[..., : self.p] @ self.right.value
-
-    def error(self, y: Tensor) -> Tensor:
-        """Y as seen from the end, less the identity: its tangent part."""
-        return _tangent(self.left.value.mH @ y @ self.right.value.mH)
+    def error(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Y as seen from the end, its tangent part; and how far Y is from the end."""
+        seen = self.left.value.mH @ y @ self.right.value.mH
+        p = self.p
+        off = torch.cat([skew_part(seen[..., :p, :]), seen[..., p:, :]], dim=-2)
+        return off, torch.linalg.matrix_norm(self.left.value[..., :p] @ self.right.value - y)
 
     def derivative(self, x: Tensor) -> Tensor:
+        """The derivative of the end along X, as seen from the end."""
         a = x[..., : self.p, :]
         moved = self.left.turned(_skew(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
         # exp(-B) dexp(B) on the left becomes the same of -B on the right.
@@ -149,11 +132,6 @@ class _Exponential:
 def _skew(a: Tensor, r: Tensor) -> Tensor:
     zero = a.new_zeros(*a.shape[:-2], r.shape[-2], r.shape[-2])
     return torch.cat([torch.cat([a, r], dim=-2), torch.cat([-r.mH, zero], dim=-2)], dim=-1)
-
-
-def _tangent(x: Tensor) -> Tensor:
-    p = x.shape[-1]
-    return torch.cat([skew_part(x[..., :p, :]), x[..., p:, :]], dim=-2)
 
 
 def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:
