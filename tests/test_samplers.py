@@ -19,7 +19,7 @@ SAMPLERS: dict[str, Any] = {
 
 
 def parameter(w, manifold) -> Any:
-    return geoopt.ManifoldParameter(w, manifold=manifold)
+    return geoopt.ManifoldParameter(w, manifold=manifold)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
