@@ -16,6 +16,7 @@ from stiefelkit.attach import (
     rebase_,
     register,
     reset_,
+    tie,
 )
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.distributed import fully_shard_coordinates
@@ -54,6 +55,7 @@ __all__ = [
     "register",
     "reset_",
     "testing",
+    "tie",
 ]
 
 

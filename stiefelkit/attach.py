@@ -21,8 +21,9 @@ from stiefelkit.errors import (
     UnknownNameError,
     did_you_mean,
 )
-from stiefelkit.host import attach_carrier, carriers
+from stiefelkit.host import attach_carrier, carrier_of, carriers
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam, check_options, coarser, frame_tolerance
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
@@ -38,6 +39,7 @@ __all__ = [
     "rebase_",
     "register",
     "reset_",
+    "tie",
 ]
 
 M = TypeVar("M", bound=nn.Module)
@@ -116,6 +118,54 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
     """
     _carrier(module, name).right_inverse(weight)
+
+
+def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None:
+    """Has a second module read the same orthogonal weight: one set of coordinates, whose gradients add up.
+
+    For what one would write as `decoder.weight = encoder.weight`, as of an embedding and the layer before a softmax.
+    State dicts hold the coordinates under both names, copies stay tied, and `sk.bake(model)` leaves one parameter.
+
+    Args:
+        module: the module that has the orthogonal weight.
+        name: its name there.
+        other: the module that shall read it as well.
+        other_name: the name of the weight that it takes the place of, plain or orthogonal, of the same shape.
+
+    Raises:
+        UnknownNameError: the module has no orthogonal weight of this name, or the other no weight of its name.
+        ShapeError, DtypeError: the two weights differ in shape, in dtype or in where they are.
+        OptionError: the other weight has a parametrization of another kind.
+
+    >>> encoder, decoder = nn.Embedding(9, 4), nn.Linear(4, 9)
+    >>> tie(orthogonal(encoder, "weight"), "weight", decoder, "weight")
+    >>> torch.equal(encoder.weight, decoder.weight)
+    True
+    """
+    carrier = _carrier(module, name)
+    if module is other and name == other_name:
+        raise OptionError(f"tie needs two weights, got {carrier.weight} twice.")
+    present = carrier_of(other, other_name)
+    if present is carrier:
+        return
+    old = _find_weight(other, other_name) if present is None else present.evaluate_whole().detach()
+    ours = f"{carrier.weight} of shape {carrier.param.shape}"
+    if old.shape != carrier.param.shape:
+        raise ShapeError(f"tie needs weights of one shape, got {ours} and {other_name!r} of {tuple(old.shape)}.")
+    device = next(iter(carrier.coordinates.values())).device
+    if (old.dtype, old.device) != (carrier.param.dtype, device):
+        raise DtypeError(
+            f"tie needs weights of one dtype and device, got {ours}, {carrier.param.dtype} on {device}, and "
+            f"{other_name!r}, {old.dtype} on {old.device}."
+        )
+    if present is not None:
+        bake(other, other_name)
+    weight, gradients = carrier.weight, carrier.gradients
+    attach_carrier(other, other_name, carrier)
+    if present is not None:
+        retire(present.coordinates.values(), f"the coordinates of {present.weight} as they were before sk.tie", carrier)
+    carrier.gradients = tuple(kind for kind in gradients if kind in carrier.gradients)
+    carrier.weight = weight
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
@@ -197,17 +247,12 @@ def bake(module: M, name: str | None = None) -> M:
     >>> drift(bake(orthogonal(nn.Linear(4, 4), "weight")))
     {}
     """
-    if name is None:
-        for _, host, own, _ in list(carriers(module)):
-            bake(host, own)
+    if name is not None:
+        _bake(module, name, _carrier(module, name), None)
         return module
-    carrier = _carrier(module, name)
-    trains = any(c.requires_grad for c in carrier.coordinates.values())
-    with torch.no_grad():
-        frame = getattr(module, name).detach().clone()
-    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-    delattr(module, name)
-    module.register_parameter(name, nn.Parameter(frame, trains))
+    baked: dict[int, nn.Parameter] = {}
+    for _, host, own, carrier in list(carriers(module)):
+        baked[id(carrier)] = _bake(host, own, carrier, baked.get(id(carrier)))
     return module
 
 
@@ -301,6 +346,18 @@ def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
             "weights; use sk.nn.OrthogonalRNN, or a cell."
         )
     return weight
+
+
+def _bake(module: nn.Module, name: str, carrier: CoordinateList, frame: nn.Parameter | None) -> nn.Parameter:
+    """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
+    trains = any(c.requires_grad for c in carrier.coordinates.values())
+    with torch.no_grad():
+        frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
+    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    delattr(module, name)
+    module.register_parameter(name, frame)
+    retire(carrier.coordinates.values(), f"the coordinates of {carrier.weight} as they were before sk.bake", frame)
+    return frame
 
 
 def _build(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit import guard
+from stiefelkit import guard, notices
 from stiefelkit.entries import (
     check_description,
     check_entry,
@@ -16,12 +16,13 @@ from stiefelkit.entries import (
     check_weight,
     describe_map,
     read_description,
-    whole,
 )
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._onnx import is_exported
+from stiefelkit.mending import Notes, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam, coarser, keep_precision
+from stiefelkit.sharding import placed_like, whole
 
 __all__ = ["CoordinateList"]
 
@@ -63,7 +64,16 @@ class CoordinateList(parametrize.ParametrizationList):
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int]] | None = None
-        if param.manifolds:
+        for member in param.modules():
+            if isinstance(member, OrthogonalParam):
+                member.is_carried = True
+        self._watch()
+
+    def _watch(self) -> None:
+        self._notes = Notes()
+        self.note_written()
+        notices.watch(self)
+        if self.frame_tensors():
             guard.watch(self)
 
     def __len__(self) -> int:
@@ -79,15 +89,15 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
-        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None}
+        self.mend()
+        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None, "_notes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
         super().__setstate__(state)
         if self._emptied is not None:
             self._remember_emptied()
-        if self.param.manifolds:
-            guard.watch(self)
+        self._watch()
 
     @property
     def param(self) -> OrthogonalParam:
@@ -106,6 +116,32 @@ class CoordinateList(parametrize.ParametrizationList):
         self._emptied = None
         if unfilled:
             self._remember_emptied()
+        self.note_written()
+
+    def frame_tensors(self) -> list[tuple[Tensor, bool]]:
+        """Each coordinate and buffer that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+        return frame_tensors(self.param, self.coordinates)
+
+    def note_written(self) -> None:
+        """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
+        self._notes.take([*self.param.chart.values(), *(t for t, _ in self.frame_tensors())])
+
+    def mend(self) -> None:
+        """Takes frames that were written to from outside, as averages of weights do, to their nearest.
+
+        What optimizers of frames, assignments and checkpoints write is theirs to keep, and not looked at; nor are the
+        tensors that functional_call brings, which are the caller's.
+
+        Raises:
+            NotAFrameError: the chart's signs or permutations have become something else.
+            RankError: a frame has become so dependent that none is nearest.
+        """
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return
+        written = self._notes.written()
+        if written:
+            mend_(self.param, self.coordinates, written, self.weight)
+            self.note_written()
 
     def _is_own(self, c: Tensor) -> bool:
         """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
@@ -142,6 +178,7 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
                 "sk.bake(copy.deepcopy(model))."
             )
+        self.mend()
         values = self._values()
         self._check_filled()
         if any([hasattr(c, "full_tensor") for c in values]):
@@ -197,12 +234,9 @@ class CoordinateList(parametrize.ParametrizationList):
             if not self._is_own(c):
                 setattr(self, f"original{i}", value.to(c))
                 continue
-            if hasattr(c, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
-
-                value = distribute_tensor(value.to(c), c.device_mesh, c.placements, src_data_rank=None)  # type: ignore[attr-defined]
-            c.copy_(value)
+            c.copy_(placed_like(value.to(c), c))
         self._emptied = None
+        self.note_written()
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
@@ -275,6 +309,11 @@ class CoordinateList(parametrize.ParametrizationList):
                 c.data = c.data.to(wanted[name])
             if f"{prefix}original{i}" in state_dict:
                 self._refine_(name, state_dict[f"{prefix}original{i}"].dtype)
+        self.note_written()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.mend()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
@@ -292,6 +331,7 @@ class CoordinateList(parametrize.ParametrizationList):
             self._remember_emptied()
         for name, dtype in before.items():
             self._refine_(name, dtype)
+        self.note_written()
         return self
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from stiefelkit import registry
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.param import OrthogonalParam, frame_tolerance
+from stiefelkit.sharding import local_part, whole
 
 __all__ = [
     "check_description",
@@ -20,7 +21,6 @@ __all__ = [
     "describe_map",
     "in_words",
     "read_description",
-    "whole",
 ]
 
 _LONGEST = 1 << 20
@@ -158,18 +158,13 @@ def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool
         if may_be_meta:
             return value
         raise CheckpointError(f"{what} needs values, got a tensor on the meta device; load it with assign=True.")
-    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
+    local = local_part(value)
     if not torch.isfinite(local).all():
         raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
     if inexact and not torch.isfinite(local.to(ours.dtype)).all():
         largest = local.abs().max().item()
         raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
     return value
-
-
-def whole(value: Tensor) -> Tensor:
-    """The tensor, gathered if it is sharded."""
-    return getattr(value, "full_tensor", lambda: value)()
 
 
 def check_frame(value: Tensor, what: str) -> None:

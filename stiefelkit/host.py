@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError
+from stiefelkit.notices import retire
 
 __all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds"]
 
@@ -37,6 +38,7 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
     """Replaces a plain parameter of a module by what a carrier evaluates to."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
+    retire([module._parameters[name]], f"{plain.__name__}.{name} as it was before sk.orthogonal", carrier)  # type: ignore[list-item]
     delattr(module, name)
     if held is None:
         held = module.parametrizations = nn.ModuleDict()

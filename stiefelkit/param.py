@@ -170,6 +170,11 @@ class OrthogonalParam(nn.Module, ABC):
     schemes: ClassVar[tuple[str, ...]] = tuple(init.SCHEMES)
     """Names that `initial` takes; the first is the default."""
 
+    frame_buffers: ClassVar[tuple[str, ...]] = ()
+    """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
+    is_carried: bool = False
+    """Whether a `CoordinateList` carries the coordinates, and not a list of torch's."""
+
     dtype: torch.dtype
 
     def __init__(

@@ -146,9 +146,11 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         known = frames()
         for p in params:
             if id(p) in known:
+                alone = known[id(p)].carrier is None
+                remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
                 raise OptimizerError(
-                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].carrier.weight} in one "
-                    "without; give it sk.optim.parameter_groups(model, lr=...)."
+                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].title} in one without; "
+                    f"give it {remedy}."
                 )
         return
     if len({id(p) for p in params}) != len(params):

@@ -1,16 +1,69 @@
-"""One parameter group per coordinate, so that each may have a learning rate of its own."""
+"""Parameter groups: of frames without a module, and one per coordinate of a model, each with a rate of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from stiefelkit import guard
 from stiefelkit.attach import available
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.host import carriers
+from stiefelkit.optim.checks import check_members
 
-__all__ = ["parameter_groups"]
+__all__ = ["frames", "parameter_groups"]
+
+
+def frames(
+    params: Tensor | Iterable[Tensor], *, manifold: str = "stiefel:canonical", **settings: Any
+) -> list[dict[str, Any]]:
+    """Makes a parameter group of frames that need no module, for the optimizers of this package.
+
+    What PCA, Procrustes or ICA need: a leaf tensor with orthonormal columns, a loss, an optimizer.
+
+        w = torch.nn.Parameter(sk.init.haar((40, 5)))
+        optimizer = sk.optim.CayleySGD(sk.optim.frames([w]), lr=0.1)
+
+    From now on optimizers that would take such a tensor off its manifold are refused at their first step, as they are
+    for the frames of modules.
+
+    Args:
+        params: a frame or several, leaf tensors of shape (*, n, p), n >= p, float32 or better, real or complex.
+        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric.
+        **settings: the group's, `lr=0.01`.
+
+    Returns:
+        A list of one group; add others to it for what moves freely.
+
+    Raises:
+        NotAFrameError: the columns of a tensor are not orthonormal.
+        ShapeError: a tensor is no tall or square matrix.
+        OptionError: no manifold has this name, a tensor is given twice, is in half precision or shares its memory.
+        DtypeError: something is no tensor.
+
+    >>> import torch, stiefelkit as sk
+    >>> w = torch.nn.Parameter(sk.init.identity((4, 2)))
+    >>> optimizer = sk.optim.CayleySGD(frames(w), lr=0.1)
+    >>> (w.sum() ** 2).backward()
+    >>> optimizer.step()
+    >>> sk.metrics.orthogonality_error(w).item() < 1e-14
+    True
+    """
+    members = [params] if isinstance(params, Tensor) else list(params)
+    for p in members:
+        if not isinstance(p, Tensor):
+            raise DtypeError(
+                f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
+            )
+    if manifold not in MANIFOLDS:
+        raise OptionError(f"No manifold is named {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
+    check_members("sk.optim.frames", manifold, members)
+    known = guard.frames()
+    for p in members:
+        if id(p) not in known:
+            guard.watch_frame(p, manifold)
+    return [{"params": members, "name": "frames", "weight_decay": 0.0, "manifold": manifold, **settings}]
 
 
 def parameter_groups(
@@ -53,6 +106,11 @@ def parameter_groups(
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
+    alone = {key: frame for key, frame in guard.frames().items() if frame.carrier is None}
+    for p in model.parameters():
+        if id(p) in alone and id(p) not in taken:
+            taken.add(id(p))
+            by_name.setdefault((alone[id(p)].name, alone[id(p)].manifold), []).append(p)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
     _check_names(set(settings), {name for name, _ in by_name})
     plain: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": _checked(lr)}

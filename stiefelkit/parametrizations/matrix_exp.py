@@ -56,6 +56,7 @@ class MatrixExp(OrthogonalParam):
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "gaussian")
+    frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
 
     rotation: Tensor
 
