@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,16 @@ STEPS = int(os.environ.get("STIEFELKIT_AVERAGES", "50"))
 DTYPES = [torch.float32, torch.float64, torch.complex64]
 
 
-def made(name, dtype=torch.float32, shape=(6, 4)) -> nn.Module:
+def made(name, dtype=torch.float32, shape=(6, 4)) -> Any:
     """A module whose only weight is orthogonal by some map."""
     module = nn.Module()
     shape = (shape[0], shape[0]) if name == "fourier" else shape
     module.register_parameter("weight", nn.Parameter(torch.randn(shape, dtype=dtype)))
     return sk.orthogonal(module, "weight", name)
+
+
+def averaging(module, **options) -> Any:
+    return AveragedModel(module, **options)
 
 
 def supported(name, dtype):
@@ -59,7 +64,7 @@ def at_the_limit(module):
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_averages_of_every_map_are_frames_and_load(name, dtype, decay):
     module = made(name, dtype)
-    averaged = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(decay), use_buffers=True)
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(decay), use_buffers=True)
     for k in range(6):
         averaged.update_parameters(module)
         if name == "stiefel" or k % 2:
@@ -69,7 +74,7 @@ def test_averages_of_every_map_are_frames_and_load(name, dtype, decay):
                 for p in module.parameters():
                     p.mul_(1.01)
     assert at_the_limit(averaged)
-    fresh = AveragedModel(made(name, dtype))
+    fresh = averaging(made(name, dtype))
     fresh.load_state_dict(written(averaged))
     assert torch.equal(fresh.module.weight, averaged.module.weight)
 
@@ -79,7 +84,7 @@ def test_training_is_averaged_at_the_limit(name, dtype):
     module = made(name, dtype)
     groups = sk.optim.parameter_groups(module, lr=0.03)
     optimizer = (sk.optim.CayleySGD if name == "stiefel" else torch.optim.SGD)(groups)
-    averaged = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(0.99))
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.99))
     generator = seeds.generator(7)
     for _ in range(STEPS):
         target = torch.randn(module.weight.shape, dtype=dtype, generator=generator)
@@ -88,14 +93,14 @@ def test_training_is_averaged_at_the_limit(name, dtype):
         optimizer.step()
         averaged.update_parameters(module)
     assert at_the_limit(averaged)
-    fresh = AveragedModel(made(name, dtype))
+    fresh = averaging(made(name, dtype))
     fresh.load_state_dict(written(averaged))
     assert torch.equal(fresh.module.weight, averaged.module.weight)
 
 
 def test_the_average_is_the_frame_nearest_to_the_mean():
     module = made("stiefel", torch.float64)
-    averaged = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(0.75))
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.75))
     averaged.update_parameters(module)
     first = module.weight.detach().clone()
     turned_(module, 1)
@@ -106,8 +111,8 @@ def test_the_average_is_the_frame_nearest_to_the_mean():
 
 def test_one_by_one_and_all_at_once_agree():
     module = nn.Sequential(made("stiefel"), made("rebased"), nn.Linear(3, 2), nn.BatchNorm1d(2))
-    one = AveragedModel(module, avg_fn=sk.optim.average_fn(0.9), use_buffers=True)
-    all_ = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9), use_buffers=True)
+    one = averaging(module, avg_fn=sk.optim.average_fn(0.9), use_buffers=True)
+    all_ = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9), use_buffers=True)
     for k in range(3):
         one.update_parameters(module)
         all_.update_parameters(module)
@@ -121,8 +126,8 @@ def test_one_by_one_and_all_at_once_agree():
 
 def test_what_is_free_is_averaged_as_torch_does():
     module = nn.Sequential(nn.Linear(3, 2), made("cayley"))
-    ours = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9))
-    theirs = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    ours = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9))
+    theirs = averaging(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for _ in range(3):
         for averaged in (ours, theirs):
             averaged.update_parameters(module)
@@ -137,7 +142,7 @@ def test_a_frame_without_a_module_is_averaged_as_one():
     module = nn.Module()
     module.w = nn.Parameter(sk.init.haar((5, 3)))
     sk.optim.frames(module.w)
-    averaged = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
     averaged.update_parameters(module)
     with torch.no_grad():
         module.w.copy_(sk.init.haar((5, 3)))
@@ -150,11 +155,11 @@ def test_a_frame_without_a_module_is_averaged_as_one():
 @pytest.mark.parametrize("look", ["read", "save", "copy"])
 def test_a_plain_average_is_mended_before_it_is_read_saved_or_copied(name, dtype, look):
     module = made(name, dtype)
-    averaged = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+    averaged = averaging(module, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
     for k in range(3):
         averaged.update_parameters(module)
         turned_(module, k)
-    fresh: nn.Module
+    fresh: Any
     if look == "read":
         fresh = averaged.module
     elif look == "save":
@@ -192,7 +197,7 @@ def test_tensors_of_functional_call_are_nobodys_to_mend():
 
 def test_weights_that_cannot_be_averaged_say_so():
     module = made("stiefel")
-    averaged = AveragedModel(module, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
     averaged.update_parameters(module)
     sk.assign_(module, "weight", -module.weight.detach())
     before = averaged.module.weight.detach().clone()

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from typing import Any
 
 import geoopt
 import pytest
@@ -27,7 +28,8 @@ def solve(name, shape, loss) -> torch.Tensor:
     make, settings = OPTIMIZERS[name]
     start = sk.init.haar(shape, generator=seeds.generator(3))
     if name == "geoopt":
-        w: nn.Parameter = geoopt.ManifoldParameter(start, sk.manifolds.Stiefel())
+        bound: Any = geoopt.ManifoldParameter
+        w = bound(start, manifold=sk.manifolds.Stiefel())
         optimizer = make([w], **settings)
     else:
         w = nn.Parameter(start)

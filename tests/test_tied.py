@@ -40,6 +40,7 @@ def test_gradients_of_both_add_up(name):
     coordinates = list(sk.coordinates(tied.encoder, "weight").values())
     expected = torch.autograd.grad(tied.encoder.weight, coordinates, w.grad)
     for c, e in zip(coordinates, expected, strict=True):
+        assert c.grad is not None
         assert torch.allclose(c.grad, e, rtol=1e-4, atol=1e-6)
 
 
