@@ -38,9 +38,9 @@ def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> 
     bound = param.manifolds
     found = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
     for member in param.modules():
-        for name in getattr(member, "frame_buffers", ()):
-            if name in member._buffers:
-                found.append((getattr(member, name), member.is_complex))
+        if isinstance(member, OrthogonalParam):
+            buffers = dict(member.named_buffers(recurse=False))
+            found += [(buffers[name], member.is_complex) for name in member.frame_buffers if name in buffers]
     return found
 
 

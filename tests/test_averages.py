@@ -110,7 +110,7 @@ def test_the_average_is_the_frame_nearest_to_the_mean():
 
 
 def test_one_by_one_and_all_at_once_agree():
-    module = nn.Sequential(made("stiefel"), made("rebased"), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    module: Any = nn.Sequential(made("stiefel"), made("rebased"), nn.Linear(3, 2), nn.BatchNorm1d(2))
     one = averaging(module, avg_fn=sk.optim.average_fn(0.9), use_buffers=True)
     all_ = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9), use_buffers=True)
     for k in range(3):
