@@ -1,8 +1,7 @@
-"""Frames that need no module: PCA, Procrustes and ICA by a parameter, a group and an optimizer."""
+"""Frames that need no module: a parameter, a group and an optimizer."""
 
 import copy
 import gc
-from typing import Any
 
 import geoopt
 import pytest
@@ -13,66 +12,6 @@ import stiefelkit as sk
 from stiefelkit import errors, guard
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds
-
-OPTIMIZERS = {
-    "MultiplicativeCayley": (sk.optim.MultiplicativeCayley, dict(lr=0.2, momentum=0.9)),
-    "CayleySGD": (sk.optim.CayleySGD, dict(lr=0.2, momentum=0.9)),
-    "CayleyAdam": (sk.optim.CayleyAdam, dict(lr=1.0)),
-    "POGO": (sk.optim.POGO, dict(lr=0.2)),
-    "geoopt": (geoopt.optim.RiemannianSGD, dict(lr=0.2, momentum=0.9)),
-}
-STEPS = 150
-
-
-def solve(name, shape, loss) -> torch.Tensor:
-    make, settings = OPTIMIZERS[name]
-    start = sk.init.haar(shape, generator=seeds.generator(3))
-    if name == "geoopt":
-        bound: Any = geoopt.ManifoldParameter
-        w = bound(start, manifold=sk.manifolds.Stiefel())
-        optimizer = make([w], **settings)
-    else:
-        w = nn.Parameter(start)
-        optimizer = make(sk.optim.frames(w), **settings)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss(w).backward()
-        optimizer.step()
-        schedule.step()
-    return w.detach()
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_pca(name):
-    basis = sk.init.haar((20, 20), generator=seeds.generator(1))
-    a = (basis * torch.linspace(0, 1, 20, dtype=torch.float64) ** 3) @ basis.mT
-    w = solve(name, (20, 3), lambda w: -torch.trace(w.mT @ a @ w))
-    leading = basis[:, -3:]
-    assert torch.dist(w @ w.mT, leading @ leading.mT) < 0.02
-    assert orthogonality_error(w).item() < 1e-13
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_procrustes(name):
-    generator = seeds.generator(2)
-    a = torch.randn(30, 6, dtype=torch.float64, generator=generator) / 30**0.5
-    truth = sk.init.haar((6, 4), generator=generator)
-    w = solve(name, (6, 4), lambda w: (a @ w - a @ truth).square().sum())
-    assert torch.dist(w, truth) < 0.02
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_ica(name):
-    generator = seeds.generator(4)
-    sources = torch.rand(2000, 3, dtype=torch.float64, generator=generator) - 0.5
-    mixed = sources @ torch.randn(3, 3, dtype=torch.float64, generator=generator)
-    centred = mixed - mixed.mean(0)
-    white = centred @ torch.linalg.inv(torch.linalg.cholesky(centred.mT @ centred / 2000)).mT
-    w = solve(name, (3, 3), lambda w: (white @ w).pow(4).mean(0).sum())  # flat sources have little kurtosis
-    found = white @ w
-    match = torch.corrcoef(torch.cat([found, sources], 1).mT)[:3, 3:].abs()
-    assert (match.max(0).values > 0.97).all()
 
 
 def test_an_optimizer_without_frames_says_so():
