@@ -15,21 +15,22 @@ import torch
 import stiefelkit as sk
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
+geoopts: Any = geoopt  # its annotations say that momentum is an int
+
 OPTIMIZERS = {
     "MultiplicativeCayley": lambda w: sk.optim.MultiplicativeCayley(sk.optim.frames(w), lr=0.2, momentum=0.9),
     "CayleySGD": lambda w: sk.optim.CayleySGD(sk.optim.frames(w), lr=0.2, momentum=0.9),
     "CayleyAdam": lambda w: sk.optim.CayleyAdam(sk.optim.frames(w), lr=1.0),
     "POGO": lambda w: sk.optim.POGO(sk.optim.frames(w), lr=0.2),
-    "geoopt's RiemannianSGD": lambda w: geoopt.optim.RiemannianSGD([w], lr=0.2, momentum=0.9),
+    "geoopt's RiemannianSGD": lambda w: geoopts.optim.RiemannianSGD([w], lr=0.2, momentum=0.9),
 }
 
 
 def minimise(
     loss: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, int], name: str, steps: int
 ) -> torch.Tensor:
-    bound: Any = geoopt.ManifoldParameter
     w = sk.init.haar(shape, generator=torch.Generator().manual_seed(1))
-    w = bound(w, sk.manifolds.Stiefel()) if name.startswith("geoopt") else torch.nn.Parameter(w)
+    w = geoopts.ManifoldParameter(w, sk.manifolds.Stiefel()) if name.startswith("geoopt") else torch.nn.Parameter(w)
     optimizer = OPTIMIZERS[name](w)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
