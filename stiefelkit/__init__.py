@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
 from stiefelkit.attach import (
-    Drift,
     assign_,
     available,
     bake,
     coordinates,
-    drift,
     orthogonal,
     rebase_,
     register,
@@ -19,6 +17,7 @@ from stiefelkit.attach import (
 )
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.distributed import fully_shard_coordinates
+from stiefelkit.drifts import Drift, drift
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.host import check_state_dict
 from stiefelkit.param import OrthogonalParam, Traits

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from typing_extensions import deprecated
 
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError, OptionError
@@ -138,8 +139,14 @@ def _refuse_norms_by_hooks() -> None:
     for kind, name in (("weight_norm", "WeightNorm"), ("spectral_norm", "SpectralNorm")):
         # By its name: in torch.nn.utils the function stands in the place of its module.
         norm = getattr(importlib.import_module(f"torch.nn.utils.{kind}"), name)
-        if not hasattr(norm.apply, "checks_carriers"):
-            norm.apply = staticmethod(_refusing(norm.apply, kind))
+        plain = norm.apply
+        if hasattr(plain, "checks_carriers"):
+            continue
+        checked = _refusing(getattr(plain, "__wrapped__", plain), kind)
+        if hasattr(plain, "__deprecated__"):  # inside: that warning names the caller's line
+            checked = deprecated(plain.__deprecated__, category=FutureWarning)(checked)
+        checked.checks_carriers = True
+        norm.apply = staticmethod(checked)
 
 
 def _refusing(plain: Any, kind: str) -> Any:
@@ -153,7 +160,6 @@ def _refusing(plain: Any, kind: str) -> Any:
             )
         return plain(module, name, *args, **kwargs)
 
-    apply.checks_carriers = True  # type: ignore[attr-defined]
     return apply
 
 

@@ -162,7 +162,7 @@ class Scaled(OrthogonalParam):
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
         own, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
-        square, root = float(gain) ** 2, math.sqrt(self.shape[-1])
+        square, root = float(torch.as_tensor(gain).detach()) ** 2, math.sqrt(self.shape[-1])
         rounding = 1.1 * torch.finfo(self.dtype).eps * root
         return square * (self.inner.error_bound(*own) + rounding) + abs(square - 1) * root
 
@@ -183,11 +183,14 @@ class Scaled(OrthogonalParam):
         return (*own, first.to(coordinate_dtype(self.dtype)))
 
     def _gain_of(self, weight: Tensor) -> float | Tensor:
-        """The gain of a weight that is a frame times one."""
+        """The gain of a weight that is a frame times one: halfway between its extreme singular values."""
         if self.gain is not None:
             return self.gain
         exact = weight.detach().to(working_dtype(weight.dtype))
-        return torch.linalg.vector_norm(exact) / math.sqrt(weight.numel() / self.shape[-2])
+        if not torch.isfinite(exact).all():
+            return math.nan
+        s = torch.linalg.svdvals(exact)
+        return (s.max() + s.min()) / 2
 
     def _gain_along(self, q: Tensor, weight: Tensor) -> float | Tensor:
         """The gain that brings the frames Q as near as can be to a weight of which they are the polar factor."""
