@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
 
@@ -36,13 +36,101 @@ def test_a_float32_frame_cast_up_is_kept():
     assert sk.drift(layer)["weight"].error < 1e-14
 
 
-def test_an_ordinary_weight_gives_the_default_init_from_torchs_generator():
-    first, second = (nn.Linear(6, 6) for _ in range(2))
+@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "stiefel", "rebased", "margin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize(("rows", "columns"), [(6, 6), (7, 4), (4, 7)])
+def test_an_ordinary_weight_becomes_the_frame_nearest_to_it(name, dtype, rows, columns):
+    layer = nn.Linear(columns, rows, dtype=dtype)
+    u, _, vh = torch.linalg.svd(layer.weight.detach().to(working_dtype(dtype)), full_matrices=False)
+    state = torch.get_rng_state()
+    sk.orthogonal(layer, "weight", name)
+    assert torch.allclose(layer.weight.to(u.dtype), u @ vh, atol=2e-6)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_nearest_frame_is_nearer_than_a_draw():
+    layer = nn.Linear(16, 16)
+    old = layer.weight.detach().clone()
+    near, drawn = (sk.orthogonal(copy.deepcopy(layer), "weight", init=init).weight for init in (None, "haar"))
+    assert torch.dist(near, old) < 0.8 * torch.dist(drawn, old)
+
+
+def test_a_fresh_layer_is_almost_a_haar_draw():
+    layers = [sk.orthogonal(nn.Linear(8, 8), "weight", "stiefel") for _ in range(400)]
+    w = torch.stack([layer.weight.detach() for layer in layers])
+    assert w.mean(0).abs().max() < 0.1
+    # Haar moments: E w^2 = 1/n, E w^4 = 3 / (n (n + 2)).
+    assert w.square().mean().item() == pytest.approx(1 / 8, rel=1e-5)
+    assert w.pow(4).mean().item() == pytest.approx(3 / 80, rel=0.1)
+    assert torch.linalg.det(w).sign().mean().abs() < 0.25
+
+
+def with_weight(w):
+    layer = nn.Linear(w.shape[1], w.shape[0], dtype=w.dtype)
+    layer.weight.data = w
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("weight", "name", "options"),
+    [
+        (torch.zeros(6, 6), "cayley", {}),
+        (torch.ones(6, 6), "cayley", {}),
+        (torch.full((6, 6), float("nan")), "cayley", {}),
+        (torch.full((6, 6), float("inf")), "cayley", {}),
+        (torch.diag(torch.tensor([2.0, 1, 1, 1, 1, -3])), "matrix_exp", {}),
+        (torch.randn(6, 6), "cayley", {"negative": 0}),
+        (torch.randn(6, 6), "cayley", {"bandwidth": 2}),
+        (torch.randn(6, 6), "householder", {"reflections": 1}),
+        (torch.randn(8, 8), "givens", {"layers": 3}),
+        (torch.randn(6, 6, dtype=torch.complex64), "fourier", {}),
+        (torch.randn(6, 6, dtype=torch.complex64), "householder", {"reflections": 2}),
+        (torch.randn(6, 6), "margin", {"u_options": {"negative": 1}}),
+    ],
+)
+def test_what_has_no_nearest_frame_in_the_image_is_drawn_by_the_default_scheme(weight, name, options):
+    first, second = with_weight(weight.clone()), with_weight(weight.clone())
     seeds.reseed(3)
-    sk.orthogonal(first, "weight", "cayley")
+    sk.orthogonal(first, "weight", name, **options)
     seeds.reseed(3)
-    sk.orthogonal(second, "weight", "cayley", init="haar")
+    scheme = first.parametrizations.weight.param.schemes[0]
+    sk.orthogonal(second, "weight", name, init=scheme, **options)
     assert torch.equal(first.weight, second.weight)
+
+
+@pytest.mark.parametrize(
+    ("weight", "options", "expected"),
+    [
+        (2 * torch.eye(3), {}, ["encoder.weight, which was no frame, is the nearest one now, 1.73 away."]),
+        (torch.eye(3), {}, []),
+        (torch.zeros(3, 3), {}, []),
+        (2 * torch.eye(3), {"init": "haar"}, []),
+        (
+            -2 * torch.eye(3),
+            {"parametrization": "matrix_exp"},
+            ["drawn anew by 'haar'", "MatrixExp needs determinant 1"],
+        ),
+        (torch.ones(3, 3), {}, ["drawn anew by 'haar'", "linearly independent"]),
+        (2 * torch.eye(3), {"negative": 1}, ["drawn anew by 'haar'", "unless the weight fits"]),
+    ],
+)
+def test_what_became_of_a_weight_is_logged_once(weight, options, expected, caplog):
+    model = nn.ModuleDict({"encoder": with_weight(weight.clone())})
+    with caplog.at_level("INFO", logger="stiefelkit"):
+        sk.orthogonal(model, "encoder.weight", **options)
+        sk.drift(model)
+    assert len(caplog.records) == bool(expected)
+    for text in expected:
+        assert text in caplog.messages[0]
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder", "matrix_exp"])
+def test_layers_of_ours_draw_whatever_torch_has_drawn(name):
+    layer = sk.nn.OrthogonalLinear(5, 5, parametrization=name, generator=seeds.generator(1))
+    again = sk.nn.OrthogonalLinear(5, 5, parametrization=name, init="haar", generator=seeds.generator(1))
+    rnn = sk.nn.OrthogonalRNN(2, 5, parametrization=name, generator=seeds.generator(1))
+    assert torch.equal(layer.weight, again.weight)
+    assert torch.equal(layer.weight, rnn.weight_hh_l0)
 
 
 def test_project_takes_the_nearest_frame():
@@ -135,6 +223,7 @@ def test_adamw_with_weight_decay_stays_on_the_manifold_for_a_thousand_steps(rows
         (nn.Conv2d(4, 8, 3, groups=2), "out_by_rest", lambda w: w.reshape(8, 18).mT),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Conv2d.weight. a convolution of several groups")
 def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
     sk.orthogonal(layer, "weight", "cayley", view=view)
     w = layer.weight.detach()
