@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Any
 from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
 from stiefelkit.attach import (
-    Drift,
     assign_,
     available,
     bake,
     coordinates,
-    drift,
     orthogonal,
     rebase_,
     register,
     reset_,
-    tie,
 )
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.distributed import fully_shard_coordinates
+from stiefelkit.drifts import Drift, drift
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.host import check_state_dict
 from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.ties import tie
 
 if TYPE_CHECKING:
     from stiefelkit import manifolds

@@ -1,5 +1,6 @@
 """What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -86,6 +87,21 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _members(self) -> list[nn.Module]:
         return [member for key, member in self._modules.items() if key.isdigit() and member is not None]
+
+    def append(self, module: nn.Module) -> "CoordinateList":
+        """Puts another parametrization on top, which takes the weight: one tensor.
+
+        Raises:
+            OptionError: it takes several, as torch's weight_norm.
+        """
+        try:
+            inspect.signature(module.forward).bind(None)
+        except TypeError as error:
+            raise OptionError(
+                f"{self.weight}, a {self.param.title}'s, needs parametrizations on top that take one tensor, got "
+                f"{type(module).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
+            ) from error
+        return super().append(module)  # type: ignore[return-value]
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""

@@ -6,18 +6,20 @@ renames them.
 
 import copy
 import functools
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from typing_extensions import deprecated
 
 from stiefelkit.carrier import CoordinateList
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, OptionError
 from stiefelkit.notices import retire
 
-__all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds"]
+__all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds", "share_carrier"]
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
@@ -46,6 +48,15 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
     carrier.weight = f"{plain.__name__}.{name}"
     carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     _inject(module, plain, list(held))
+
+
+def share_carrier(places: Sequence[tuple[nn.Module, str]], carrier: CoordinateList) -> None:
+    """Replaces plain parameters of several modules by what one carrier evaluates to; its name is the first's."""
+    kinds = None
+    for module, name in reversed(places):
+        attach_carrier(module, name, carrier)
+        kinds = carrier.gradients if kinds is None else tuple(kind for kind in carrier.gradients if kind in kinds)
+    carrier.gradients = kinds or CoordinateList.gradients
 
 
 def manifolds(module: nn.Module) -> dict[str, str]:
@@ -125,6 +136,35 @@ def _check_before_loading() -> None:
     nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
 
 
+def _refuse_norms_by_hooks() -> None:
+    """Has torch's older norms, which look for a plain parameter, say so where they find a weight of ours."""
+    for kind, name in (("weight_norm", "WeightNorm"), ("spectral_norm", "SpectralNorm")):
+        # By its name: in torch.nn.utils the function stands in the place of its module.
+        norm = getattr(importlib.import_module(f"torch.nn.utils.{kind}"), name)
+        plain = norm.apply
+        if hasattr(plain, "checks_carriers"):
+            continue
+        checked = _refusing(getattr(plain, "__wrapped__", plain), kind)
+        if hasattr(plain, "__deprecated__"):  # inside: that warning names the caller's line
+            checked = deprecated(plain.__deprecated__, category=FutureWarning)(checked)
+        checked.checks_carriers = True
+        norm.apply = staticmethod(checked)
+
+
+def _refusing(plain: Any, kind: str) -> Any:
+    @functools.wraps(plain)
+    def apply(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        carrier = carrier_of(module, name)
+        if carrier is not None:
+            raise OptionError(
+                f"{kind} needs a plain parameter, got {carrier.weight}, a {carrier.param.title}'s; sk.bake it first, "
+                "or scale the frame with gain= of sk.orthogonal."
+            )
+        return plain(module, name, *args, **kwargs)
+
+    return apply
+
+
 def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
     # Not by getattr: a wrapper may pass on the attributes of the module inside it.
     # A script module has modules of another kind.
@@ -181,6 +221,7 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
     if plain._load_from_state_dict is nn.Module._load_from_state_dict:
         load.checks_carriers = True  # type: ignore[attr-defined]
     _check_before_loading()
+    _refuse_norms_by_hooks()
 
     methods = {
         "__deepcopy__": deepcopy,

@@ -93,7 +93,7 @@ def _known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tu
     if chosen is None:
         return known, " without a parametrization"
     cls = find_parametrization(chosen)
-    return known + option_names(cls), f" with {parametrizations.name_of(cls) or cls.__name__}"
+    return [*known, "gain", *option_names(cls)], f" with {parametrizations.name_of(cls) or cls.__name__}"
 
 
 def names() -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError
 from stiefelkit.functional import GORU_BACKENDS, goru_scan
 from stiefelkit.nn.layers import Layers
+from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["GORU"]
@@ -77,7 +78,7 @@ class GORU(Layers):
     ):
         if "field" in options:
             raise OptionError(f"GORU has real states and no field, got {options['field']!r}.")
-        self._check_options(parametrization, options)
+        require_options(type(self), parametrization, options)
         super().__init__(
             input_size,
             hidden_size,

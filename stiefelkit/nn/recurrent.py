@@ -15,7 +15,7 @@ from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam, option_names
 from stiefelkit.registry import find_parametrization, parametrizations
 
-__all__ = ["Field", "Recurrent", "require_flags"]
+__all__ = ["Field", "Recurrent", "require_flags", "require_options"]
 
 Field = Literal["real", "complex"]
 
@@ -25,6 +25,19 @@ def require_flags(name: str, **flags: Any) -> None:
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise OptionError(f"{name} needs {key} to be True or False, got {value!r:.80}.")
+
+
+def require_options(cls: type, parametrization: str | type[OrthogonalParam] | None, options: dict[str, Any]) -> None:
+    """Raises OptionError for what is neither an option of a layer nor one of its parametrization."""
+    own = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    known, which = [*own, "init", "generator"], " without a parametrization"
+    if parametrization is not None:
+        found = find_parametrization(parametrization)
+        known += ["view", "gain", *option_names(found)]
+        which = f" with {parametrizations.name_of(found) or found.__name__}"
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, known)}")
 
 
 def _paired(re: Tensor, im: Tensor) -> Tensor:
@@ -86,7 +99,7 @@ class Recurrent(nn.Module):
             raise OptionError(f'{name} needs an even hidden_size with activation="oplu", got {hidden_size}.')
         if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
-        self._check_options(parametrization, options)
+        require_options(type(self), parametrization, options)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
@@ -106,19 +119,6 @@ class Recurrent(nn.Module):
     def is_complex(self) -> bool:
         """Whether states are complex."""
         return self.field == "complex"
-
-    @classmethod
-    def _check_options(cls, parametrization: str | type[OrthogonalParam] | None, options: dict[str, Any]) -> None:
-        """Raises OptionError for what is neither an option of this layer nor one of its parametrization."""
-        own = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
-        known, which = [*own, "init", "generator"], " without a parametrization"
-        if parametrization is not None:
-            found = find_parametrization(parametrization)
-            known += ["view", *option_names(found)]
-            which = f" with {parametrizations.name_of(found) or found.__name__}"
-        for key in options:
-            if key not in known:
-                raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, known)}")
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""

@@ -11,6 +11,7 @@ from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.host import carriers
 from stiefelkit.optim.checks import check_members
+from stiefelkit.parametrizations.scaled import GAIN
 
 __all__ = ["frames", "parameter_groups"]
 
@@ -71,7 +72,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Splits a model's parameters into groups for an optimizer: the plain ones, then one group per coordinate.
 
-    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it.
+    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it. A
+    learned gain is one, the group "gain".
     Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless
     asked otherwise. Any torch optimizer takes the other groups; these need one that moves along the manifold.
 
@@ -154,7 +156,7 @@ def _check_names(asked: set[str], present: set[str]) -> None:
     if not missing:
         return
     patterns = {name for cls in available().values() for name in cls.coordinate_names}
-    known = present | {name for name in patterns if "*" not in name}
+    known = present | {GAIN} | {name for name in patterns if "*" not in name}
     prefixes = {name.removesuffix("*") for name in patterns if name.endswith(".*")}
     for key in sorted(missing):
         prefix, _, bare = key.rpartition(".")
