@@ -1,30 +1,33 @@
-"""Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface."""
+"""Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface.
+
+Names are imported when they are first asked for, and torch with them: the command line shows its help without.
+"""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
-from stiefelkit.attach import (
-    Drift,
-    assign_,
-    available,
-    bake,
-    coordinates,
-    drift,
-    orthogonal,
-    rebase_,
-    register,
-    reset_,
-)
-from stiefelkit.carrier import CoordinateList
-from stiefelkit.distributed import fully_shard_coordinates
-from stiefelkit.errors import StiefelkitError
-from stiefelkit.host import check_state_dict
-from stiefelkit.param import OrthogonalParam, Traits
+
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 
 if TYPE_CHECKING:
-    from stiefelkit import manifolds
+    from stiefelkit import errors, functional, init, manifolds, metrics, models, nn, optim, parametrizations, testing
+    from stiefelkit.attach import (
+        Drift,
+        assign_,
+        available,
+        bake,
+        coordinates,
+        drift,
+        orthogonal,
+        rebase_,
+        register,
+        reset_,
+    )
+    from stiefelkit.carrier import CoordinateList
+    from stiefelkit.distributed import fully_shard_coordinates
+    from stiefelkit.errors import StiefelkitError
+    from stiefelkit.host import check_state_dict
+    from stiefelkit.param import OrthogonalParam, Traits
 
 __all__ = [
     "CoordinateList",
@@ -57,8 +60,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # geoopt, under `manifolds`, takes half as long to import as torch.
-    if name == "manifolds":
-        return importlib.import_module("stiefelkit.manifolds")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_HOMES = ("errors", "attach", "carrier", "distributed", "host", "param")
+"""Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
+
+if not TYPE_CHECKING:  # else a checker would believe that every name is here
+
+    def __getattr__(name):
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(f"stiefelkit.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"stiefelkit.{name}":
+                    raise
+        for home in _HOMES if name in __all__ else ():
+            module = importlib.import_module(f"stiefelkit.{home}")
+            if name in module.__all__:
+                globals()[name] = found = getattr(module, name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
