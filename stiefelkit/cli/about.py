@@ -45,10 +45,9 @@ def _print(name: str, kind: str, target: Any, console: Console) -> None:
         console.print()
         console.print(Text(paragraph))
     _print_rows("", facts, console)
-    _print_rows(
-        "Options", [(option, f"{words.get(option, '')} {default}".strip()) for option, default in options], console
-    )
-    _print_rows("", [("and more", words[rest]) for rest in words if rest.startswith("**")], console)
+    rows = [(option, f"{words.get(option, '')} {default}".strip()) for option, default in options]
+    rows += [(rest, words[rest]) for rest in words if rest.startswith("**")]
+    _print_rows("Options", rows, console)
     _print_rows("References", [("", entry) for entry in told.get("References", ())], console)
 
 
@@ -124,7 +123,7 @@ def _of_model(name: str, build: Any) -> tuple[Rows, Rows]:
     facts = [("use", f'sk.models.create("{name}", input_size, hidden_size, output_size), or --model {name}')]
     if inherited:
         whose = f" (stiefelkit list {default})" if isinstance(default, str) else ""
-        facts.append(("takes too", f"{', '.join(inherited)}{whose}"))
+        facts.append(("also", f"{', '.join(inherited)}{whose}"))
     return facts, own
 
 

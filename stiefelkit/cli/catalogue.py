@@ -32,8 +32,7 @@ def in_short(kind: str, target: Any) -> list[str]:
     """Returns the cells of a row after the name."""
     if kind == "optimizer":
         return [moved_by(target)]
-    first = (sections(target.__doc__ or "")[""] or [""])[0]
-    line = first.partition(". ")[0].removesuffix(".")
+    line = (sections(target.__doc__ or "")[""] or [""])[0].removeprefix("Builds ").removesuffix(".")
     return [line, _images(target)] if kind == "parametrization" else [line]
 
 

@@ -19,12 +19,15 @@ def unwrapped(text: str) -> str:
     """
     lines: list[str] = []
     starts_anew = True
-    inside = False
+    section = ""
     for line in inspect.cleandoc(text).splitlines():
         depth = len(line) - len(line.lstrip())
-        inside = (inside and (depth > 0 or not line)) or bool(HEADING.match(line))
-        is_entry = (inside and depth <= 4) or line.lstrip().startswith("* ")
-        if starts_anew or not line or is_entry:
+        heading = HEADING.match(line)
+        if heading or (line and not depth):
+            section = heading[1] if heading else ""
+        # references have no names in front, and may go on at the same depth
+        is_entry = depth <= 4 and (section != "References" or lines[-1].endswith((".", ":")))
+        if starts_anew or not line or (section and is_entry) or line.lstrip().startswith("* "):
             lines.append(line)
         else:
             lines[-1] += f" {line.strip()}"
