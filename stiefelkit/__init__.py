@@ -3,8 +3,6 @@
 Names are imported when they are first asked for, and torch with them: the command line shows its help without.
 """
 
-import importlib
-
 from stiefelkit._version import __version__
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
@@ -66,6 +64,8 @@ _HOMES = ("errors", "attach", "carrier", "distributed", "host", "param")
 if not TYPE_CHECKING:  # else a checker would believe that every name is here
 
     def __getattr__(name):
+        import importlib
+
         if not name.startswith("_"):
             try:
                 return importlib.import_module(f"stiefelkit.{name}")

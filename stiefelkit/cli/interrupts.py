@@ -1,13 +1,19 @@
-"""Ctrl-C for the whole of a program: no traceback, wherever it comes."""
+"""Ctrl-C for the whole of a program: no traceback, wherever it comes.
 
-import contextlib
+Imports next to nothing: until it has, a Ctrl-C is Python's.
+"""
+
 import os
 import signal
 import sys
-from types import FrameType
-from typing import Any
 
 from stiefelkit.cli import STOPPED
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
 
 __all__ = ["guard", "ignore"]
 
@@ -29,7 +35,7 @@ def ignore() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: "FrameType | None") -> None:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _leave()
@@ -37,14 +43,16 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _unraisable(unraisable: Any) -> None:
+def _unraisable(unraisable: "Any") -> None:
     if unraisable.exc_type is KeyboardInterrupt:
         _leave()
     sys.__unraisablehook__(unraisable)
 
 
 def _leave() -> None:
-    with contextlib.suppress(Exception):  # the signal may have come in the middle of a write
+    try:
         sys.stdout.flush()
+    except Exception:  # the signal came in the middle of a write, or there is nobody to read
+        pass
     os.write(2, f"{STOPPED}\n".encode())
     os._exit(128 + signal.SIGINT)
