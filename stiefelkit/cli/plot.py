@@ -31,8 +31,9 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
     """
     from stiefelkit.experiments import plot as plots
 
+    look = Figures(**given(figures))
     found = plots.find_runs(runs)
-    for figure in plots.plot(found, out or (runs[0] if len(runs) == 1 else Path("plots")), Figures(**given(figures))):
+    for figure in plots.plot(found, out or (runs[0] if len(runs) == 1 else Path("plots")), look):
         print(f"Figure: {figure}")
     return 0
 
