@@ -72,14 +72,14 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         raise OptionError(
             f"{name} reads (batch, time, features) always, got batch_first={options['batch_first']!r:.80}."
         )
-    known, which = _known_options(build, options)
+    known, which = known_options(build, options)
     for key in options:
         if key not in known or key in sizes:
             raise OptionError(f"{name}{which} has no option {key!r}{did_you_mean(key, known)}")
     return build(**sizes, **options)
 
 
-def _known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tuple[list[str], str]:
+def known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tuple[list[str], str]:
     """Names that a model takes beside the sizes, those of its parametrization included, and which one that is."""
     own = list(inspect.signature(build).parameters.values())[3:]
     known = [option.name for option in own if option.kind is not option.VAR_KEYWORD]
