@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
+from stiefelkit import adoption, errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
 from stiefelkit.attach import (
     Drift,
@@ -62,3 +62,6 @@ def __getattr__(name: str) -> Any:
     if name == "manifolds":
         return importlib.import_module("stiefelkit.manifolds")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+adoption.install()

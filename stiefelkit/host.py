@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError
 
-__all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds"]
+__all__ = ["attach_carrier", "carrier_of", "carriers", "check_before_loading", "check_state_dict", "manifolds"]
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
@@ -43,6 +43,7 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
     held[name] = carrier.train(module.training)
     carrier.weight = f"{plain.__name__}.{name}"
     carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
+    carrier.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     _inject(module, plain, list(held))
 
 
@@ -101,7 +102,7 @@ def _rewrites_entries(module: nn.Module) -> bool:
     return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_carriers"))
 
 
-def _check_before_loading() -> None:
+def check_before_loading() -> None:
     """Has `load_state_dict` of every module check the orthogonal weights under it before torch writes anything.
 
     torch writes module by module and offers no hook at the beginning, for a root that is not ours. Models without
@@ -178,7 +179,7 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
 
     if plain._load_from_state_dict is nn.Module._load_from_state_dict:
         load.checks_carriers = True  # type: ignore[attr-defined]
-    _check_before_loading()
+    check_before_loading()
 
     methods = {
         "__deepcopy__": deepcopy,

@@ -171,6 +171,8 @@ class OrthogonalParam(nn.Module, ABC):
     """Names that `initial` takes; the first is the default."""
 
     dtype: torch.dtype
+    is_carried: bool = False
+    """Whether a weight has this map, and its chart with it."""
 
     def __init__(
         self,
