@@ -48,15 +48,18 @@ def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module |
     """Puts a `CoordinateList` in the place of torch's list with one of our maps; torch calls it for every module."""
     if isinstance(child, OrthogonalParam) and isinstance(parent, parametrize.ParametrizationList):
         _check_place(parent, name, child)
-    if type(child) is not parametrize.ParametrizationList or not isinstance(child[0], OrthogonalParam):
+    if type(child) is not parametrize.ParametrizationList:
+        return None
+    param = next(iter(child), None)
+    if not isinstance(param, OrthogonalParam):
         return None
     values = [getattr(child, f"original{i}") for i in range(child.ntensors)]
     if not all(isinstance(value, nn.Parameter) for value in values):
         return None
     check_before_loading()
-    carrier = CoordinateList(child[0], values, any(value.requires_grad for value in values))
+    carrier = CoordinateList(param, values, any(value.requires_grad for value in values))
     carrier.is_sparse = True  # for all that is known here
-    return carrier.train(child[0].training)
+    return carrier.train(param.training)
 
 
 def _check_place(parent: parametrize.ParametrizationList, name: str, param: OrthogonalParam) -> None:

@@ -146,7 +146,11 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
                 "sk.bake(copy.deepcopy(model))."
             )
-        values = self._values()
+        values: Any = self._values()
+        if values and isinstance(values[0], torch.fx.Proxy):
+            # One node of torch.fx.symbolic_trace, as torch's own lists are.
+            tracer = values[0].tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
         self._check_filled()
         if any([hasattr(c, "full_tensor") for c in values]):
             raise UnfilledError(

@@ -291,9 +291,20 @@ def moved(layer):
 
 
 @over_all_maps
-@pytest.mark.parametrize("mode", ["real", "symbolic"])
-def test_make_fx_writes_down_the_weight_and_its_gradient_for_all_coordinates(mode, name, dtype):
-    layer = make(name, dtype)
+def test_symbolic_trace_has_the_weight_as_one_module(name, dtype):
+    layers = nn.Sequential(make(name, dtype), sk.nn.OrthogonalLinear(4, 4, parametrization=name, dtype=dtype))
+    traced = torch.fx.symbolic_trace(layers)
+    for layer in layers:
+        moved(layer)
+    x = torch.ones(2, 4, dtype=dtype)
+    assert close(traced(x), layers(x))
+    found, expected = (torch.autograd.grad(squares(f(x)), list(layers.parameters())) for f in (traced, layers))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@over_all_maps
+def test_make_fx_writes_down_the_weight_and_its_gradient_for_all_coordinates(name, dtype):
+    layer, mode = make(name, dtype), "real" if dtype.is_complex else "symbolic"
 
     def gradients(parameters, buffers, x):
         def loss(parameters):
@@ -360,3 +371,16 @@ def test_casts_and_loading_work_with_torchs_swapping_of_tensors(swaps):
             assert close(layer.weight, other.weight)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@over_all_maps
+def test_a_whole_weight_in_functional_call_is_assigned_for_the_call(name, dtype):
+    layer, other = make(name, dtype), make(name, dtype)
+    w, x = layer.weight.detach().clone(), torch.ones(2, 4, dtype=dtype)
+    call = {"weight": other.weight.detach()}
+    if not layer.parametrizations.weight.param.traits.invertible:
+        with pytest.raises(errors.ImageError):
+            torch.func.functional_call(layer, call, x)
+        return
+    assert close(torch.func.functional_call(layer, call, x), x @ other.weight.mT + layer.bias)
+    assert close(layer.weight, w)

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/extending.md", "docs/recurrence.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/extending.md", "docs/optimizers.md", "docs/recurrence.md"])
 def test_printed_python_runs(page, monkeypatch, tmp_path):
     from stiefelkit import registry
 
