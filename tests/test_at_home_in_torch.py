@@ -304,7 +304,7 @@ def test_symbolic_trace_has_the_weight_as_one_module(name, dtype):
 
 @over_all_maps
 def test_make_fx_writes_down_the_weight_and_its_gradient_for_all_coordinates(name, dtype):
-    layer, mode = make(name, dtype), "real" if dtype.is_complex else "symbolic"
+    layer, mode = make(name, dtype), "real" if dtype.is_complex else "fake"
 
     def gradients(parameters, buffers, x):
         def loss(parameters):
@@ -332,6 +332,17 @@ def test_jit_trace_follows_the_coordinates_and_gives_their_gradients(name, dtype
     x = torch.randn(3, 4, dtype=dtype)
     assert close(traced(x), layer(x))
     found, expected = (torch.autograd.grad(squares(f(x)), list(layer.parameters())) for f in (traced, layer))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("field", ["real", "complex"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_a_recurrent_layer_takes_any_length(field):
+    rnn = sk.nn.OrthogonalRNN(3, 4, field=field)
+    traced: Any = torch.jit.trace(rnn, (torch.ones(12, 2, 3),))
+    x = torch.randn(17, 5, 3)
+    assert close(traced(x)[0], rnn(x)[0])
+    found, expected = (torch.autograd.grad(squares(f(x)[0]), list(rnn.parameters())) for f in (traced, rnn))
     assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._onnx import is_exported
-from stiefelkit.functional._tracing import is_traced
+from stiefelkit.functional._tracing import is_jit_traced, is_traced
 
 __all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
 
@@ -201,9 +201,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         )
     if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
-    # There requires_grad says nothing of what is mapped, and a tangent may come without it; torch.jit.trace wants the
-    # same with and without gradients.
-    transformed = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
-    if transformed or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+    # There requires_grad says nothing of what is mapped, and a tangent may come without it.
+    transformed = torch._C._are_functorch_transforms_active()
+    if transformed or is_jit_traced() or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return _Product.apply(a, b)  # type: ignore[return-value]
     return _multiply(a, b)

@@ -2,7 +2,7 @@
 
 import torch
 
-__all__ = ["is_traced"]
+__all__ = ["is_jit_traced", "is_traced"]
 
 
 def is_traced() -> bool:
@@ -15,4 +15,9 @@ def is_traced() -> bool:
     # Only make_fx puts a proxy mode among the dispatch modes.
     if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
         return True
-    return torch._C._get_tracing_state() is not None
+    return is_jit_traced()
+
+
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace is tracing, which does it twice and wants the same with and without gradients."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
