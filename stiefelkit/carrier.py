@@ -21,6 +21,7 @@ from stiefelkit.entries import (
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._onnx import is_exported
+from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.mending import Notes, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam, coarser, keep_precision
 from stiefelkit.sharding import placed_like, whole
@@ -49,13 +50,16 @@ class CoordinateList(parametrize.ParametrizationList):
         weight: the weight's name in messages, "Linear.weight".
         gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "reference".
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
+        is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
     """
 
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
+    is_sparse: bool = False
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
         nn.ModuleList.__init__(self, [param])
+        param.is_carried = True
         self.unsafe = True
         self.is_tensor = False
         self.ntensors = len(coordinates)
@@ -65,9 +69,6 @@ class CoordinateList(parametrize.ParametrizationList):
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int]] | None = None
-        for member in param.modules():
-            if isinstance(member, OrthogonalParam):
-                member.is_carried = True
         self._watch()
 
     def _watch(self) -> None:
@@ -195,7 +196,11 @@ class CoordinateList(parametrize.ParametrizationList):
                 "sk.bake(copy.deepcopy(model))."
             )
         self.mend()
-        values = self._values()
+        values: Any = self._values()
+        if values and isinstance(values[0], torch.fx.Proxy):
+            # One node of torch.fx.symbolic_trace, as torch's own lists are.
+            tracer = values[0].tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
         self._check_filled()
         if any([hasattr(c, "full_tensor") for c in values]):
             raise UnfilledError(
@@ -208,7 +213,8 @@ class CoordinateList(parametrize.ParametrizationList):
         w: Any = first(*values)
         for member in others:
             w = member(w)
-        return w.contiguous()
+        w = w.contiguous()
+        return with_dense_gradient(w) if self.is_sparse else w
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""

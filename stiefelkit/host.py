@@ -19,7 +19,15 @@ from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError, OptionError
 from stiefelkit.notices import retire
 
-__all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds", "share_carrier"]
+__all__ = [
+    "attach_carrier",
+    "carrier_of",
+    "carriers",
+    "check_before_loading",
+    "check_state_dict",
+    "manifolds",
+    "share_carrier",
+]
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
@@ -40,13 +48,16 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
     """Replaces a plain parameter of a module by what a carrier evaluates to."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
-    retire([module._parameters[name]], f"{plain.__name__}.{name} as it was before sk.orthogonal", carrier)  # type: ignore[list-item]
+    old = module._parameters.get(name)
+    if old is not None:
+        retire([old], f"{plain.__name__}.{name} as it was before sk.orthogonal", carrier)
     delattr(module, name)
     if held is None:
         held = module.parametrizations = nn.ModuleDict()
     held[name] = carrier.train(module.training)
     carrier.weight = f"{plain.__name__}.{name}"
     carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
+    carrier.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     _inject(module, plain, list(held))
 
 
@@ -114,7 +125,7 @@ def _rewrites_entries(module: nn.Module) -> bool:
     return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_carriers"))
 
 
-def _check_before_loading() -> None:
+def check_before_loading() -> None:
     """Has `load_state_dict` of every module check the orthogonal weights under it before torch writes anything.
 
     torch writes module by module and offers no hook at the beginning, for a root that is not ours. Models without
@@ -220,7 +231,7 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
 
     if plain._load_from_state_dict is nn.Module._load_from_state_dict:
         load.checks_carriers = True  # type: ignore[attr-defined]
-    _check_before_loading()
+    check_before_loading()
     _refuse_norms_by_hooks()
 
     methods = {

@@ -1,5 +1,7 @@
 """The contract that every parametrization keeps: `OrthogonalParam` and its `Traits`."""
 
+import functools
+import importlib
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -126,7 +128,7 @@ class OrthogonalParam(nn.Module, ABC):
     frame_buffers: ClassVar[tuple[str, ...]] = ()
     """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
     is_carried: bool = False
-    """Whether a `CoordinateList` carries the coordinates, and not a list of torch's."""
+    """Whether a weight has this map, and its chart with it."""
 
     dtype: torch.dtype
 
@@ -139,6 +141,7 @@ class OrthogonalParam(nn.Module, ABC):
         precision: str = "exact",
     ):
         super().__init__()
+        _make_known()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = type(self).__name__
         if len(shape) < 2:
@@ -358,6 +361,12 @@ class OrthogonalParam(nn.Module, ABC):
         """Shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
+
+
+@functools.cache
+def _make_known() -> None:
+    """Has torch's own functions know our maps, once the first is made."""
+    importlib.import_module("stiefelkit.adoption").install()  # by name, as it stands floors above
 
 
 def rows_of(x: Tensor) -> int:

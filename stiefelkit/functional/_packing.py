@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._tracing import is_traced
 
 __all__ = [
     "band_size",
@@ -183,7 +184,7 @@ def pack_trapezoid(u: Tensor) -> Tensor:
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
     """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
     key = ("lower", k, diagonal, device)
-    if key in _known and not torch.compiler.is_compiling():
+    if key in _known and not is_traced():
         return _known[key]
     # An inference tensor, or a fake one made while tracing, would poison later calls.
     with torch.inference_mode(False):
@@ -195,7 +196,7 @@ def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
 def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torch.device) -> Tensor:
     """Positions in `unpack_skew`'s coordinates of the entries in a band."""
     key = ("band", n, p, is_complex, bandwidth, device)
-    if key in _known and not torch.compiler.is_compiling():
+    if key in _known and not is_traced():
         return _known[key]
     with torch.inference_mode(False):
         rows, columns = torch.arange(n, device=device), torch.arange(p, device=device)
@@ -207,6 +208,6 @@ def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torc
 
 
 def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
-    if type(index) is Tensor and index.numel() <= _LARGEST_CACHED and not torch.compiler.is_compiling():
+    if type(index) is Tensor and index.numel() <= _LARGEST_CACHED and not is_traced():
         _known[key] = index
     return index

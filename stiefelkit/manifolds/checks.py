@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
+from stiefelkit.functional._tracing import is_traced
 from stiefelkit.metrics import defect, rounding_limit
 
 __all__ = ["DTYPES", "REACH", "checked", "judged", "members", "wrong_dtype"]
@@ -23,7 +24,7 @@ def checked(w: Tensor, dtype: torch.dtype) -> Tensor:
     with torch.no_grad():
         off = defect(constant)
         correction = constant @ off if dtype != w.dtype else None
-        if w.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if w.device.type != "cpu" or is_traced() or torch._C._are_functorch_transforms_active():
             norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
             correction = torch.where(norms <= permitted, 0.0 if correction is None else correction, torch.nan)
         # The norm of a whole batch is one operator, and no less than that of each.

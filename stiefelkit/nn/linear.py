@@ -75,7 +75,7 @@ class OrthogonalLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class."""
         carrier = self._carrier()
-        if carrier is None or len(carrier) > 1 or parametrize._cache_enabled:
+        if carrier is None or len(carrier) > 1 or parametrize._cache_enabled or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
         y = carrier(x)
         if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stiefelkit.guard import watch_frame
 from stiefelkit.metrics import working_dtype
 from stiefelkit.param import OrthogonalParam, Traits
 from stiefelkit.parametrizations.fourier import Fourier
@@ -91,8 +90,6 @@ class StiefelPoint(OrthogonalParam):
         Returns:
             Frames of shape (*, n, p), never the coordinate's own memory.
         """
-        if not self.is_carried and not torch.compiler.is_compiling() and isinstance(stiefel, nn.Parameter):
-            watch_frame(stiefel, self.manifolds["stiefel"])
         # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
         return stiefel.to(self.dtype, copy=True)
 

@@ -16,6 +16,7 @@ from stiefelkit.functional._scan.operators import (
     scan_last,
     scan_last_backward,
 )
+from stiefelkit.functional._tracing import is_jit_traced
 
 __all__ = ["fused_scan"]
 
@@ -53,6 +54,8 @@ def fused_scan(
 
 def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a backward pass may come; asked here, as grad mode is off inside of forward."""
+    if is_jit_traced():
+        return True
     if not torch.is_grad_enabled():
         return False
     # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
