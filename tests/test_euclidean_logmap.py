@@ -11,7 +11,7 @@ from stiefelkit.manifolds import Stiefel
 from stiefelkit.testing.seeds import generator
 
 REAL, COMPLEX = torch.float64, torch.complex128
-SHAPES = [(2, 1), (3, 2), (4, 2), (5, 3), (9, 2), (10, 3), (7, 6)]
+SHAPES = [(2, 1), (3, 2), (9, 2), (5, 4)]
 MANIFOLD = Stiefel("euclidean")
 
 
@@ -42,8 +42,8 @@ def assert_ends_at(w, u, y):
 def test_logmap_undoes_expmap_within_the_injectivity_radius(shape, dtype, kind):
     if kind == "along" and shape[-1] == 1 and dtype == REAL:
         pytest.skip("real tangent vectors of a sphere have no part along the point")
-    length = torch.tensor([0.97 * math.pi, 0.97 * math.pi, 0.8 * math.pi, 1.0, 1e-6, 0.0], dtype=REAL)
-    w, u = directed((6, *shape), dtype, length[:, None, None], kind)
+    length = torch.tensor([0.97 * math.pi, 0.97 * math.pi, 1.0, 1e-6, 0.0], dtype=REAL)
+    w, u = directed((5, *shape), dtype, length[:, None, None], kind)
     y = MANIFOLD.expmap(w, u)
     found = MANIFOLD.logmap(w, y)
     assert_ends_at(w, found, y)
@@ -59,10 +59,10 @@ def test_logmap_of_large_frames_undoes_expmap():
 
 
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX])
-@pytest.mark.parametrize(("n", "p"), [(3, 2), (4, 2), (5, 3), (9, 2)])
+@pytest.mark.parametrize(("n", "p"), [(3, 2), (5, 3)])
 def test_random_frames_are_joined_or_nan(n, p, dtype):
     g = generator()
-    w, y = init.haar((20, n, p), dtype, g), init.haar((20, n, p), dtype, g)
+    w, y = init.haar((10, n, p), dtype, g), init.haar((10, n, p), dtype, g)
     u = MANIFOLD.logmap(w, y, missing="nan")
     joined = u.isfinite().all(-1).all(-1)
     assert joined.any()
@@ -110,9 +110,9 @@ def test_frames_of_one_plane_are_as_far_apart_as_square_ones():
 
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX])
 def test_distance_is_symmetric_and_invariant(dtype):
-    w, u = directed((10, 5, 3), dtype, 0.95 * math.pi)
+    w, u = directed((3, 4, 2), dtype, 0.95 * math.pi)
     y = MANIFOLD.expmap(w, u)
-    left, right = init.haar((5, 5), dtype, generator(1)), init.haar((3, 3), dtype, generator(2))
+    left, right = init.haar((4, 4), dtype, generator(1)), init.haar((2, 2), dtype, generator(2))
     found = MANIFOLD.dist(w, y)
     for moved in (MANIFOLD.dist(y, w), MANIFOLD.dist(left @ w @ right, left @ y @ right)):
         torch.testing.assert_close(moved, found, atol=1e-9, rtol=0)

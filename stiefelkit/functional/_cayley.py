@@ -116,7 +116,7 @@ class _Square(Function):
         if tv is None:
             return found
         doubled = _add_diagonal(w, _entries(phase, d).to(w.dtype))
-        ta, _ = unpack_skew(tv.to(w.real.dtype), ctx.n, ctx.n, w.is_complex())
+        ta = unpack_skew(tv.to(w.real.dtype), ctx.n, ctx.n, w.is_complex())[0]
         back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
         return found - product(product(back, ta), doubled) / 2
 
@@ -159,7 +159,7 @@ class _Tall(Function):
             return found
         doubled = _add_diagonal(w[..., :p, :], _entries(phase, d).to(w.dtype))
         back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
-        _, a21 = unpack_skew(v.double(), n, p, phase is not None)
+        a21 = unpack_skew(v.double(), n, p, phase is not None)[1]
         t11, t21 = unpack_skew(tv.double(), n, p, phase is not None)
         inner = a21.mH @ t21
         top = back @ (t11 + inner + inner.mH) @ doubled / -2

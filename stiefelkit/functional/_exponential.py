@@ -69,6 +69,8 @@ class _Kept(Function):
             w, factors = _taylor(a, skew, truncation)
             w = _shaped(w, a)
             w = polished(w) if polish else w
+            # Dual numbers take no view for what a function returns.
+            w = w.clone() if w._is_view() else w
         ctx.skew, ctx.truncation = skew, truncation
         ctx.save_for_backward(a, *factors)
         ctx.save_for_forward(a)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
 __all__ = ["Function", "keep", "transposed"]
 
@@ -39,7 +40,7 @@ class Function(torch.autograd.Function):
             return super().apply(*args)
         if torch._C._are_functorch_transforms_active():
             _refuse_nested_forward_mode()
-            return super(Function, cls._eager).apply(*args)
+            return super(Function, cls._eager).apply(*args)  # type: ignore[misc]
         return super(torch.autograd.Function, cls._eager).apply(*args)  # type: ignore[misc]
 
 
@@ -57,15 +58,15 @@ def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, 
         like: a tensor of the shape and dtype of the gradients.
         tangents: of the inputs, in the order of what `pull_back` returns; None counts as zero.
     """
-    found, push = torch.func.vjp(pull_back, torch.zeros_like(like))
+    found, push = torch.func.vjp(pull_back, torch.zeros_like(like))  # type: ignore[misc]
     filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(found, tangents, strict=True)]
     return push(tuple(filled))[0]
 
 
 def _refuse_nested_forward_mode() -> None:
     """Under two levels of forward mode torch takes the tangent of a custom function for a constant."""
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1:
+    stack = functorch.get_interpreter_stack() or ()
+    if sum(level.key() == functorch.TransformType.Jvp for level in stack) > 1:
         raise NotImplementedError(
             "Forward mode over forward mode needs functions that torch itself differentiates, got one of stiefelkit; "
             "take one of the two in reverse mode: torch.func.hessian, or jacrev(jacfwd(...))."
@@ -96,20 +97,20 @@ def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
         dims = tuple(0 if _is_batched(g) else None for g in gradients)
         found = torch.vmap(of_one, in_dims=dims)(*plain)
         for i, x in zip(present, found, strict=True):
-            missing[i] = torch._add_batch_dim(x, 0, level)
+            missing[i] = torch._add_batch_dim(x, 0, level)  # type: ignore[attr-defined]
         return tuple(missing) if len(missing) > 1 else missing[0]
 
     return wrapped
 
 
 def _is_batched(g: Any) -> bool:
-    return isinstance(g, Tensor) and torch._C._functorch.is_legacy_batchedtensor(g)
+    return isinstance(g, Tensor) and functorch.is_legacy_batchedtensor(g)
 
 
 def _without_batch(g: Tensor) -> tuple[Tensor, int]:
     """The tensor with its batch dimension in front, and the number of the batching that hid it."""
     for level in range(1, 65):
-        found = torch._remove_batch_dim(g, level, 1, 0)
+        found = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
         if not _is_batched(found):
             return found, level
     raise NotImplementedError("Batched gradients need one batch dimension, got a gradient that is batched twice.")

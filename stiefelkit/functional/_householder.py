@@ -136,7 +136,7 @@ class _OnePanel(Function):
 
     @staticmethod
     def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        v, phase, w, *_, d = ctx.saved_tensors
+        v, phase, w, _u, _t, _x, _length, d = ctx.saved_tensors
         d = d if phase is None else _diagonal(v, phase, None, 0, d.dtype)
         return _frame_tangent(v, d, w, tv, tp, ctx.n, ctx.k), *(None for _ in range(5))
 

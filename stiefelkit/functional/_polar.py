@@ -92,11 +92,13 @@ class _Polar(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _derivative(*ctx.saved_tensors, g), None, None
+        x, q = ctx.saved_tensors
+        return _derivative(x, q, g), None, None
 
     @staticmethod
     def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
-        return _derivative(*ctx.saved_tensors, t)
+        x, q = ctx.saved_tensors
+        return _derivative(x, q, t)
 
 
 def _derivative(x: Tensor, q: Tensor, t: Tensor) -> Tensor:
