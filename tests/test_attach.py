@@ -66,8 +66,8 @@ def test_a_fresh_layer_is_much_like_a_haar_draw():
     assert w.pow(4).mean().item() == pytest.approx(0.86 * 3 / 80, rel=0.1)
 
 
-def with_weight(w):
-    layer = nn.Linear(w.shape[1], w.shape[0], dtype=w.dtype)
+def with_weight(w) -> Any:
+    layer: Any = nn.Linear(w.shape[1], w.shape[0], dtype=w.dtype)
     layer.weight.data = w
     return layer
 
@@ -115,16 +115,19 @@ def test_what_has_no_nearest_frame_in_the_image_is_drawn_by_the_default_scheme(w
         (2 * torch.eye(3), {"negative": 1}, ["drawn anew by 'haar'", "unless the weight fits"]),
     ],
 )
-def test_what_became_of_a_weight_is_logged_once(weight, options, expected, monkeypatch):
-    said = []
-    logger = logging.getLogger("stiefelkit")
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    monkeypatch.setattr(logger, "handle", lambda record: said.append(record.getMessage()))
-    logger.manager._clear_cache()
-    model = nn.ModuleDict({"encoder": with_weight(weight.clone())})
-    sk.orthogonal(model, "encoder.weight", **options)
-    sk.drift(model)
-    logger.manager._clear_cache()
+def test_what_became_of_a_weight_is_logged_once(weight, options, expected):
+    said, logger = [], logging.getLogger("stiefelkit")
+    before, handler = logger.level, logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        model = nn.ModuleDict({"encoder": with_weight(weight.clone())})
+        sk.orthogonal(model, "encoder.weight", **options)
+        sk.drift(model)
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
     assert len(said) == bool(expected)
     assert all(text in said[0] for text in expected)
 
@@ -133,7 +136,7 @@ def test_what_became_of_a_weight_is_logged_once(weight, options, expected, monke
 def test_layers_of_ours_draw_whatever_torch_has_drawn(name):
     layer = sk.nn.OrthogonalLinear(5, 5, parametrization=name, generator=seeds.generator(1))
     again = sk.nn.OrthogonalLinear(5, 5, parametrization=name, init="haar", generator=seeds.generator(1))
-    rnn = sk.nn.OrthogonalRNN(2, 5, parametrization=name, generator=seeds.generator(1))
+    rnn: Any = sk.nn.OrthogonalRNN(2, 5, parametrization=name, generator=seeds.generator(1))
     assert torch.equal(layer.weight, again.weight)
     assert torch.equal(layer.weight, rnn.weight_hh_l0)
 

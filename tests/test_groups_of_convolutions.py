@@ -1,6 +1,7 @@
 """Convolutions of several groups: one frame for each, and the layer an isometry."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ CONVOLUTIONS = {
 }
 
 
-def matrices(layer):
+def matrices(layer: Any):
     """The matrix of each group as a map of vectors: of patches to pixels or, transposed, of pixels to patches."""
     w, g = layer.weight.detach(), layer.groups
     blocks = w.reshape(g, w.shape[0] // g, -1)

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ import stiefelkit as sk
 from stiefelkit import errors
 
 
-def model():
+def model() -> Any:
     """An encoder of three layers, an embedding tied to the read-out, a kernel."""
-    net = nn.Module()
+    net: Any = nn.Module()
     net.encoder = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 4))
     net.embedding, net.head = nn.Embedding(9, 6), nn.Linear(6, 9)
     net.head.weight = net.embedding.weight
@@ -150,6 +151,6 @@ def test_a_module_under_two_names_has_one_weight_under_either():
     sk.orthogonal(net, "b.weight")
     assert list(sk.drift(net)) == ["a.weight"]
     assert sk.coordinates(net, "b.weight") == sk.coordinates(net, "a.weight")
-    other = sk.orthogonal(nn.ModuleDict({"a": nn.Linear(3, 3)}), where="*")
+    other: Any = sk.orthogonal(nn.ModuleDict({"a": nn.Linear(3, 3)}), where="*")
     other["b"] = other["a"]
     assert list(sk.drift(other)) == ["a.weight"]

@@ -1,6 +1,7 @@
 """Weights that are no plain parameters, and what torch puts on top of ours: it works, or a sentence says what does."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ import stiefelkit as sk
 from stiefelkit import errors
 
 
-def holder(kind):
-    layer = nn.Linear(3, 3)
+def holder(kind) -> Any:
+    layer: Any = nn.Linear(3, 3)
     if kind == "a buffer":
         del layer.weight
         layer.register_buffer("weight", torch.randn(3, 3))
@@ -57,7 +58,8 @@ def test_the_remedy_that_is_printed_works(kind, path):
 
 
 def test_a_lazy_weight_is_asked_to_be_made_first():
-    net = nn.Sequential(nn.LazyLinear(4), nn.LazyConv1d(2, 3))
+    net: Any = nn.Sequential(nn.LazyLinear(4), nn.LazyConv1d(2, 3))
+    chosen: Any
     for chosen in ({"name": "0.weight"}, {"where": "*.weight", "view": "out_by_rest"}):
         with pytest.raises(errors.OptionError, match="call the model on a batch first"):
             sk.orthogonal(net, **chosen)
@@ -66,7 +68,7 @@ def test_a_lazy_weight_is_asked_to_be_made_first():
 
 
 def test_spectral_norm_goes_on_top_and_changes_nothing():
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight", init="haar")
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", init="haar")
     w = layer.weight.detach()
     parametrizations.spectral_norm(layer)
     assert len(layer.parametrizations.weight) == 2
@@ -79,7 +81,7 @@ def test_spectral_norm_goes_on_top_and_changes_nothing():
     "put", [parametrizations.weight_norm, torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm]
 )
 def test_what_needs_a_plain_weight_says_so_and_takes_a_baked_one(put):
-    layer = sk.orthogonal(nn.Linear(4, 4), "weight")
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight")
     w, keys = layer.weight.detach(), list(layer.state_dict())
     with pytest.raises(errors.OptionError, match=r"Linear\.weight.*sk\.bake") as caught:
         put(layer)
@@ -102,7 +104,7 @@ def test_torchs_own_warning_still_names_the_line_that_it_named():
 @pytest.mark.parametrize("make", [lambda w: nn.ParameterList([w]), lambda w: nn.ParameterDict({"0": w})])
 def test_parameters_of_lists_and_dicts_are_read_as_before(make):
     w = torch.randn(3, 3)
-    held = sk.orthogonal(make(nn.Parameter(w)), "0")
+    held: Any = sk.orthogonal(make(nn.Parameter(w)), "0")
     read = held[0] if isinstance(held, nn.ParameterList) else held["0"]
     assert torch.allclose(read, sk.functional.nearest_frame(w), atol=1e-6)
     assert parametrize.is_parametrized(held, "0")
