@@ -141,7 +141,11 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def note_written(self) -> None:
         """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
-        self._notes.take([*self.param.chart.values(), *(t for t, _ in self.frame_tensors())])
+        bound = self.param.manifolds
+        names = zip(self._originals, self.param.coordinates, strict=True)
+        coordinates = [(self._parameters, key) for key, name in names if name in bound]
+        buffers = [(member._buffers, key) for member in self.param.modules() for key in member._buffers]
+        self._notes.take([*coordinates, *buffers])
 
     def mend(self) -> None:
         """Takes frames that were written to from outside, as averages of weights do, to their nearest.

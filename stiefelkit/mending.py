@@ -1,6 +1,5 @@
 """Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
 
-import weakref
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -18,19 +17,30 @@ _MENDED_FROM = 32
 
 
 class Notes:
-    """Remembers how often each of some tensors had been written to."""
+    """Remembers how often each of some tensors of modules had been written to.
+
+    Neither by weak references, with which torch cannot swap tensors, nor by others, which would keep them in memory.
+    """
 
     def __init__(self) -> None:
-        self._noted: list[tuple[weakref.ref[Tensor], int]] = []
+        self._noted: list[tuple[Mapping[str, Tensor | None], str, int, int]] = []
 
-    def take(self, tensors: Iterable[Tensor]) -> None:
-        """Notes tensors as they are now, and forgets those before."""
-        countable = [t for t in tensors if not (t.is_inference() or t.is_meta or hasattr(t, "device_mesh"))]
-        self._noted = [(weakref.ref(t), t._version) for t in countable]
+    def take(self, places: Iterable[tuple[Mapping[str, Tensor | None], str]]) -> None:
+        """Notes tensors as they are now, each by the dictionary that holds it and its key, and forgets those before."""
+        found = [(held, key, t) for held, key in places if (t := held.get(key)) is not None]
+        self._noted = [
+            (held, key, id(t), t._version)
+            for held, key, t in found
+            if not (t.is_inference() or t.is_meta or hasattr(t, "device_mesh"))
+        ]
 
     def written(self) -> list[Tensor]:
-        """Those that were written to since."""
-        return [t for alive, version in self._noted if (t := alive()) is not None and t._version != version]
+        """Those that were written to since; others in their place, as functional_call puts there, do not count."""
+        return [
+            t
+            for held, key, noted, version in self._noted
+            if (t := held.get(key)) is not None and id(t) == noted and t._version != version
+        ]
 
 
 def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
