@@ -95,9 +95,9 @@ def _replace(carrier: CoordinateList, weight: Tensor, generator: torch.Generator
     """Takes the nearest frame if the map may and can, or else draws."""
     param = carrier.param
     why = "its map is drawn unless the weight fits"
-    if param.takes_nearest:
+    for nearest in (param.nearest, param.project) if param.takes_nearest else ():
         try:
-            carrier.right_inverse(param.nearest(weight))
+            carrier.right_inverse(nearest(weight))
         except (ImageError, NonFiniteError, RankError) as error:
             why = _without_stop(error)
         else:
@@ -127,4 +127,4 @@ def _mended(param: OrthogonalParam, weight: Tensor) -> Tensor:
     """A float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
     if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
         return weight
-    return param.project(weight) if _is_frame(param, weight) else weight
+    return param.nearest(weight) if _is_frame(param, weight) else weight

@@ -142,6 +142,16 @@ class MatrixExp(OrthogonalParam):
             )
         return (pack_skew(a),), {}
 
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest frame; where that has determinant -1, out of reach, the nearest rotation."""
+        q = self.nearest(weight)
+        reflects = torch.zeros(()) if self.traits.onto else torch.linalg.det(q) < 0
+        if reflects.any():
+            u, _, vh = torch.linalg.svd(weight.to(working_dtype(self.dtype)))
+            u[..., -1] *= torch.linalg.det(u @ vh).sign()[..., None]
+            q = torch.where(reflects[..., None, None], u @ vh, q)
+        return q
+
     def initial(
         self, scheme: str, generator: torch.Generator | None = None
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
