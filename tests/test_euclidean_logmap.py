@@ -11,7 +11,8 @@ from stiefelkit.manifolds import Stiefel
 from stiefelkit.testing.seeds import generator
 
 REAL, COMPLEX = torch.float64, torch.complex128
-SHAPES = [(2, 1), (3, 2), (9, 2), (5, 4)]
+DIRECTIONS = [((3, 2), kind) for kind in ("one column", "along", "across")]
+DIRECTIONS += [(shape, "any") for shape in ((2, 1), (3, 2), (9, 2), (5, 4))]
 MANIFOLD = Stiefel("euclidean")
 
 
@@ -36,12 +37,9 @@ def assert_ends_at(w, u, y):
     assert torch.linalg.matrix_norm(MANIFOLD.expmap(w, u) - y).max() <= 3e-12
 
 
-@pytest.mark.parametrize("kind", ["any", "one column", "along", "across"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "kind"), DIRECTIONS)
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX])
 def test_logmap_undoes_expmap_within_the_injectivity_radius(shape, dtype, kind):
-    if kind == "along" and shape[-1] == 1 and dtype == REAL:
-        pytest.skip("real tangent vectors of a sphere have no part along the point")
     length = torch.tensor([0.97 * math.pi, 0.97 * math.pi, 1.0, 1e-6, 0.0], dtype=REAL)
     w, u = directed((5, *shape), dtype, length[:, None, None], kind)
     y = MANIFOLD.expmap(w, u)
@@ -110,7 +108,7 @@ def test_frames_of_one_plane_are_as_far_apart_as_square_ones():
 
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX])
 def test_distance_is_symmetric_and_invariant(dtype):
-    w, u = directed((3, 4, 2), dtype, 0.95 * math.pi)
+    w, u = directed((3, 4, 2), dtype, 0.9 * math.pi)
     y = MANIFOLD.expmap(w, u)
     left, right = init.haar((4, 4), dtype, generator(1)), init.haar((2, 2), dtype, generator(2))
     found = MANIFOLD.dist(w, y)

@@ -57,7 +57,7 @@ def test_dual_numbers_have_the_tangents_of_torch_func():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(v, t)
         found = torch.autograd.forward_ad.unpack_dual(cayley(dual, 5, 3)).tangent
-    assert torch.equal(found, torch.func.jvp(lambda v: cayley(v, 5, 3), (v,), (t,))[1])
+    assert torch.equal(found, torch.func.jvp(lambda v: cayley(v, 5, 3), (v,), (t,))[1])  # type: ignore[arg-type]
 
 
 def test_what_has_no_tangents_says_so():

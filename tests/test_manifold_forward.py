@@ -25,7 +25,7 @@ def test_forward_derivatives_of_steps_equal_central_differences(metric, name, re
         return getattr(manifold, name)(w, u, v)
 
     h, tangents = 2.0**-13, (dw, du, dv)
-    _, found = torch.func.jvp(step, (w, u, v), tangents)
+    _, found = torch.func.jvp(step, (w, u, v), tangents)  # type: ignore[misc]
     ends = []
     for t in (h, -h):
         moved = manifold.expmap(w, t * dw), u + t * du, v + t * dv

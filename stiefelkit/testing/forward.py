@@ -29,7 +29,7 @@ def law_forward_mode(case: Case) -> None:
         return
     tangents = _like(leaves, 16)
     try:
-        w, tangent = torch.func.jvp(fn, leaves, tangents)
+        w, tangent = torch.func.jvp(fn, leaves, tangents)  # type: ignore[misc]
     except NotImplementedError:
         return
     g = torch.randn(w.shape, generator=seeds.generator(17), dtype=w.dtype)
