@@ -13,7 +13,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations import Cayley, Householder, Margin, Scaled
-from stiefelkit.testing import check_parametrization
+from stiefelkit.testing import check_parametrization, seeds
 
 LEARNED: dict[str, Any] = {"gain": "learned"}
 
@@ -94,7 +94,7 @@ def test_a_learned_gain_is_one_coordinate_trained_in_a_group_of_its_own():
 
 def test_an_optimizer_of_frames_trains_the_gain_as_any_other_parameter():
     layer: Any = sk.orthogonal(nn.Linear(5, 5, bias=False), "weight", "stiefel", init="haar", **LEARNED)
-    target = 3 * sk.init.haar((5, 5), generator=torch.Generator().manual_seed(0)).float()
+    target = 3 * sk.init.haar((5, 5), generator=seeds.generator(0)).float()
     target = target if torch.linalg.det(target) * torch.linalg.det(layer.weight) > 0 else -target
     optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(layer, lr=0.1))
     for _ in range(40):
