@@ -163,8 +163,8 @@ def test_a_module_under_two_names_has_one_weight_under_either():
         (lambda w: sk.orthogonal(w), "orthogonal needs a torch.nn.Module, got Parameter"),
         (lambda w: sk.bake(w), "bake needs a torch.nn.Module, got Parameter"),
         (lambda w: sk.drift(w), "drift needs a torch.nn.Module, got Parameter; sk.metrics.orthogonality_error"),
-        (lambda w: sk.optim.parameter_groups([w], lr=0.1), "needs a torch.nn.Module, got list; sk.optim.frames"),
-        (lambda w: sk.optim.geoopt_parameters([w]), "needs a torch.nn.Module, got list; .*geoopt.ManifoldParameter"),
+        (lambda w: sk.optim.parameter_groups(w, lr=0.1), "needs a torch.nn.Module, got Parameter; sk.optim.frames"),
+        (lambda w: sk.optim.geoopt_parameters(w), "needs a torch.nn.Module, got Parameter; .*geoopt.ManifoldParam"),
     ],
 )
 def test_what_is_no_module_is_refused_in_a_sentence(wrong, text):

@@ -184,7 +184,7 @@ def test_what_is_refused_says_what_to_do(source, options, error, text):
 
 
 def test_a_matrix_without_a_nearest_frame_can_be_drawn():
-    source = nn.RNN(3, 4)
+    source: Any = nn.RNN(3, 4)
     nn.init.zeros_(source.weight_hh_l0)
     with pytest.raises(errors.RankError, match=r"full rank in weight_hh_l0.*torch.nn.init.orthogonal_"):
         OrthogonalRNN.from_torch(source)
