@@ -12,7 +12,7 @@ from stiefelkit import registry
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.filling import Start, check_scheme, draw_, start_
-from stiefelkit.host import carriers, share_carrier
+from stiefelkit.host import carriers, check_module, share_carrier
 from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam, check_options
@@ -94,6 +94,7 @@ def orthogonal(
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
     True
     """
+    check_module(module, "orthogonal")
     if (name is None) == (where is None):
         raise OptionError(
             f"orthogonal needs a weight's name or where=, one of both, got name={name!r:.80} and where={where!r:.80}."
@@ -216,6 +217,7 @@ def bake(module: M, name: str | None = None) -> M:
         place, carrier = find_carrier(module, name, "bake")
         _bake(place.host, place.name, carrier, None)
         return module
+    check_module(module, "bake")
     baked: dict[int, nn.Parameter] = {}
     for _, host, own, carrier in list(carriers(module)):
         baked[id(carrier)] = _bake(host, own, carrier, baked.get(id(carrier)))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stiefelkit.errors import NonFiniteError
-from stiefelkit.host import carriers
+from stiefelkit.host import carriers, check_module
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
 
 __all__ = ["Drift", "drift"]
@@ -38,8 +38,10 @@ def drift(model: nn.Module) -> dict[str, Drift]:
         Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
 
     Raises:
+        DtypeError: the model is no module.
         NonFiniteError: a weight holds NaN or infinity.
     """
+    check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
     found = {}
     for qualified, _, _, carrier in carriers(model):
         frames = carrier.param.bare(*carrier.gathered())

@@ -27,6 +27,9 @@ _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
+_FIXED = ("shape", "field")
+"""What no assignment changes."""
+_REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
@@ -74,8 +77,8 @@ def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str)
     for key, fits in same.items():
         if not fits:
             raise CheckpointError(
-                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}; "
-                "to change it, load into the old kind of weight and assign that to the new one with sk.assign_."
+                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}"
+                f"{'' if key in _FIXED else _REMEDY}."
             )
 
 

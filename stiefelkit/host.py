@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from typing_extensions import deprecated
 
 from stiefelkit.carrier import CoordinateList
-from stiefelkit.errors import CheckpointError, OptionError
+from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
 
 __all__ = [
@@ -24,10 +24,17 @@ __all__ = [
     "carrier_of",
     "carriers",
     "check_before_loading",
+    "check_module",
     "check_state_dict",
     "manifolds",
     "share_carrier",
 ]
+
+
+def check_module(module: Any, who: str, remedy: str = "") -> None:
+    """Raises DtypeError unless it is a module; the remedy ends the sentence."""
+    if not isinstance(module, nn.Module):
+        raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:

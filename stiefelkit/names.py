@@ -9,10 +9,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
 from stiefelkit.carrier import CoordinateList
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
-from stiefelkit.host import carrier_of, carriers
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.host import carrier_of, carriers, check_module
 
-__all__ = ["Place", "Where", "choose", "elsewhere", "find_carrier", "find_place", "plain_weight"]
+__all__ = ["Place", "Where", "choose", "elsewhere", "find_carrier", "find_place", "instead_of", "plain_weight"]
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
@@ -56,8 +56,7 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
         DtypeError: the model is no module.
         UnknownNameError: it has no module of this name inside.
     """
-    if not isinstance(model, nn.Module):
-        raise DtypeError(f"{who} needs a torch.nn.Module, got {type(model).__name__}.")
+    check_module(model, who)
     if not isinstance(name, str):
         return Place(str(name), model, name)
     path, _, own = name.rpartition(".")
@@ -81,6 +80,12 @@ def find_carrier(model: nn.Module, name: str, who: str) -> tuple[Place, Coordina
     """
     place = find_place(model, name, who)
     carrier = carrier_of(place.host, place.name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
+    if carrier is None and isinstance(place.host._parameters.get(place.name), Tensor):
+        raise UnknownNameError(
+            f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
+        )
     if carrier is None:
         known = [qualified for qualified, _, _, _ in carriers(model)]
         raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, known)}")
@@ -100,8 +105,7 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
         OptionError: `where` is nothing of the kind.
         UnknownNameError: a pattern, or the predicate, matches nothing.
     """
-    if not isinstance(model, nn.Module):
-        raise DtypeError(f"orthogonal needs a torch.nn.Module, got {type(model).__name__}.")
+    check_module(model, "orthogonal")
     known = list(_weights(model))
     matrices = [place for place in known if _may_be_a_matrix(place)]
     chosen: list[Place] = []
@@ -158,9 +162,17 @@ def plain_weight(place: Place) -> nn.Parameter:
     if isinstance(host, nn.RNNBase):
         raise OptionError(
             f"orthogonal needs a module that reads its weight at each forward, got {_kind(host)}, which keeps its own "
-            "list of weights; use sk.nn.OrthogonalRNN, or a cell."
+            f"list of weights; use {instead_of(host)}."
         )
     return weight
+
+
+def instead_of(rnn: nn.RNNBase) -> str:
+    """What takes orthogonal weights in the place of a recurrent layer of torch."""
+    if isinstance(rnn, nn.LSTM | nn.GRU):
+        kind = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
+        return f'sk.models.create("{kind.lower()}", ..., parametrization="cayley"), or torch.nn.{kind}Cell'
+    return "sk.nn.OrthogonalRNN, or a cell"
 
 
 def elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:

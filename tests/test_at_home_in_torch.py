@@ -395,3 +395,10 @@ def test_a_whole_weight_in_functional_call_is_assigned_for_the_call(name, dtype)
         return
     assert close(torch.func.functional_call(layer, call, x), x @ other.weight.mT + layer.bias)
     assert close(layer.weight, w)
+
+
+def test_torchs_orthogonal_on_top_fails_as_over_its_own():
+    for first in (sk.orthogonal(nn.Linear(4, 4), "weight"), nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))):
+        layer = nn.utils.parametrizations.orthogonal(first)
+        with pytest.raises(TypeError, match="NoneType"):
+            layer(torch.ones(4))

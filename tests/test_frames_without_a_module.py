@@ -107,8 +107,9 @@ def test_a_point_registered_by_torch_itself_is_guarded():
     ("given", "error", "text"),
     [
         (lambda: torch.randn(5, 3), errors.NotAFrameError, "nearest_frame"),
-        (lambda: sk.init.haar((5, 3)).mT.contiguous(), errors.ShapeError, r"n >= p"),
+        (lambda: sk.init.haar((5, 3)).mT.contiguous(), errors.ShapeError, r"n >= p.*w.detach\(\).mH"),
         (lambda: torch.ones(3), errors.ShapeError, r"n >= p"),
+        (lambda: torch.nn.Linear(2, 2), errors.DtypeError, "needs tensors, got Linear; a model's come from"),
         (lambda: "w", errors.DtypeError, "needs tensors, got str"),
         (lambda: [sk.init.haar((2, 2))] * 1 + [3], errors.DtypeError, "needs tensors, got int"),
     ],

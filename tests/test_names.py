@@ -48,9 +48,10 @@ def test_every_function_takes_names_as_drift_prints_them():
             "Linear has no parameter 'wieght'; did you mean \"weight\"",
         ),
         (lambda net: sk.coordinates(net, "weight"), 'did you mean "encoder.2.weight"'),
-        (lambda net: sk.assign_(net, "encoder.0.weight", torch.eye(6)), 'did you mean "encoder.2.weight"'),
+        (lambda net: sk.assign_(net, "encoder.0.weight", torch.eye(6)), "only a plain one; sk.orthogonal comes first"),
         (lambda net: sk.reset_(net, "encoder.7.weight"), "has no module 'encoder.7'"),
-        (lambda net: sk.bake(net, "head.weight"), 'did you mean "encoder.2.weight"'),
+        (lambda net: sk.bake(net, "encodr.2.weight"), "has no module 'encodr.2'; did you mean \"encoder.2.weight\""),
+        (lambda net: sk.bake(net, "head.weight"), "no orthogonal weight 'head.weight', only a plain one"),
         (lambda net: sk.rebase_(net, ""), "known: encoder.2.weight"),
         (lambda net: sk.orthogonal(net, where="encodr.*.weight"), 'did you mean "encoder.'),
         (lambda net: sk.orthogonal(net, where=["encoder.0.weight", "decoder"]), "where='decoder'"),
@@ -154,3 +155,30 @@ def test_a_module_under_two_names_has_one_weight_under_either():
     other: Any = sk.orthogonal(nn.ModuleDict({"a": nn.Linear(3, 3)}), where="*")
     other["b"] = other["a"]
     assert list(sk.drift(other)) == ["a.weight"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda w: sk.orthogonal(w), "orthogonal needs a torch.nn.Module, got Parameter"),
+        (lambda w: sk.bake(w), "bake needs a torch.nn.Module, got Parameter"),
+        (lambda w: sk.drift(w), "drift needs a torch.nn.Module, got Parameter; sk.metrics.orthogonality_error"),
+        (lambda w: sk.optim.parameter_groups(w, lr=0.1), "needs a torch.nn.Module, got Parameter; sk.optim.frames"),
+        (lambda w: sk.optim.geoopt_parameters(w), "needs a torch.nn.Module, got Parameter; .*geoopt.ManifoldParam"),
+    ],
+)
+def test_what_is_no_module_is_refused_in_a_sentence(wrong, text):
+    with pytest.raises(errors.DtypeError, match=text):
+        wrong(nn.Parameter(torch.eye(3)))
+
+
+def test_an_optimizer_in_the_place_of_a_name_is_refused_in_a_line():
+    layer = sk.orthogonal(nn.Linear(3, 3), "weight", "rebased")
+    swapped: Any = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with pytest.raises(errors.UnknownNameError, match=r"rebase_ needs the name of an orthogonal weight, got SGD\.$"):
+        sk.rebase_(layer, swapped)
+
+
+def test_a_name_that_is_nearly_nothing_is_answered_by_all_that_are_known():
+    with pytest.raises(errors.OptionError, match="no option 'reflections'; known: bandwidth, negative, precision"):
+        sk.orthogonal(nn.Linear(3, 3), "weight", "cayley", reflections=2)

@@ -168,3 +168,25 @@ def test_the_dtype_stays(dtype):
     taken: Any = OrthogonalRNN.from_torch(nn.RNN(3, 4, dtype=dtype))
     assert taken.weight_hh_l0.dtype is taken.weight_ih_l0.dtype is taken.bias_l0.dtype is dtype
     assert taken(torch.zeros(5, 2, 3, dtype=dtype))[0].dtype is dtype
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "text"),
+    [
+        (nn.LSTM(3, 4), {}, errors.OptionError, r'got LSTM; use sk.models.create\("lstm", .*torch.nn.LSTMCell'),
+        (nn.GRU(3, 4), {}, errors.OptionError, r'got GRU; use sk.models.create\("gru", .*torch.nn.GRUCell'),
+        (nn.RNN(3, 4), {"activation": "relu"}, errors.OptionError, "besides; nonlinearity= asks for another"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(source, options, error, text):
+    with pytest.raises(error, match=text):
+        OrthogonalRNN.from_torch(source, **options)
+
+
+def test_a_matrix_without_a_nearest_frame_can_be_drawn():
+    source: Any = nn.RNN(3, 4)
+    nn.init.zeros_(source.weight_hh_l0)
+    with pytest.raises(errors.RankError, match=r"full rank in weight_hh_l0.*torch.nn.init.orthogonal_"):
+        OrthogonalRNN.from_torch(source)
+    nn.init.orthogonal_(source.weight_hh_l0)
+    OrthogonalRNN.from_torch(source)

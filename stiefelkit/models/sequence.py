@@ -4,8 +4,9 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import skew_size
 from stiefelkit.host import carriers
 
@@ -26,6 +27,7 @@ class SequenceModel(nn.Module):
 
     Raises:
         OptionError: the layer reads (T, B, m).
+        DtypeError: the input is a PackedSequence.
     """
 
     def __init__(self, rnn: nn.Module, output: nn.Linear, *, real_part: bool = False):
@@ -42,6 +44,11 @@ class SequenceModel(nn.Module):
         All states are worked out and kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
         T^(1/2) of them.
         """
+        if isinstance(x, PackedSequence):
+            raise DtypeError(
+                "SequenceModel needs a tensor (batch, time, features), got a PackedSequence; give it to model.rnn and "
+                "the data of what comes out to model.output."
+            )
         states, last = self.rnn(x)
         if last_only:
             h_n = last[0] if isinstance(last, tuple) else last

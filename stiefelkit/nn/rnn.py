@@ -148,7 +148,8 @@ class OrthogonalRNN(_Scanned, Layers):
         found = read(who, source)
         for key in options:
             if key in (*found.options, "activation", "field"):
-                raise OptionError(f"{who} takes {key} from its source, got {key}={options[key]!r:.80} besides.")
+                remedy = "; nonlinearity= asks for another one" if key == "activation" else ""
+                raise OptionError(f"{who} takes {key} from its source, got {key}={options[key]!r:.80} besides{remedy}.")
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
         given = {key: value for key, value in asked.items() if value is not None}
         rnn = cls(parametrization=parametrization, **{**found.options, **given, **options})

@@ -20,6 +20,7 @@ from stiefelkit.errors import (
 )
 from stiefelkit.host import carrier_of
 from stiefelkit.metrics import orthogonality_error
+from stiefelkit.names import instead_of
 
 __all__ = ["TorchRNN", "fill_", "read"]
 
@@ -65,7 +66,8 @@ def read(who: str, source: object) -> TorchRNN:
     elif isinstance(source, Mapping):
         state = dict(source)
     else:
-        raise OptionError(f"{who} needs a torch.nn.RNN or its state dict, got {type(source).__name__}.")
+        remedy = f"; use {instead_of(source)}" if isinstance(source, nn.LSTM | nn.GRU) else ""
+        raise OptionError(f"{who} needs a torch.nn.RNN or its state dict, got {type(source).__name__}{remedy}.")
     matches = {key: _KEY.fullmatch(key) if isinstance(key, str) else None for key in state}
     for key, match in matches.items():
         if match is None:
@@ -158,7 +160,10 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
         try:
             carrier.right_inverse(carrier.param.project(kept) if is_projected else kept)
         except RankError as error:
-            raise RankError(f"{who} needs full rank in {key}, got a matrix without a nearest frame.") from error
+            raise RankError(
+                f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "
+                "draws one."
+            ) from error
         except NotAFrameError as error:
             raise NotAFrameError(
                 f"{who} needs orthonormal columns in {key}, got ||W^H W - I||_F = "

@@ -159,7 +159,9 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         if not isinstance(p, Tensor) or p.is_meta or hasattr(p, "full_tensor"):
             continue
         if p.dim() < 2 or p.shape[-2] < p.shape[-1] or p.numel() == 0:
-            raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}.")
+            wide = p.dim() >= 2 and p.shape[-2] < p.shape[-1] and p.numel() > 0
+            remedy = "; make the frame its adjoint, torch.nn.Parameter(w.detach().mH.contiguous())" if wide else ""
+            raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}{remedy}.")
         if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
             raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
         if 0 in p.stride():

@@ -9,7 +9,7 @@ from stiefelkit import guard
 from stiefelkit.attach import available
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.guard import MANIFOLDS
-from stiefelkit.host import carriers
+from stiefelkit.host import carriers, check_module
 from stiefelkit.optim.checks import check_members
 from stiefelkit.parametrizations.scaled import GAIN
 
@@ -51,7 +51,9 @@ def frames(
     >>> sk.metrics.orthogonality_error(w).item() < 1e-14
     True
     """
-    members = [params] if isinstance(params, Tensor) else list(params)
+    members: list[Any] = [params]
+    if isinstance(params, Iterable) and not isinstance(params, Tensor | str | nn.Module):
+        members = list(params)
     for p in members:
         if not isinstance(p, Tensor):
             raise DtypeError(
@@ -91,6 +93,7 @@ def parameter_groups(
         parameter stands in one.
 
     Raises:
+        DtypeError: the model is no module.
         UnknownNameError: no parametrization has a coordinate of that name.
         OptionError: a learning rate is negative, settings are neither a mapping nor a number, or a manifold is unknown
             or given to coordinates that are free.
@@ -100,6 +103,7 @@ def parameter_groups(
     >>> [sorted(group) for group in parameter_groups(layer, lr=1e-3, skew=dict(lr=1e-4))]
     [['lr', 'params'], ['lr', 'name', 'params', 'weight_decay']]
     """
+    check_module(model, "parameter_groups", "; sk.optim.frames takes frames without one")
     by_name: dict[tuple[str, str | None], list[nn.Parameter]] = {}
     taken: set[int] = set()
     for _, _, _, carrier in carriers(model):
