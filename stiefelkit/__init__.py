@@ -69,7 +69,8 @@ if not TYPE_CHECKING:  # else a checker would believe that every name is here
             if name in module.__all__:
                 globals()[name] = found = getattr(module, name)
                 return found
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        package = importlib.import_module(__name__)  # of which Python offers the nearest name
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=package)
 
     def __dir__():
         return sorted({*globals(), *__all__})

@@ -119,6 +119,19 @@ def test_what_is_no_frame_is_refused_in_a_sentence(given, error, text):
         sk.optim.frames(given())
 
 
+@pytest.mark.parametrize(
+    ("w", "text"),
+    [
+        (sk.init.haar((5, 3)), "does not require grad"),
+        (sk.init.haar((5, 3)).requires_grad_() * 1, "was computed"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_remedy_that_works(w, text):
+    with pytest.raises(errors.OptionError, match=text):
+        sk.optim.frames(w)
+    sk.optim.frames(torch.nn.Parameter(w.detach()))
+
+
 def test_a_manifold_that_is_unknown_is_refused():
     with pytest.raises(errors.OptionError, match='did you mean "stiefel:canonical"'):
         sk.optim.frames(sk.init.haar((3, 2)), manifold="stiefel:canonicle")

@@ -40,7 +40,8 @@ def frames(
     Raises:
         NotAFrameError: the columns of a tensor are not orthonormal.
         ShapeError: a tensor is no tall or square matrix.
-        OptionError: no manifold has this name, a tensor is given twice, is in half precision or shares its memory.
+        OptionError: no manifold has this name, a tensor is no leaf that requires grad, is given twice, is in half
+            precision or shares its memory.
         DtypeError: something is no tensor.
 
     >>> import torch, stiefelkit as sk
@@ -62,6 +63,12 @@ def frames(
     if manifold not in MANIFOLDS:
         raise OptionError(f"No manifold is named {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
     check_members("sk.optim.frames", manifold, members)
+    for p in members:
+        if not (p.is_leaf and p.requires_grad):
+            got = "one that does not require grad" if p.is_leaf else "one that was computed"
+            raise OptionError(
+                f"sk.optim.frames needs tensors to train, got {got}; torch.nn.Parameter(w.detach()) does."
+            )
     known = guard.frames()
     for p in members:
         if id(p) not in known:
