@@ -47,6 +47,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
 def _run(words: list[str], is_program: bool) -> int:
     from cyclopts import CycloptsError, UnknownCommandError
+    from rich.console import Console
 
     from stiefelkit.cli.app import app, asked
     from stiefelkit.errors import StiefelkitError
@@ -56,6 +57,7 @@ def _run(words: list[str], is_program: bool) -> int:
 
         warnings.showwarning = _warn
     token = asked.set(tuple(words))
+    app.console = app.meta.console = Console()  # as wide as the terminal is now; cyclopts would keep its first
     try:
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
     except StiefelkitError as error:
