@@ -37,7 +37,8 @@ def test_the_offset_shifts_every_seed(monkeypatch):
     assert torch.equal(torch.randn(3, generator=seeds.generator(5)), plain)
 
 
-def test_hypothesis_draws_alike_under_one_offset(tmp_path):
+@pytest.mark.parametrize("offset", ["0", "1000"])
+def test_hypothesis_draws_alike_under_one_offset(offset, tmp_path):
     program = (HERE / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(program)
     (tmp_path / "test_drawn.py").write_text(
@@ -49,7 +50,7 @@ def test_hypothesis_draws_alike_under_one_offset(tmp_path):
     program = (
         "import pytest\nfor _ in range(2):\n    pytest.main(['-q', '-s', '-p', 'no:cacheprovider', 'test_drawn.py'])"
     )
-    env = os.environ | {"PYTHONPATH": ":".join(sys.path), seeds.OFFSET: "1000"}
+    env = os.environ | {"PYTHONPATH": ":".join(sys.path), seeds.OFFSET: offset}
     command = [sys.executable, "-c", program]
     out = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True).stdout
     drawn = [line for line in out.splitlines() if line.startswith("drawn")]
