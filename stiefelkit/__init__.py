@@ -1,30 +1,22 @@
-"""Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface."""
+"""Orthogonal and unitary weights for PyTorch: interchangeable parametrizations behind one interface.
 
-import importlib
-from typing import TYPE_CHECKING, Any
+Names are imported when they are first asked for, and torch with them: the command line shows its help without.
+"""
 
-from stiefelkit import errors, functional, init, metrics, models, nn, optim, parametrizations, testing
 from stiefelkit._version import __version__
-from stiefelkit.attach import (
-    Drift,
-    assign_,
-    available,
-    bake,
-    coordinates,
-    drift,
-    orthogonal,
-    rebase_,
-    register,
-    reset_,
-)
-from stiefelkit.carrier import CoordinateList
-from stiefelkit.distributed import fully_shard_coordinates
-from stiefelkit.errors import StiefelkitError
-from stiefelkit.host import check_state_dict
-from stiefelkit.param import OrthogonalParam, Traits
+
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 
 if TYPE_CHECKING:
-    from stiefelkit import manifolds
+    from stiefelkit import errors, functional, init, manifolds, metrics, models, nn, optim, parametrizations, testing
+    from stiefelkit.attach import assign_, available, bake, coordinates, orthogonal, rebase_, register, reset_
+    from stiefelkit.carrier import CoordinateList
+    from stiefelkit.distributed import fully_shard_coordinates
+    from stiefelkit.drifts import Drift, drift
+    from stiefelkit.errors import StiefelkitError
+    from stiefelkit.host import check_state_dict
+    from stiefelkit.param import OrthogonalParam, Traits
+    from stiefelkit.ties import tie
 
 __all__ = [
     "CoordinateList",
@@ -54,11 +46,31 @@ __all__ = [
     "register",
     "reset_",
     "testing",
+    "tie",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # geoopt, under `manifolds`, takes half as long to import as torch.
-    if name == "manifolds":
-        return importlib.import_module("stiefelkit.manifolds")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_HOMES = ("errors", "attach", "carrier", "distributed", "drifts", "host", "param", "ties")
+"""Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
+
+if not TYPE_CHECKING:  # else a checker would believe that every name is here
+
+    def __getattr__(name):
+        import importlib
+
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(f"stiefelkit.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"stiefelkit.{name}":
+                    raise
+        for home in _HOMES if name in __all__ else ():
+            module = importlib.import_module(f"stiefelkit.{home}")
+            if name in module.__all__:
+                globals()[name] = found = getattr(module, name)
+                return found
+        package = importlib.import_module(__name__)  # of which Python offers the nearest name
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=package)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -1,9 +1,8 @@
-"""Putting a parametrization on a weight, and everything one does with such a weight afterwards."""
+"""Putting a parametrization on a weight, and what one does with such a weight afterwards."""
 
-import math
 import warnings
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,29 +10,21 @@ from torch.nn.utils import parametrize
 
 from stiefelkit import registry
 from stiefelkit.carrier import CoordinateList
-from stiefelkit.errors import (
-    DtypeError,
-    ImageError,
-    NonFiniteError,
-    NotAFrameError,
-    OptionError,
-    ShapeError,
-    UnknownNameError,
-    did_you_mean,
-)
-from stiefelkit.host import attach_carrier, carriers
-from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, check_options, coarser, frame_tolerance
+from stiefelkit.errors import DtypeError, OptionError, ShapeError
+from stiefelkit.filling import Start, check_scheme, draw_, start_
+from stiefelkit.host import carriers, check_module, share_carrier
+from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
+from stiefelkit.notices import retire
+from stiefelkit.param import OrthogonalParam, check_options
 from stiefelkit.parametrizations.rebased import Rebased
+from stiefelkit.parametrizations.scaled import Scaled
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
 __all__ = [
-    "Drift",
     "assign_",
     "available",
     "bake",
     "coordinates",
-    "drift",
     "orthogonal",
     "rebase_",
     "register",
@@ -46,29 +37,43 @@ Map = str | type[OrthogonalParam]
 
 def orthogonal(
     module: M,
-    name: str,
+    name: str | None = None,
     parametrization: Map = "cayley",
     *,
+    where: Where | None = None,
     init: str | Tensor | None = None,
     view: str | None = None,
+    gain: float | str = 1.0,
     precision: str = "exact",
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> M:
-    """Makes a weight orthogonal (unitary, if it is complex) for good, and returns the module.
+    """Makes weights orthogonal (unitary, if complex) for good, each the frame nearest to what it was if the map can.
+
+    A weight that is a frame stays as it is. Any other finite one of full rank becomes the frame nearest to it, its
+    polar factor, if the map's image holds that; else (the map cannot invert, or reaches too few frames; a chart fixed
+    by an option, as `negative=`; a default scheme that is not Haar; zeros, dependent columns, NaN) it is drawn. Either
+    is logged once, as information, by the logger "stiefelkit". For a layer fresh from torch the nearest frame is much
+    like a Haar draw; `init="haar"` draws one.
 
     From then on `module.name` is a frame, computed from coordinates in `module.parametrizations.name`, which any
     torch optimizer trains. Create the optimizer afterwards. A wide matrix gets orthonormal rows; dimensions before
-    the last two are a batch. A weight tied to another module's is untied.
+    the last two are a batch. A weight that another module holds, too, is one and the same for both only if both are
+    chosen by `where`.
 
     Args:
-        module: the module that owns the weight.
-        name: the parameter's name, "weight".
+        module: the module that owns the weight, or a model that contains it.
+        name: the parameter's name, "weight", or, as `sk.drift` prints it, "encoder.0.weight".
         parametrization: a registered name (`sk.available()`) or a class.
-        init: None keeps a weight that is a frame, which must be in the map's image, and draws in place of any other by
-            the member's default scheme (Haar) from torch's generator; a scheme ("haar", "identity", "unit_circle",
-            "henaff", ...) draws; "project" takes the frame nearest to the weight; a tensor is assigned.
-        view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap".
+        where: in place of a name, which weights of two dimensions or more: a pattern of names, "encoder.*.weight" (*
+            stands for any characters, dots too), a sequence of them, or a function (name, module that owns it) -> bool.
+            Either all are made orthogonal or, on an error, none.
+        init: None as above; a scheme ("haar", "identity", "unit_circle", "henaff", ...) draws; "project" takes the
+            frame nearest to the weight, or says why not; a tensor is assigned.
+        view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap", with "group_" before it for
+            a matrix in each group.
+        gain: the weight is this times a frame: a positive number, as of `torch.nn.init.calculate_gain`, or "learned", a
+            coordinate more, "gain", which is 1 after a draw, and else the mean singular value of the weight.
         precision: "exact", the default, rounds once.
         generator: source of randomness for a drawn init.
         **options: the member's own (`negative=` for "cayley").
@@ -77,30 +82,37 @@ def orthogonal(
         The same module.
 
     Raises:
-        UnknownNameError: no parametrization or parameter has this name.
+        UnknownNameError: no parametrization or parameter has this name, or `where` matches none.
         ShapeError: the weight is no matrix, is empty, or is a kernel without `view`.
         DtypeError: the weight is neither floating nor complex, or the member does not do its field.
-        OptionError: an option is unknown or out of range, or the weight is parametrized already.
-        NonFiniteError, NotAFrameError, ImageError: `init` is a tensor, or "project", that the map cannot take.
+        OptionError: an option is unknown or out of range, or the weight is no plain parameter.
+        NonFiniteError, NotAFrameError, RankError, ImageError: `init` is a tensor, or "project", that the map cannot
+            take.
         ImageError: the weight is a frame outside the map's image, and `init` is None.
 
     >>> layer = orthogonal(nn.Linear(8, 4, bias=False), "weight", "cayley")
     >>> torch.dist(layer.weight @ layer.weight.mT, torch.eye(4)).item() < 1e-6
     True
     """
-    weight = _find_weight(module, name)
-    param = _build(parametrization, module, name, weight, view, {"precision": precision, **options})
-    device, dtypes = weight.device, param.coordinate_dtypes
-    blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
-    carrier = CoordinateList(param, blank, weight.requires_grad)
-    if init is not None and not isinstance(init, Tensor) and init != "project":
-        _check_scheme(param, init)
-        carrier.scheme = init
-    if device.type != "meta":
-        _initialise(carrier, weight.detach(), init, generator)
-    elif isinstance(init, Tensor) or init == "project":
-        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {init!r:.40}.")
-    attach_carrier(module, name, carrier)
+    check_module(module, "orthogonal")
+    if (name is None) == (where is None):
+        raise OptionError(
+            f"orthogonal needs a weight's name or where=, one of both, got name={name!r:.80} and where={where!r:.80}."
+        )
+    chosen = choose(module, where) if name is None else [find_place(module, name, "orthogonal")]  # type: ignore[arg-type]
+    if len(chosen) > 1 and isinstance(init, Tensor):
+        raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
+    tied: dict[int, list[Place]] = {}
+    for place in chosen:
+        tied.setdefault(id(plain_weight(place)), []).append(place)
+    plan = _Plan(registry.find_parametrization(parametrization), view, gain, {"precision": precision, **options})
+    start = Start(init, generator)
+    made = [(places, _carry(plan, places, start)) for places in tied.values()]
+    notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
+    for places, carrier in made:
+        share_carrier([(place.host, place.name) for place in places], carrier)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
     return module
 
 
@@ -115,7 +127,7 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
     """
-    _carrier(module, name).right_inverse(weight)
+    find_carrier(module, name, "assign_")[1].right_inverse(weight)
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
@@ -130,12 +142,12 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     Raises:
         OptionError: the map has no such scheme.
     """
-    carrier = _carrier(module, name)
+    _, carrier = find_carrier(module, name, "reset_")
     if any(c.is_meta for c in carrier.coordinates.values()):
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
     if init is not None:
-        _check_scheme(carrier.param, init)
-    _draw_(carrier, init, generator)
+        check_scheme(carrier.param, init)
+    draw_(carrier, init, generator)
 
 
 def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -156,84 +168,60 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
     >>> rebase_(layer, "weight")
     """
-    carrier = _carrier(module, name)
-    param = carrier.param.inner if isinstance(carrier.param, Viewed) else carrier.param
+    _, carrier = find_carrier(module, name, "rebase_")
+    param = carrier.param
+    while isinstance(param, Viewed | Scaled):
+        param = param.inner
     if not isinstance(param, Rebased):
         raise OptionError(f'rebase_ needs a weight with the map "rebased", got {param.title}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
-    if optimizer is not None and not all(id(c) in held for c in carrier.coordinates.values()):
+    moved = [carrier.coordinates[key] for key in param.coordinates]
+    if optimizer is not None and not all(id(c) in held for c in moved):
         raise OptionError(
             f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
         )
     carrier.check_assignable()
-    values, chart = param.rebased(*carrier.gathered())
+    present = carrier.gathered()
+    values, chart = param.rebased(*present[: len(moved)])
     param.load_chart_(chart)
-    carrier.fill_(values)
+    carrier.fill_([*values, *present[len(moved) :]])  # a gain stays
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
         optimizer.state.clear()
     elif optimizer is not None:
-        for c in carrier.coordinates.values():
+        for c in moved:
             optimizer.state.pop(c, None)
 
 
 def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """Returns name to parameter of an orthogonal weight's coordinates."""
-    return _carrier(module, name).coordinates
+    return find_carrier(module, name, "coordinates")[1].coordinates
 
 
-def bake(module: M, name: str) -> M:
+def bake(module: M, name: str | None = None) -> M:
     """Replaces an orthogonal weight by one plain parameter that holds the frame, and returns the module.
 
     Copies of the module are not touched. The parameter is a new one: optimizers must be told.
-    """
-    carrier = _carrier(module, name)
-    trains = any(c.requires_grad for c in carrier.coordinates.values())
-    with torch.no_grad():
-        frame = getattr(module, name).detach().clone()
-    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-    delattr(module, name)
-    module.register_parameter(name, nn.Parameter(frame, trains))
-    return module
 
-
-@dataclass(frozen=True)
-class Drift:
-    """How far a weight is from being a frame.
-
-    Attributes:
-        error: ||W^H W - I||_F in float64, the worst of a batch.
-        limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
-        bits_lost: binary digits lost beyond that, log2(max(error / limit, 1)).
-    """
-
-    error: float
-    limit: float
-    bits_lost: float
-
-
-@torch.no_grad()
-def drift(model: nn.Module) -> dict[str, Drift]:
-    """Measures every orthogonal weight of a model, under FSDP2 too (then on every rank).
-
-    What is measured is the map's own frame, without parametrizations that were put on top of it.
-
-    Returns:
-        Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
+    Args:
+        module: the module.
+        name: the weight's name; None bakes every orthogonal weight of the module and of those inside it, as
+            `torch.onnx.export` needs.
 
     Raises:
-        NonFiniteError: a weight holds NaN or infinity.
+        UnknownNameError: the module has no orthogonal weight of this name.
+
+    >>> type(bake(orthogonal(nn.Linear(4, 4), "weight"))).__name__
+    'Linear'
     """
-    found = {}
-    for qualified, _, _, carrier in carriers(model):
-        frames = carrier.param.frames(carrier.evaluate_whole())
-        error = orthogonality_error(frames).max().item()
-        if not math.isfinite(error):
-            raise NonFiniteError(
-                f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
-            )
-        limit = rounding_limit(frames.shape[-1], frames.dtype)
-        found[qualified] = Drift(error, limit, bits_lost(error, limit))
-    return found
+    if name is not None:
+        place, carrier = find_carrier(module, name, "bake")
+        _bake(place.host, place.name, carrier, None)
+        return module
+    check_module(module, "bake")
+    baked: dict[int, nn.Parameter] = {}
+    for _, host, own, carrier in list(carriers(module)):
+        baked[id(carrier)] = _bake(host, own, carrier, baked.get(id(carrier)))
+    return module
 
 
 def available() -> dict[str, type[OrthogonalParam]]:
@@ -267,106 +255,113 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
     registry.parametrizations.register(name, parametrization)
 
 
-def _find_weight(module: nn.Module, name: str) -> nn.Parameter:
-    kind = type(module).__name__
-    if not isinstance(module, nn.Module):
-        raise DtypeError(f"orthogonal needs a torch.nn.Module, got {kind}.")
-    held: Any = module._modules.get("parametrizations", ())  # not by getattr, which a wrapper may pass on
-    if name in held:
-        raise OptionError(
-            f"orthogonal needs a plain parameter, got {kind}.{name}, parametrized already; sk.bake it first."
-        )
-    weight = module._parameters.get(name) if isinstance(name, str) else None
-    if weight is None:
-        known = [key for key, value in module._parameters.items() if value is not None]
-        raise UnknownNameError(f"{kind} has no parameter {name!r}{did_you_mean(name, known)}")
-    if isinstance(module, nn.RNNBase):
-        raise OptionError(
-            f"orthogonal needs a module that reads its weight at each forward, got {kind}, which keeps its own list of "
-            "weights; use sk.nn.OrthogonalRNN, or a cell."
-        )
-    return weight
+class _Plan(NamedTuple):
+    """What is put on each weight: the class of the map, view, gain, and the map's options."""
+
+    cls: type[OrthogonalParam]
+    view: str | None
+    gain: float | str
+    options: dict[str, Any]
 
 
-def _build(
-    parametrization: Map, module: nn.Module, name: str, weight: Tensor, view: str | None, options: dict[str, Any]
-) -> OrthogonalParam:
-    cls = registry.find_parametrization(parametrization)
-    convolution = isinstance(module, nn.modules.conv._ConvNd) and name == "weight"
-    where = f"{cls.__name__} on {type(module).__name__}.{name}"
+def _bake(module: nn.Module, name: str, carrier: CoordinateList, frame: nn.Parameter | None) -> nn.Parameter:
+    """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
+    trains = any(c.requires_grad for c in carrier.coordinates.values())
+    with torch.no_grad():
+        frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
+    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    delattr(module, name)
+    module.register_parameter(name, frame)
+    retire(carrier.coordinates.values(), f"the coordinates of {carrier.weight} as they were before sk.bake", frame)
+    return frame
+
+
+def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList:
+    """Makes what will carry a weight, filled; the weight may stand in several places."""
+    first, *others = places
+    weight, seen = plain_weight(first), _seen(plan, first)
+    for other in others:
+        if _seen(plan, other) != seen:
+            raise OptionError(
+                f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
+                "parameter in a convolution and in a transposed one; choose one of them, and tie the other to it."
+            )
+    param = _build(plan, first, weight, seen)
+    device, dtypes = weight.device, param.coordinate_dtypes
+    blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
+    carrier = CoordinateList(param, blank, weight.requires_grad)
+    init = start.init
+    if init is not None and not isinstance(init, Tensor) and init != "project":
+        check_scheme(param, init)
+        carrier.scheme = init
+    if device.type != "meta":
+        start_(carrier, weight.detach(), start, first.title)
+    elif isinstance(init, Tensor) or init == "project":
+        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {init!r:.40}.")
+    return carrier
+
+
+def _is_convolution(place: Place) -> bool:
+    return isinstance(place.host, nn.modules.conv._ConvNd) and place.name == "weight"
+
+
+def _groups(place: Place) -> int:
+    return int(getattr(place.host, "groups", 1)) if _is_convolution(place) else 1
+
+
+def _seen(plan: _Plan, place: Place) -> View:
+    """How a weight is read; checks that it is a matrix, or kernel, that can be."""
+    weight = plain_weight(place)
+    convolution, groups = _is_convolution(place), _groups(place)
+    where = f"{plan.cls.__name__} on {place.title}"
     if weight.dim() < 2:
         raise ShapeError(f"{where} needs a matrix or a batch of matrices, got shape {tuple(weight.shape)}.")
     if weight.numel() == 0:
         raise ShapeError(f"{where} needs at least one row and one column, got shape {tuple(weight.shape)}.")
-    if convolution and view is None:
-        choices = ", ".join(repr(key) for key in VIEWS if key != "matrix")
+    if convolution and plan.view is None:
+        known = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
+        choices = ", ".join(map(repr, known))
         raise ShapeError(f"{where} needs view= ({choices}) for a kernel, got shape {tuple(weight.shape)}.")
     if not (weight.is_floating_point() or weight.is_complex()):
         raise DtypeError(f"{where} needs a floating or complex weight, got {weight.dtype}.")
-    transposed = convolution and bool(getattr(module, "transposed", False))
-    seen = View(view or "matrix", tuple(weight.shape), out_dim=int(transposed))
-    check_options(cls, options)
-    reason = cls.supports(seen.frame_shape, weight.dtype, **options)
+    transposed = convolution and bool(getattr(place.host, "transposed", False))
+    return View(plan.view or "matrix", tuple(weight.shape), int(transposed), groups)
+
+
+def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
+    check_options(plan.cls, plan.options)
+    reason = plan.cls.supports(seen.frame_shape, weight.dtype, **plan.options)
     if reason is not None:
+        where = f"{plan.cls.__name__} on {place.title}"
         raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}.")
-    inner = cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **options)
-    return inner if seen.is_plain else Viewed(inner, seen)
+    inner = plan.cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **plan.options)
+    scaled = inner if plan.gain == 1 and not isinstance(plan.gain, bool) else Scaled(inner, plan.gain)
+    return scaled if seen.is_plain else Viewed(scaled, seen)
 
 
-def _initialise(
-    carrier: CoordinateList, weight: Tensor, init: str | Tensor | None, generator: torch.Generator | None
-) -> None:
-    if isinstance(init, Tensor):
-        carrier.right_inverse(init)
-    elif init == "project":
-        if not torch.isfinite(weight).all():
-            raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
-        carrier.right_inverse(carrier.param.project(weight))
-    elif init is not None:
-        _draw_(carrier, init, generator)
-    else:
-        try:
-            carrier.right_inverse(_kept(carrier.param, weight))
-        except (NotAFrameError, NonFiniteError):
-            _draw_(carrier, None, generator)
-        except ImageError as error:
-            param = carrier.param
-            if _is_frame(param, weight):
-                reason = str(error).removesuffix(".")
-                raise ImageError(f"{reason}; init={param.schemes[0]!r} draws another in its place.") from error
-            _draw_(carrier, None, generator)
+def _of_groups(plan: _Plan, chosen: Sequence[Place]) -> list[str]:
+    """Says which convolutions of groups have a view that does not make them isometries."""
+    if plan.view is None or plan.view.startswith("group_"):
+        return []
+    found = [place.title for place in chosen if _groups(place) > 1]
+    if not found:
+        return []
+    return [
+        f"{', '.join(found)}: a convolution of several groups is no isometry with view={plan.view!r}, which makes one "
+        f'matrix of all groups; view="group_{plan.view}" makes one of each.'
+    ]
 
 
-def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
-    """Whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
-    frames = param.frames(weight)
-    return orthogonality_error(frames).max().item() <= frame_tolerance(
-        frames.shape[-1], coarser(frames.dtype, torch.float32)
-    )
-
-
-def _kept(param: OrthogonalParam, weight: Tensor) -> Tensor:
-    """A float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
-    if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
-        return weight
-    return param.project(weight) if _is_frame(param, weight) else weight
-
-
-def _draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
-    carrier.check_assignable()
-    param = carrier.param
-    drawn, chart = param.initial(init or carrier.scheme or param.schemes[0], generator)
-    param.load_chart_(chart)
-    carrier.fill_(drawn)
-
-
-def _check_scheme(param: OrthogonalParam, init: object) -> None:
-    if init not in param.schemes:
-        raise OptionError(f"{param.title} has no init {init!r}{did_you_mean(init, param.schemes)}")
-
-
-def _carrier(module: nn.Module, name: str) -> CoordinateList:
-    found = {own: carrier for _, host, own, carrier in carriers(module) if host is module}
-    if name not in found:
-        raise UnknownNameError(f"{type(module).__name__} has no orthogonal weight {name!r}{did_you_mean(name, found)}")
-    return found[name]
+def _of_ties(module: nn.Module, tied: Iterable[Sequence[Place]]) -> list[str]:
+    """Says which weights stand elsewhere in the model as well, where they stay plain."""
+    notes = []
+    for places in tied:
+        first = places[0]
+        for other in elsewhere(module, plain_weight(first), places):
+            names = [place.qualified for place in (*places, other)]
+            notes.append(
+                f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
+                f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
+                f"where={names!r} in place of the name does."
+            )
+    return notes

@@ -1,5 +1,6 @@
 """What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit import guard
+from stiefelkit import guard, notices
 from stiefelkit.entries import (
     check_description,
     check_entry,
@@ -16,11 +17,14 @@ from stiefelkit.entries import (
     check_weight,
     describe_map,
     read_description,
-    whole,
 )
-from stiefelkit.errors import CheckpointError, ImageError, UnfilledError
+from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
+from stiefelkit.functional._onnx import is_exported
+from stiefelkit.functional._sparse import with_dense_gradient
+from stiefelkit.mending import Notes, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam, coarser, keep_precision
+from stiefelkit.sharding import placed_like, whole
 
 __all__ = ["CoordinateList"]
 
@@ -46,13 +50,16 @@ class CoordinateList(parametrize.ParametrizationList):
         weight: the weight's name in messages, "Linear.weight".
         gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "reference".
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
+        is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
     """
 
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
+    is_sparse: bool = False
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
         nn.ModuleList.__init__(self, [param])
+        param.is_carried = True
         self.unsafe = True
         self.is_tensor = False
         self.ntensors = len(coordinates)
@@ -62,7 +69,13 @@ class CoordinateList(parametrize.ParametrizationList):
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int]] | None = None
-        if param.manifolds:
+        self._watch()
+
+    def _watch(self) -> None:
+        self._notes = Notes()
+        self.note_written()
+        notices.watch(self)
+        if self.frame_tensors():
             guard.watch(self)
 
     def __len__(self) -> int:
@@ -76,17 +89,32 @@ class CoordinateList(parametrize.ParametrizationList):
     def _members(self) -> list[nn.Module]:
         return [member for key, member in self._modules.items() if key.isdigit() and member is not None]
 
+    def append(self, module: nn.Module) -> "CoordinateList":
+        """Puts another parametrization on top, which takes the weight: one tensor.
+
+        Raises:
+            OptionError: it takes several, as torch's weight_norm.
+        """
+        try:
+            inspect.signature(module.forward).bind(None)
+        except TypeError as error:
+            raise OptionError(
+                f"{self.weight}, a {self.param.title}'s, needs parametrizations on top that take one tensor, got "
+                f"{type(module).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
+            ) from error
+        return super().append(module)  # type: ignore[return-value]
+
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
-        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None}
+        self.mend()
+        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None, "_notes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
         super().__setstate__(state)
         if self._emptied is not None:
             self._remember_emptied()
-        if self.param.manifolds:
-            guard.watch(self)
+        self._watch()
 
     @property
     def param(self) -> OrthogonalParam:
@@ -105,6 +133,36 @@ class CoordinateList(parametrize.ParametrizationList):
         self._emptied = None
         if unfilled:
             self._remember_emptied()
+        self.note_written()
+
+    def frame_tensors(self) -> list[tuple[Tensor, bool]]:
+        """Each coordinate and buffer that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+        return frame_tensors(self.param, self.coordinates)
+
+    def note_written(self) -> None:
+        """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
+        bound = self.param.manifolds
+        names = zip(self._originals, self.param.coordinates, strict=True)
+        coordinates = [(self._parameters, key) for key, name in names if name in bound]
+        buffers = [(member._buffers, key) for member in self.param.modules() for key in member._buffers]
+        self._notes.take([*coordinates, *buffers])
+
+    def mend(self) -> None:
+        """Takes frames that were written to from outside, as averages of weights do, to their nearest.
+
+        What optimizers of frames, assignments and checkpoints write is theirs to keep, and not looked at; nor are the
+        tensors that functional_call brings, which are the caller's.
+
+        Raises:
+            NotAFrameError: the chart's signs or permutations have become something else.
+            RankError: a frame has become so dependent that none is nearest.
+        """
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return
+        written = self._notes.written()
+        if written:
+            mend_(self.param, self.coordinates, written, self.weight)
+            self.note_written()
 
     def _is_own(self, c: Tensor) -> bool:
         """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
@@ -134,8 +192,19 @@ class CoordinateList(parametrize.ParametrizationList):
 
         Raises:
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
+            OptionError: `torch.onnx.export` is tracing; ONNX lacks what most maps need.
         """
-        values = self._values()
+        if is_exported():
+            raise OptionError(
+                f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
+                "sk.bake(copy.deepcopy(model))."
+            )
+        self.mend()
+        values: Any = self._values()
+        if values and isinstance(values[0], torch.fx.Proxy):
+            # One node of torch.fx.symbolic_trace, as torch's own lists are.
+            tracer = values[0].tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
         self._check_filled()
         if any([hasattr(c, "full_tensor") for c in values]):
             raise UnfilledError(
@@ -148,7 +217,8 @@ class CoordinateList(parametrize.ParametrizationList):
         w: Any = first(*values)
         for member in others:
             w = member(w)
-        return w.contiguous()
+        w = w.contiguous()
+        return with_dense_gradient(w) if self.is_sparse else w
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""
@@ -190,12 +260,9 @@ class CoordinateList(parametrize.ParametrizationList):
             if not self._is_own(c):
                 setattr(self, f"original{i}", value.to(c))
                 continue
-            if hasattr(c, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
-
-                value = distribute_tensor(value.to(c), c.device_mesh, c.placements, src_data_rank=None)  # type: ignore[attr-defined]
-            c.copy_(value)
+            c.copy_(placed_like(value.to(c), c))
         self._emptied = None
+        self.note_written()
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
@@ -268,6 +335,11 @@ class CoordinateList(parametrize.ParametrizationList):
                 c.data = c.data.to(wanted[name])
             if f"{prefix}original{i}" in state_dict:
                 self._refine_(name, state_dict[f"{prefix}original{i}"].dtype)
+        self.note_written()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.mend()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
@@ -285,6 +357,7 @@ class CoordinateList(parametrize.ParametrizationList):
             self._remember_emptied()
         for name, dtype in before.items():
             self._refine_(name, dtype)
+        self.note_written()
         return self
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from stiefelkit import registry
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.param import OrthogonalParam, frame_tolerance
+from stiefelkit.sharding import local_part, whole
 
 __all__ = [
     "check_description",
@@ -20,13 +21,15 @@ __all__ = [
     "describe_map",
     "in_words",
     "read_description",
-    "whole",
 ]
 
 _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
+_FIXED = ("shape", "field")
+"""What no assignment changes."""
+_REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
@@ -74,8 +77,8 @@ def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str)
     for key, fits in same.items():
         if not fits:
             raise CheckpointError(
-                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}; "
-                "to change it, load into the old kind of weight and assign that to the new one with sk.assign_."
+                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}"
+                f"{'' if key in _FIXED else _REMEDY}."
             )
 
 
@@ -158,18 +161,13 @@ def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool
         if may_be_meta:
             return value
         raise CheckpointError(f"{what} needs values, got a tensor on the meta device; load it with assign=True.")
-    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
+    local = local_part(value)
     if not torch.isfinite(local).all():
         raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
     if inexact and not torch.isfinite(local.to(ours.dtype)).all():
         largest = local.abs().max().item()
         raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
     return value
-
-
-def whole(value: Tensor) -> Tensor:
-    """The tensor, gathered if it is sharded."""
-    return getattr(value, "full_tensor", lambda: value)()
 
 
 def check_frame(value: Tensor, what: str) -> None:

@@ -26,6 +26,11 @@ __all__ = [
 ]
 
 
+_LISTED = 32
+_NEAR = 0.65
+"""Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
+
+
 class StiefelkitError(Exception):
     """Root of every error that stiefelkit raises on purpose."""
 
@@ -83,9 +88,10 @@ class UnknownNameError(StiefelkitError, ValueError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names."""
+    """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names, of 32 at most."""
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=_NEAR)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known: {', '.join(known)}." if known else "; none is known."
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"; known: {', '.join(known[:_LISTED])}{more}." if known else "; none is known."

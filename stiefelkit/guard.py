@@ -1,7 +1,8 @@
-"""Finds frames that are coordinates themselves, and refuses optimizers that would take them off the manifold.
+"""Finds the tensors that must stay frames, and refuses optimizers that would take them off the manifold.
 
-A carrier of such frames announces itself once. Nothing is stored in the tensors, which FSDP2 and casts replace: which
-parameter is a frame is looked up when it matters, among the carriers that are still alive.
+A carrier of such frames announces itself once, and so does who has a frame without a module. Nothing is stored in the
+tensors, which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the carriers and
+the tensors that are still alive.
 """
 
 import sys
@@ -9,13 +10,12 @@ import weakref
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stiefelkit.errors import OptimizerError
-from stiefelkit.param import OrthogonalParam
 
-__all__ = ["MANIFOLDS", "Frame", "frames", "watch"]
+__all__ = ["MANIFOLDS", "Frame", "carriers", "frames", "frames_alone", "watch", "watch_frame"]
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
@@ -25,17 +25,19 @@ class _Carrier(Protocol):
     weight: str
 
     @property
-    def param(self) -> OrthogonalParam: ...
+    def param(self) -> Any: ...
 
     @property
     def coordinates(self) -> dict[str, nn.Parameter]: ...
 
+    def note_written(self) -> None: ...
+
 
 class Frame(NamedTuple):
-    """Where a frame that is a coordinate belongs.
+    """Where a parameter that is a frame belongs.
 
     Attributes:
-        carrier: the `CoordinateList` that holds it.
+        carrier: the `CoordinateList` that holds it, None for a frame without a module.
         name: the coordinate's name, "stiefel".
         manifold: what it must stay on, "stiefel:canonical".
     """
@@ -44,16 +46,38 @@ class Frame(NamedTuple):
     name: str
     manifold: str
 
+    @property
+    def title(self) -> str:
+        """In messages: "the frame of Linear.weight"."""
+        return "a frame without a module" if self.carrier is None else f"the frame of {self.carrier.weight}"
+
 
 _carriers: weakref.WeakSet[_Carrier] = weakref.WeakSet()
+_alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 _hooks: list[Any] = []
 
 
 def watch(carrier: _Carrier) -> None:
-    """Adds a carrier whose map has `manifolds`; it is forgotten when it dies."""
+    """Adds a carrier that holds frames; it is forgotten when it dies."""
     _carriers.add(carrier)
-    if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_refuse))
+    _install()
+
+
+def watch_frame(frame: Tensor, manifold: str) -> None:
+    """Adds a frame that no carrier holds; it is forgotten when it dies."""
+    key = id(frame)
+    _alone[key] = weakref.ref(frame, lambda _: _alone.pop(key, None)), manifold
+    _install()
+
+
+def carriers() -> list[Any]:
+    """Returns the carriers alive that hold frames."""
+    return list(_carriers)
+
+
+def frames_alone() -> list[Tensor]:
+    """Returns the frames alive that no carrier holds."""
+    return [frame for alive, _ in list(_alone.values()) if (frame := alive()) is not None]
 
 
 def frames() -> dict[int, Frame]:
@@ -63,17 +87,36 @@ def frames() -> dict[int, Frame]:
     its parameter is replaced.
     """
     found = {}
+    for key, (alive, manifold) in list(_alone.items()):
+        if alive() is not None:
+            found[key] = Frame(None, "stiefel", manifold)
     for carrier in list(_carriers):
         manifolds = carrier.param.manifolds
-        for name, c in carrier.coordinates.items():
+        for name, c in carrier.coordinates.items() if manifolds else ():
             if name in manifolds:
                 found[id(c)] = Frame(carrier, name, manifolds[name])
     return found
 
 
+def _install() -> None:
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_refuse))
+        _hooks.append(register_optimizer_step_post_hook(_note))
+
+
+def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Tells the carriers of what an optimizer has moved along its manifold that this was no stranger."""
+    if not _carriers:
+        return
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for carrier in list(_carriers):
+        if carrier.param.manifolds and not moved.isdisjoint(map(id, carrier.coordinates.values())):
+            carrier.note_written()
+
+
 def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Raises OptimizerError before a step that would take a frame off its manifold."""
-    if getattr(optimizer, "moves_frames", False) or not _carriers:
+    if getattr(optimizer, "moves_frames", False) or not (_carriers or _alone):
         return
     known = frames()
     for group in optimizer.param_groups:
@@ -90,12 +133,12 @@ def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:
     return p is None or isinstance(p, tensor.ManifoldParameter)
 
 
-def _in_words(optimizer: torch.optim.Optimizer, p: torch.Tensor, frame: Frame) -> str:
+def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:
     size, name = " x ".join(map(str, p.shape)), type(optimizer).__name__
-    got = f"got the frame of {frame.carrier.weight} ({size}), which must stay on its manifold"
+    got = f"got {frame.title} ({size}), which must stay on its manifold"
+    alone = frame.carrier is None
     if _is_geoopts(optimizer):
-        return f"{name} needs frames as geoopt's own parameters, {got}; give it sk.optim.geoopt_parameters(model)."
-    return (
-        f"{name} needs parameters that may move freely, {got}; use "
-        "sk.optim.MultiplicativeCayley(sk.optim.parameter_groups(model, lr=...))."
-    )
+        remedy = "geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())" if alone else "sk.optim.geoopt_parameters(model)"
+        return f"{name} needs frames as geoopt's own parameters, {got}; give it {remedy}."
+    groups = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
+    return f"{name} needs parameters that may move freely, {got}; use sk.optim.MultiplicativeCayley({groups})."

@@ -6,17 +6,35 @@ renames them.
 
 import copy
 import functools
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from typing_extensions import deprecated
 
 from stiefelkit.carrier import CoordinateList
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, DtypeError, OptionError
+from stiefelkit.notices import retire
 
-__all__ = ["attach_carrier", "carrier_of", "carriers", "check_state_dict", "manifolds"]
+__all__ = [
+    "attach_carrier",
+    "carrier_of",
+    "carriers",
+    "check_before_loading",
+    "check_module",
+    "check_state_dict",
+    "manifolds",
+    "share_carrier",
+]
+
+
+def check_module(module: Any, who: str, remedy: str = "") -> None:
+    """Raises DtypeError unless it is a module; the remedy ends the sentence."""
+    if not isinstance(module, nn.Module):
+        raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
 
 
 def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
@@ -37,13 +55,26 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> Non
     """Replaces a plain parameter of a module by what a carrier evaluates to."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
+    old = module._parameters.get(name)
+    if old is not None:
+        retire([old], f"{plain.__name__}.{name} as it was before sk.orthogonal", carrier)
     delattr(module, name)
     if held is None:
         held = module.parametrizations = nn.ModuleDict()
     held[name] = carrier.train(module.training)
     carrier.weight = f"{plain.__name__}.{name}"
     carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
+    carrier.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     _inject(module, plain, list(held))
+
+
+def share_carrier(places: Sequence[tuple[nn.Module, str]], carrier: CoordinateList) -> None:
+    """Replaces plain parameters of several modules by what one carrier evaluates to; its name is the first's."""
+    kinds = None
+    for module, name in reversed(places):
+        attach_carrier(module, name, carrier)
+        kinds = carrier.gradients if kinds is None else tuple(kind for kind in carrier.gradients if kind in kinds)
+    carrier.gradients = kinds or CoordinateList.gradients
 
 
 def manifolds(module: nn.Module) -> dict[str, str]:
@@ -101,7 +132,7 @@ def _rewrites_entries(module: nn.Module) -> bool:
     return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_carriers"))
 
 
-def _check_before_loading() -> None:
+def check_before_loading() -> None:
     """Has `load_state_dict` of every module check the orthogonal weights under it before torch writes anything.
 
     torch writes module by module and offers no hook at the beginning, for a root that is not ours. Models without
@@ -121,6 +152,35 @@ def _check_before_loading() -> None:
 
     load_state_dict.checks_carriers = True  # type: ignore[attr-defined]
     nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+
+
+def _refuse_norms_by_hooks() -> None:
+    """Has torch's older norms, which look for a plain parameter, say so where they find a weight of ours."""
+    for kind, name in (("weight_norm", "WeightNorm"), ("spectral_norm", "SpectralNorm")):
+        # By its name: in torch.nn.utils the function stands in the place of its module.
+        norm = getattr(importlib.import_module(f"torch.nn.utils.{kind}"), name)
+        plain = norm.apply
+        if hasattr(plain, "checks_carriers"):
+            continue
+        checked = _refusing(getattr(plain, "__wrapped__", plain), kind)
+        if hasattr(plain, "__deprecated__"):  # inside: that warning names the caller's line
+            checked = deprecated(plain.__deprecated__, category=FutureWarning)(checked)
+        checked.checks_carriers = True
+        norm.apply = staticmethod(checked)
+
+
+def _refusing(plain: Any, kind: str) -> Any:
+    @functools.wraps(plain)
+    def apply(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        carrier = carrier_of(module, name)
+        if carrier is not None:
+            raise OptionError(
+                f"{kind} needs a plain parameter, got {carrier.weight}, a {carrier.param.title}'s; sk.bake it first, "
+                "or scale the frame with gain= of sk.orthogonal."
+            )
+        return plain(module, name, *args, **kwargs)
+
+    return apply
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
@@ -178,7 +238,8 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
 
     if plain._load_from_state_dict is nn.Module._load_from_state_dict:
         load.checks_carriers = True  # type: ignore[attr-defined]
-    _check_before_loading()
+    check_before_loading()
+    _refuse_norms_by_hooks()
 
     methods = {
         "__deepcopy__": deepcopy,

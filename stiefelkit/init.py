@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean
 
 __all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
 
@@ -25,9 +25,13 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
     Returns:
         Frames exact to rounding, on the generator's device.
 
+    Raises:
+        ShapeError: the shape is no sequence, or that of no tall or square matrix.
+
     >>> haar((2, 5, 3)).shape
     torch.Size([2, 5, 3])
     """
+    _check_tall("haar", shape)
     gaussian = torch.randn(*shape, dtype=dtype, device=_device(generator), generator=generator)
     q, r = torch.linalg.qr(gaussian)
     # QR leaves the phases of R's diagonal free; making them positive makes Q unique, hence Haar (Mezzadri 2007).
@@ -38,6 +42,7 @@ def identity(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
     """Returns the first p columns of the identity."""
+    _check_tall("identity", shape)
     eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=_device(generator))
     return eye.expand(*shape).clone()
 
@@ -49,6 +54,7 @@ def henaff(
 
     An odd last axis stays where it is. The eigenvalues e^{it}, e^{-it} are uniform on the unit circle.
     """
+    _check_tall("henaff", shape)
     *batch, n, p = shape
     t = _uniform((*batch, n // 2), generator) * (2 * math.pi) - math.pi
     w = identity((*batch, n, n), torch.float64, generator)
@@ -63,6 +69,7 @@ def unit_circle(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
     """Draws frames with eigenvalues uniform on the unit circle: `henaff` for real, diag(e^{it}) for complex frames."""
+    _check_tall("unit_circle", shape)
     if not dtype.is_complex:
         return henaff(shape, dtype, generator)
     *batch, _, p = shape
@@ -89,6 +96,12 @@ def draw(
     if scheme not in SCHEMES:
         raise OptionError(f"No init scheme is named {scheme!r}{did_you_mean(scheme, SCHEMES)}")
     return SCHEMES[scheme](shape, dtype, generator)
+
+
+def _check_tall(who: str, shape: Sequence[int]) -> None:
+    if not isinstance(shape, Sequence) or len(shape) < 2 or shape[-2] < shape[-1]:
+        got = tuple(shape) if isinstance(shape, Sequence) else repr(shape)
+        raise ShapeError(f"sk.init.{who} needs a shape (*, n, p) with n >= p, got {got}; .mH of a tall frame is wide.")
 
 
 def _device(generator: torch.Generator | None) -> torch.device | None:

@@ -1,8 +1,9 @@
 """The contract that every parametrization keeps: `OrthogonalParam` and its `Traits`."""
 
+import functools
+import importlib
 import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit import init
+from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, followed, keep_precision
 from stiefelkit.errors import (
     DtypeError,
     ImageError,
@@ -69,38 +71,6 @@ class Traits:
     cost_exponent: float = 3.0
 
 
-def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
-
-    Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to.
-    """
-
-    def apply(t: Tensor) -> Tensor:
-        moved = _silently(fn, t) if t.is_complex() else fn(t)
-        wanted = coordinate_dtype(dtype)
-        wanted = wanted.to_complex() if t.is_complex() else wanted
-        if not (t.is_floating_point() or t.is_complex()) or moved.dtype == wanted:
-            return moved
-        return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
-
-    return apply
-
-
-def _followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
-    """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
-    found = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
-    if not dtype.is_complex:
-        return found
-    return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
-
-
-def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """Calls without torch's warning that a complex tensor loses its imaginary part."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fn(t)
-
-
 def option_names(cls: type["OrthogonalParam"]) -> list[str]:
     """The names of a class's options, `precision` among them."""
     parameters = inspect.signature(cls.__init__).parameters
@@ -115,21 +85,6 @@ def check_options(cls: type["OrthogonalParam"], options: Any) -> None:
     for key in options:
         if key not in known:
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
-
-
-def computing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a composite works its frames out: that of the weight, float32 at least."""
-    return dtype if dtype.is_complex else coordinate_dtype(dtype)
-
-
-def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """The dtype with fewer digits."""
-    return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
-
-
-def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the free coordinates of a weight: real, float64 for float64 and complex128, else float32."""
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def frame_tolerance(p: int, dtype: torch.dtype) -> float:
@@ -170,6 +125,11 @@ class OrthogonalParam(nn.Module, ABC):
     schemes: ClassVar[tuple[str, ...]] = tuple(init.SCHEMES)
     """Names that `initial` takes; the first is the default."""
 
+    frame_buffers: ClassVar[tuple[str, ...]] = ()
+    """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
+    is_carried: bool = False
+    """Whether a weight has this map, and its chart with it."""
+
     dtype: torch.dtype
 
     def __init__(
@@ -181,6 +141,7 @@ class OrthogonalParam(nn.Module, ABC):
         precision: str = "exact",
     ):
         super().__init__()
+        _make_known()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = type(self).__name__
         if len(shape) < 2:
@@ -295,8 +256,12 @@ class OrthogonalParam(nn.Module, ABC):
         return F.linear(x, self(*coordinates))
 
     def frames(self, weight: Tensor) -> Tensor:
-        """The matrices in a weight that must have orthonormal columns: itself, unless seen through a view."""
+        """The matrices in a weight that must have orthonormal columns: itself, but for views and gains."""
         return weight
+
+    def bare(self, *coordinates: Tensor) -> Tensor:
+        """The frames at these coordinates, without view and gain: what `sk.drift` measures."""
+        return self.frames(self(*coordinates))
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
         """Finds coordinates whose image is W; checks W first, then writes the chart and nothing else.
@@ -327,9 +292,21 @@ class OrthogonalParam(nn.Module, ABC):
         """Returns None if the chart is one that this map can have, else what it needs; for checkpoints."""
         return None
 
-    def project(self, weight: Tensor) -> Tensor:
-        """The weight of this shape nearest to a given one, in float64 or complex128."""
+    @property
+    def takes_nearest(self) -> bool:
+        """Whether `sk.orthogonal`, not told otherwise, takes the frame nearest to a weight, or else draws.
+
+        True where the default scheme is "haar"; a member with an option that fixes the chart overrides it.
+        """
+        return self.schemes[0] == "haar"
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The weight of this shape nearest to a given one whose frames are exact, in float64 or complex128."""
         return nearest_frame(weight.to(working_dtype(self.dtype)))
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The weight of this shape nearest to a given one, in float64 or complex128; `nearest`, if it is a frame."""
+        return self.nearest(weight)
 
     @torch.no_grad()
     def load_chart_(self, chart: Mapping[str, Tensor]) -> None:
@@ -370,7 +347,7 @@ class OrthogonalParam(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalParam":
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
-        dtype = _followed(fn, self.dtype)
+        dtype = followed(fn, self.dtype)
         if dtype.is_complex and not self.is_complex:
             raise DtypeError(f"{self.title} needs a real dtype for its {self.dtype} weight, got {dtype}.")
         if recurse:
@@ -384,6 +361,12 @@ class OrthogonalParam(nn.Module, ABC):
         """Shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
+
+
+@functools.cache
+def _make_known() -> None:
+    """Has torch's own functions know our maps, once the first is made."""
+    importlib.import_module("stiefelkit.adoption").install()  # by name, as it stands floors above
 
 
 def rows_of(x: Tensor) -> int:

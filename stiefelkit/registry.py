@@ -8,10 +8,12 @@ one name are an error where it is used; a plugin with the name of a built-in is 
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
-from stiefelkit.param import OrthogonalParam
+
+if TYPE_CHECKING:
+    from stiefelkit.param import OrthogonalParam
 
 __all__ = ["Registry", "find_parametrization", "parametrizations"]
 
@@ -81,13 +83,19 @@ class Registry:
         return self._loaded.get(name, target)
 
     def available(self) -> dict[str, Any]:
-        """Returns name to object for all that import; a plugin that fails to import is warned about and left out."""
+        """Returns name to object for all that import.
+
+        What fails to import, and a class that lacks an abstract method, is warned about and left out.
+        """
         found = {}
         for name in self.names():
             try:
-                found[name] = self.get(name)
+                target = self.get(name)
+                _check_whole(self.kind, target)
             except (PluginError, OptionError) as error:
                 warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=2)
+                continue
+            found[name] = target
         return found
 
     def by_class_name(self, attribute: str) -> Any | None:
@@ -138,14 +146,26 @@ parametrizations = Registry(
 )
 
 
-def find_parametrization(given: str | type[OrthogonalParam]) -> type[OrthogonalParam]:
+def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[OrthogonalParam]":
     """Returns the class that a name or a class stands for.
 
     Raises:
         UnknownNameError: no parametrization has this name.
-        OptionError: it is no subclass of `OrthogonalParam`.
+        OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
     """
+    from stiefelkit.param import OrthogonalParam
+
     cls = parametrizations.get(given) if isinstance(given, str) else given
     if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
         raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+    _check_whole("parametrization", cls)
+    if not hasattr(cls, "coordinate_names"):
+        raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
     return cls
+
+
+def _check_whole(kind: str, target: Any) -> None:
+    """Raises OptionError for a class that lacks an abstract method; whatever is no class passes."""
+    missing = sorted(getattr(target, "__abstractmethods__", ()))
+    if missing and isinstance(target, type):
+        raise OptionError(f"A {kind} needs {', '.join(missing)}, got {target.__name__} without.")

@@ -1,6 +1,7 @@
 """Putting maps on weights, assigning, resetting, baking and measuring."""
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
 
@@ -36,13 +37,123 @@ def test_a_float32_frame_cast_up_is_kept():
     assert sk.drift(layer)["weight"].error < 1e-14
 
 
-def test_an_ordinary_weight_gives_the_default_init_from_torchs_generator():
-    first, second = (nn.Linear(6, 6) for _ in range(2))
+@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "stiefel", "rebased", "margin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize(("rows", "columns"), [(6, 6), (7, 4), (4, 7)])
+def test_an_ordinary_weight_becomes_the_frame_nearest_to_it(name, dtype, rows, columns):
+    layer = nn.Linear(columns, rows, dtype=dtype)
+    u, _, vh = torch.linalg.svd(layer.weight.detach().to(working_dtype(dtype)), full_matrices=False)
+    state = torch.get_rng_state()
+    sk.orthogonal(layer, "weight", name)
+    assert torch.allclose(layer.weight.to(u.dtype), u @ vh, atol=2e-6)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_where_no_reflection_is_in_the_image_the_nearest_rotation_is_taken(n, dtype):
+    w = torch.randn(3, n, n, dtype=dtype)
+    w[torch.linalg.det(w) > 0] *= torch.tensor([-1.0] + [1.0] * (n - 1), dtype=dtype)
+    layer: Any = nn.Module()
+    layer.weight = nn.Parameter(w.clone())
+    sk.orthogonal(layer, "weight", "matrix_exp")
+    # ||W - R||^2 = ||W||^2 + n - 2 tr R^T W, of which the trace is at most s_1 + ... + s_(n-1) - s_n.
+    s = torch.linalg.svdvals(w.double())
+    nearest = s.square().sum(-1) + n - 2 * (s.sum(-1) - 2 * s[:, -1])
+    found = (layer.weight.double() - w.double()).square().sum((-2, -1))
+    assert torch.allclose(found, nearest, rtol=1e-5)
+    assert torch.allclose(torch.linalg.det(layer.weight), torch.ones(3, dtype=dtype))
+
+
+def test_the_nearest_frame_is_nearer_than_a_draw():
+    layer = nn.Linear(16, 16)
+    old = layer.weight.detach().clone()
+    near, drawn = (sk.orthogonal(copy.deepcopy(layer), "weight", init=init).weight for init in (None, "haar"))
+    assert torch.dist(near, old) < 0.8 * torch.dist(drawn, old)
+
+
+def test_a_fresh_layer_is_much_like_a_haar_draw():
+    w = torch.stack([sk.orthogonal(nn.Linear(8, 8), "weight", "stiefel").weight.detach() for _ in range(400)])
+    assert w.mean(0).abs().max() < 0.1
+    assert w.square().mean().item() == pytest.approx(1 / 8, rel=1e-5)
+    assert w.diagonal(dim1=-2, dim2=-1).sum(-1).square().mean().item() == pytest.approx(1, abs=0.35)
+    assert torch.linalg.det(w).sign().mean().abs() < 0.25
+    # Haar: E w^4 = 3 / (n (n + 2)). Entries that were uniform, not normal, leave 0.86 of it, at n = 64 0.80.
+    assert w.pow(4).mean().item() == pytest.approx(0.86 * 3 / 80, rel=0.1)
+
+
+def with_weight(w) -> Any:
+    layer: Any = nn.Linear(w.shape[1], w.shape[0], dtype=w.dtype)
+    layer.weight.data = w
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("weight", "name", "options"),
+    [
+        (torch.zeros(6, 6), "cayley", {}),
+        (torch.ones(6, 6), "cayley", {}),
+        (torch.full((6, 6), float("nan")), "cayley", {}),
+        (torch.full((6, 6), float("inf")), "cayley", {}),
+        (torch.randn(6, 6), "cayley", {"negative": 0}),
+        (torch.randn(6, 6), "cayley", {"bandwidth": 2}),
+        (torch.randn(6, 6), "householder", {"reflections": 1}),
+        (torch.randn(8, 8), "givens", {"layers": 3}),
+        (torch.randn(6, 6, dtype=torch.complex64), "fourier", {}),
+        (torch.randn(6, 6, dtype=torch.complex64), "householder", {"reflections": 2}),
+        (torch.randn(6, 6), "margin", {"u_options": {"negative": 1}}),
+    ],
+)
+def test_what_has_no_nearest_frame_in_the_image_is_drawn_by_the_default_scheme(weight, name, options):
+    first, second = with_weight(weight.clone()), with_weight(weight.clone())
     seeds.reseed(3)
-    sk.orthogonal(first, "weight", "cayley")
+    sk.orthogonal(first, "weight", name, **options)
     seeds.reseed(3)
-    sk.orthogonal(second, "weight", "cayley", init="haar")
+    scheme = first.parametrizations.weight.param.schemes[0]
+    sk.orthogonal(second, "weight", name, init=scheme, **options)
     assert torch.equal(first.weight, second.weight)
+
+
+@pytest.mark.parametrize(
+    ("weight", "options", "expected"),
+    [
+        (2 * torch.eye(3), {}, ["encoder.weight, which was no frame, is the nearest one now, 1.73 away."]),
+        (torch.eye(3), {}, []),
+        (torch.zeros(3, 3), {}, []),
+        (2 * torch.eye(3), {"init": "haar"}, []),
+        (
+            -2 * torch.eye(3),
+            {"parametrization": "matrix_exp"},
+            ["encoder.weight, which was no frame, is the nearest one now, 3.32 away."],
+        ),
+        (torch.ones(3, 3), {}, ["drawn anew by 'haar'", "linearly independent"]),
+        (2 * torch.eye(3), {"negative": 1}, ["drawn anew by 'haar'", "unless the weight fits"]),
+    ],
+)
+def test_what_became_of_a_weight_is_logged_once(weight, options, expected):
+    said, logger = [], logging.getLogger("stiefelkit")
+    before, handler = logger.level, logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        model = nn.ModuleDict({"encoder": with_weight(weight.clone())})
+        sk.orthogonal(model, "encoder.weight", **options)
+        sk.drift(model)
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+    assert len(said) == bool(expected)
+    assert all(text in said[0] for text in expected)
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder", "matrix_exp"])
+def test_layers_of_ours_draw_whatever_torch_has_drawn(name):
+    layer = sk.nn.OrthogonalLinear(5, 5, parametrization=name, generator=seeds.generator(1))
+    again = sk.nn.OrthogonalLinear(5, 5, parametrization=name, init="haar", generator=seeds.generator(1))
+    rnn: Any = sk.nn.OrthogonalRNN(2, 5, parametrization=name, generator=seeds.generator(1))
+    assert torch.equal(layer.weight, again.weight)
+    assert torch.equal(layer.weight, rnn.weight_hh_l0)
 
 
 def test_project_takes_the_nearest_frame():
@@ -135,6 +246,7 @@ def test_adamw_with_weight_decay_stays_on_the_manifold_for_a_thousand_steps(rows
         (nn.Conv2d(4, 8, 3, groups=2), "out_by_rest", lambda w: w.reshape(8, 18).mT),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Conv2d.weight. a convolution of several groups")
 def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
     sk.orthogonal(layer, "weight", "cayley", view=view)
     w = layer.weight.detach()

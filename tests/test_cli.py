@@ -140,15 +140,15 @@ def test_an_error_in_a_file_is_one_sentence(text: str, says: str, capsys: pytest
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe() -> None:
     Path("my.toml").write_text(
-        'model = "scornn"\nT = 3\nhidden_size = 6\nbatch-size = 9\nlr = 0.5\noptimizer = "sgd"\n'
-        "train_size = 30\ntest-size = 20\nclip_norm = 1\n[rates]\nskew = 0.25\nphase = 3\n[options]\nnegative = 2\n"
+        'model = "scurnn"\nT = 3\nhidden_size = 6\nbatch-size = 9\nlr = 0.5\noptimizer = "sgd"\n'
+        "train_size = 30\ntest-size = 20\nclip_norm = 1\n[rates]\nskew = 0.25\nphase = 3\n[options]\nbandwidth = 2\n"
         "[optimizer_options]\nnesterov = true\nmomentum = 0.5\n"
     )
     assert main("train copying --config my.toml --steps 2 --lr 0.125 --rates.phase 0.75 --out run".split()) == 0
     found = config("run")
-    assert (found["model"], found["hidden_size"], found["batch_size"]) == ("scornn", 6, 9)
+    assert (found["model"], found["hidden_size"], found["batch_size"]) == ("scurnn", 6, 9)
     assert (found["lr"], found["optimizer"], found["rates"]) == (0.125, "sgd", {"skew": 0.25, "phase": 0.75})
-    assert found["options"] == {"negative": 2}
+    assert found["options"] == {"bandwidth": 2}
     assert found["optimizer_options"] == {"nesterov": True, "momentum": 0.5}
     assert found["task_options"] == {"T": 3, "train_size": 30, "test_size": 20}
 

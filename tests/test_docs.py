@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/extending.md", "docs/recurrence.md"])
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending", "optimizers", "recurrence"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_printed_python_runs(page, monkeypatch, tmp_path):
     from stiefelkit import registry
 

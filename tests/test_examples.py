@@ -26,3 +26,14 @@ def test_a_large_rotation_spreads_the_outliers_and_stays_a_rotation(monkeypatch,
     assert min(kurtosis) < kurtosis[0] / 5
     (worst,) = re.findall(r"at worst ([\d.]+) limits", shown)
     assert float(worst) <= 2
+
+
+def test_every_optimizer_solves_procrustes_pca_and_ica_without_a_module(monkeypatch, capsys):
+    run("frames", "--steps 120", monkeypatch)
+    _, *rows = capsys.readouterr().out.splitlines()
+    found = [(row[:24].strip(), row[24:48].strip(), *map(float, row[48:].split())) for row in rows]
+    assert len({name for _, name, *_ in found}) == 5
+    assert len(found) == 3 * 5
+    for problem, name, error, drift in found:
+        assert error < 0.02, (problem, name)
+        assert drift <= 20, (problem, name)

@@ -1,6 +1,7 @@
 """A broken law says what is needed to see it again."""
 
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -146,3 +147,9 @@ def test_the_printed_line_repeats_the_failure_of_a_manifold(offset):
     for failure in caught.value.failures:
         with pytest.raises(LawBroken, match=re.escape(str(failure))):
             exec(failure.line, {"manifold": manifold})
+
+
+def test_the_decay_that_a_law_asks_for_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_parametrization(Cayley, ["decay"], only="Cayley-9x4-float32")

@@ -28,7 +28,7 @@ SMALL = {
     "repeats": 1,
     "seconds": 1e-3,
 }
-SIZES = ["--sizes", "4,8", "--matrices", "1,2", "--steps", "4,8", "--batches", "1,2"]
+SIZES = ["--sizes", "4,8", "--matrices", "1,2", "--T", "4,8", "--batches", "1,2"]
 
 
 # The fit

@@ -62,3 +62,12 @@ def test_errors_are_measured_in_float64_per_matrix():
 def test_bits_lost_count_from_the_limit():
     assert bits_lost(1.0, 2.0) == 0
     assert bits_lost(8.0, 2.0) == 2
+
+
+@pytest.mark.parametrize("scheme", ["haar", "identity", "henaff", "unit_circle"])
+@pytest.mark.parametrize("shape", [(2, 5), (4, 2, 5), (3,), 3])
+def test_a_shape_of_no_tall_matrix_is_refused(scheme, shape):
+    with pytest.raises(errors.ShapeError, match=f"sk.init.{scheme} needs a shape .* n >= p, got .*[35]"):
+        sk.init.draw(scheme, shape)
+    with pytest.raises(errors.ShapeError, match="n >= p"):
+        sk.init.draw(scheme, shape, torch.complex128)

@@ -275,3 +275,11 @@ def test_script_modules_load_as_ever():
     outer = nn.Sequential(scripted, sk.orthogonal(nn.Linear(3, 3), "weight"))
     outer.load_state_dict(outer.state_dict())
     assert set(sk.drift(outer)) == {"1.weight"}
+
+
+def test_another_shape_is_refused_without_a_remedy_that_could_not_work():
+    saved = sk.orthogonal(nn.Linear(4, 4), "weight").state_dict()
+    with pytest.raises(errors.CheckpointError, match=r"weight needs a checkpoint with shape \[5, 5\], got \[4, 4\]\.$"):
+        sk.orthogonal(nn.Linear(5, 5), "weight").load_state_dict(saved)
+    with pytest.raises(errors.CheckpointError, match="load into the old kind of weight"):
+        sk.orthogonal(nn.Linear(4, 4), "weight", "householder").load_state_dict(saved)

@@ -48,6 +48,27 @@ class HalfGradient(Stiefel):
         return super().egrad2rgrad(x, u) / 2
 
 
+class FlatHessian(Stiefel):
+    """Forgets how the manifold bends."""
+
+    def ehess2rhess(self, x, egrad, ehess, u):
+        return self.egrad2rgrad(x, ehess)
+
+
+class OtherHessian(Stiefel):
+    """Takes the Hessian of the Euclidean metric."""
+
+    def ehess2rhess(self, x, egrad, ehess, u):
+        return Stiefel("euclidean").ehess2rhess(x, egrad, ehess, u)
+
+
+class Chord(Stiefel):
+    """Takes the chord for the geodesic."""
+
+    def logmap(self, x, y, *, missing="raise"):
+        return self.proju(x, y - x)
+
+
 class ComplexInner(Stiefel):
     def inner(self, x, u, v=None, *, keepdim=False):
         return (u.conj() * (u if v is None else v)).sum(dim=(-2, -1), keepdim=keepdim)
@@ -111,6 +132,9 @@ class Unique(Stiefel):
         (RetractionForGeodesic(), "geodesic", "speed of expmap"),
         (OtherProjection(), "projections", "proju of proju"),
         (HalfGradient(), "gradient", r"off Re tr\(G\^H V\)"),
+        (FlatHessian(), "hessian", r"inner\(U, Hess U\) is .* off the second derivative"),
+        (OtherHessian(), "hessian", "inner"),
+        (Chord(), "logarithm", "logmap of expmap"),
         (ComplexInner(), "inner", "complex64"),
         (ComplexInner(), "gradient", r"off Re tr\(G\^H V\)"),
         (Rescaled(), "projections", r"projx: \|\|W\^H W - I\|\|_F"),

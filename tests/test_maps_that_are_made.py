@@ -99,7 +99,7 @@ def test_what_is_no_boolean_is_refused(cls, name, value):
         *(("dropout", value) for value in ("0.5", True, None, float("nan"), -0.1, [0.1])),
         *(("input_size", value) for value in ("3", 3.0, True, None)),
         ("dtype", "float32"),
-        ("activation", None),
+        ("activation", 3),
         ("backend", 3),
     ],
 )

@@ -439,3 +439,11 @@ def test_a_model_is_registered_by_name(monkeypatch):
     sk.models.register("mine", "stiefelkit.models.scornn:scornn")
     net: Any = sk.models.create("mine", 1, 2, 3)
     assert net.output.weight.shape == (3, 2)
+
+
+def test_sequences_of_different_lengths_are_for_the_layer_and_the_read_out():
+    net: Any = sk.models.create("scornn", 2, 4, 3)
+    packed = nn.utils.rnn.pack_sequence([torch.randn(5, 2), torch.randn(3, 2)])
+    with pytest.raises(errors.DtypeError, match=r"got a PackedSequence; give it to model\.rnn"):
+        net(packed)
+    assert net.output(net.rnn(packed)[0].data).shape == (8, 3)

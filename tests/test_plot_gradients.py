@@ -19,7 +19,7 @@ from stiefelkit.experiments.tasks import create
 from stiefelkit.models import SequenceModel
 from stiefelkit.testing import seeds
 
-SMALL = ["--seed", str(seeds.seed()), "--T", "6", "--hidden-size", "4", "--batch-size", "3", "--iterations", "0,2"]
+SMALL = ["--seed", str(seeds.seed()), "--T", "6", "--hidden-size", "4", "--batch-size", "3", "--steps", "0,2"]
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,9 @@ def test_the_net_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-@pytest.mark.parametrize("net", [nn.Linear(2, 2), SequenceModel(nn.GRU(2, 3, bidirectional=True), nn.Linear(6, 1))])
+@pytest.mark.parametrize(
+    "net", [nn.Linear(2, 2), SequenceModel(nn.GRU(2, 3, batch_first=True, bidirectional=True), nn.Linear(6, 1))]
+)
 def test_a_model_without_a_layer_of_one_direction_is_refused(net):
     task = create("adding", {"T": 5})
     with pytest.raises(errors.OptionError, match="of one direction"):
@@ -195,8 +197,8 @@ def test_a_folder_of_that_name_is_reached_by_its_path(capsys):
         ("--task addding", 'did you mean "adding"'),
         ("--models scorn", 'did you mean "scornn"'),
         ("--models ,", "one model"),
-        ("--iterations ,", "one iteration"),
-        ("--iterations 0,x", "--iterations"),
+        ("--steps ,", "one iteration"),
+        ("--iterations 0,x", "--steps"),
         ("--iterations=-1", "iterations"),
         ("--task digits --T 5", "option T"),
         ("--T 1", "T"),

@@ -10,6 +10,7 @@ import torch
 
 from stiefelkit import init
 from stiefelkit.functional import cayley, pack_skew
+from stiefelkit.functional._function import Function
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.stiefel_point import StiefelPoint
@@ -68,6 +69,47 @@ class WrongHessian(Small):
         if self.is_complex or any(self.shape[:-2]) or self.shape[-2] != self.shape[-1]:
             return super().forward(skew, phase)
         return (_DetachedFactor.apply(skew.double(), self.shape[-1]) * self.signs).to(self.dtype)
+
+
+class _WrongTangent(Function):
+    @staticmethod
+    def forward(v):
+        return v.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def tangent(ctx, t):
+        return 1.001 * t
+
+
+class WrongTangent(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(_WrongTangent.apply(skew), phase)
+
+
+class _LastOfBatch(torch.autograd.Function):
+    """Keeps the gradient where the next one will overwrite it."""
+
+    @staticmethod
+    def forward(ctx, v):
+        ctx.kept = torch.empty_like(v)
+        return v.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.kept.copy_(g)
+
+
+class LastOfBatch(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(_LastOfBatch.apply(skew), phase)
 
 
 class Boasting(Small):
@@ -318,6 +360,8 @@ class NoExamples(Small):
         (Lowered, "precision"),
         (WrongGradient, "gradients"),
         (WrongHessian, "second_derivatives"),
+        (WrongTangent, "forward_mode"),
+        (LastOfBatch, "batched_gradients"),
         (Counting, "pure"),
         (Sharing, "threads"),
         (Flagging, "threads"),

@@ -1,17 +1,23 @@
-"""The command `stiefelkit`: it parses, calls `stiefelkit.experiments` and prints."""
+"""The command `stiefelkit`: it parses, calls `stiefelkit.experiments` and prints.
 
-import signal
+Nothing here imports torch before a command runs, so that help comes at once: what works with tensors is imported in the
+functions of the commands.
+"""
+
 import sys
-from collections.abc import Sequence
-
-from stiefelkit.errors import StiefelkitError, did_you_mean
 
 __all__ = ["main"]
 
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STOPPED = "Stopped at once; what was saved is kept."
 USER_ERROR = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Runs one command line.
 
     An error that the user can mend is one sentence on standard error; any other keeps its traceback.
@@ -22,11 +28,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 after an error of the user, 128 + n after signal n.
     """
+    is_program = arguments is None
+    try:
+        from stiefelkit.cli import interrupts
+
+        if is_program:
+            interrupts.guard()
+        return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
+    except KeyboardInterrupt:
+        print(STOPPED, file=sys.stderr)
+        return 130
+    finally:
+        if is_program:
+            from stiefelkit.cli import interrupts
+
+            interrupts.ignore()
+
+
+def _run(words: list[str], is_program: bool) -> int:
     from cyclopts import CycloptsError, UnknownCommandError
+    from rich.console import Console
 
-    from stiefelkit.cli.app import app
+    from stiefelkit.cli.app import app, asked
+    from stiefelkit.errors import StiefelkitError
 
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if is_program:
+        import warnings
+
+        warnings.showwarning = _warn
+    token = asked.set(tuple(words))
+    app.console = app.meta.console = Console()  # as wide as the terminal is now; cyclopts would keep its first
     try:
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
     except StiefelkitError as error:
@@ -38,17 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # of a path or a disk; a bug in a program seldom raises it
         where = f" at {error.filename}" if error.filename else ""
         return _refuse(f"stiefelkit needs files that it can read and write, got {error.strerror or error}{where}.")
-    except KeyboardInterrupt:
-        print("Stopped at once; what was saved is kept.", file=sys.stderr)
-        return 128 + signal.SIGINT
     finally:
-        if arguments is None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and saved: a late Ctrl-C changes nothing
+        asked.reset(token)
     return code if isinstance(code, int) else 0
 
 
 def _unknown_command(words: list[str], word: str) -> str:
     from stiefelkit.cli.app import app
+    from stiefelkit.errors import did_you_mean
 
     if word == words[0]:
         known = [name for name in app if not name.startswith("-")]
@@ -62,6 +90,11 @@ def _unknown_command(words: list[str], word: str) -> str:
     if word.startswith("-"):
         return f"stiefelkit {words[0]} needs a {kind} before {word}, one of {', '.join(names)}."
     return f"No {kind} is named {word!r}{did_you_mean(word, names)}"
+
+
+def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:
+    kind = "Warning" if category is UserWarning else f"Warning ({category.__name__})"
+    print(f"{kind}:", " ".join(str(message).split()), file=sys.stderr)
 
 
 def _refuse(sentence: str) -> int:

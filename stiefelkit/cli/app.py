@@ -1,13 +1,18 @@
 """The table of commands, each imported when it is called."""
 
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
+from stiefelkit.cli.words import unwrapped
 
-__all__ = ["app", "option_name"]
+__all__ = ["app", "asked", "option_name"]
+
+asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
+"""The words of the command line at work, for help that depends on them."""
 
 
 def option_name(field: str) -> str:
@@ -15,7 +20,7 @@ def option_name(field: str) -> str:
     return field.replace("_", "-")
 
 
-DRIFT = """Measure how weights keep orthogonality.
+DRIFT = unwrapped("""Measure how weights keep orthogonality.
 
 Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
 "unconstrained", a weight that nothing holds; optimizers that move the frame itself (multiplicative_cayley, cayley_sgd,
@@ -26,8 +31,8 @@ learning rate by which the first step has the length --step-length, so all go eq
 The table shows the largest ||W^H W - I||_F, computed in float64, of all looks up to a step, over what rounding an
 exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so
 Ctrl-C loses only the one at work.
-"""
-REPORT = """Measure this machine, and write one page about it.
+""")
+REPORT = unwrapped("""Measure this machine, and write one page about it.
 
 The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
 the time of one matrix product, and its ratio to other implementations; how time and memory grow; errors against the
@@ -35,7 +40,8 @@ norm of the coordinates; and the scan's four cases. Each part says by which comm
 
 Nothing is written before all is measured, except the figures of --json. A command stopped by Ctrl-C leaves an older
 page as it was.
-"""
+""")
+CONFIG = """TOML file with options, those of a task in a table of its name; the command line wins over it."""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
 DEFAULTS = Parameter(name_transform=option_name, negative_iterable=())
@@ -47,8 +53,9 @@ app = App(
     version_flags=["--version", "-v"],
     default_parameter=DEFAULTS,
     suppress_keyboard_interrupt=False,
+    help_format="plaintext",  # Markdown takes as long to import as all the rest
 )
-app.command("stiefelkit.cli.listing:show", name="list", help="Show the parametrizations, optimizers, models and tasks.")
+app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is to choose from, or one NAME.")
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
@@ -63,7 +70,7 @@ app.meta.suppress_keyboard_interrupt = False
 @app.meta.default
 def launch(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    config: Annotated[Path | None, Parameter(help="TOML file with options; the command line wins over it.")] = None,
+    config: Annotated[Path | None, Parameter(help=CONFIG)] = None,
 ) -> Any:
     """Reads the options of a file, then runs the command with both."""
     if config is not None:

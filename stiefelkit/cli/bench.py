@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from rich.table import Table
@@ -14,21 +14,23 @@ from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import literal, whole
 from stiefelkit.cli.races import raced, three_digits
-from stiefelkit.experiments.bench import optimizers as of_optimizers
-from stiefelkit.experiments.bench import parametrizations as of_parametrizations
-from stiefelkit.experiments.bench.course import Conditions, Heat
-from stiefelkit.experiments.bench.rows import Row, check_place
+from stiefelkit.cli.words import with_plain_help
 from stiefelkit.experiments.recipe import Option
+
+if TYPE_CHECKING:
+    from stiefelkit.experiments.bench.course import Conditions, Heat
+    from stiefelkit.experiments.bench.rows import Row
 
 __all__ = ["app"]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
-app.command(scan, name="scan")
-app.command(growth, name="growth")
-app.command(norms, name="norms")
+app.command(with_plain_help(scan), name="scan")
+app.command(with_plain_help(growth), name="growth")
+app.command(with_plain_help(norms), name="norms")
 
 
 @app.command(name="parametrizations")
+@with_plain_help
 def parametrizations(
     *,
     sizes: str = "64,256,512",
@@ -81,6 +83,9 @@ def parametrizations(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
+    from stiefelkit.experiments.bench import parametrizations as of_parametrizations
+    from stiefelkit.experiments.bench.rows import check_place
+
     plan = of_parametrizations.Plan(
         sizes=sizes_of(sizes),
         members=words_of(members),
@@ -109,6 +114,7 @@ def parametrizations(
 
 
 @app.command(name="optimizers")
+@with_plain_help
 def optimizers(
     *,
     sizes: str = "64,256,512,1024x64,2048x32",
@@ -157,6 +163,9 @@ def optimizers(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
+    from stiefelkit.experiments.bench import optimizers as of_optimizers
+    from stiefelkit.experiments.bench.rows import check_place
+
     plan = of_optimizers.Plan(
         sizes=sizes_of(sizes),
         optimizers=words_of(optimizers),
@@ -181,7 +190,7 @@ def optimizers(
     )
 
 
-def _table(plan: Conditions, heat: Heat, compares_precisions: bool = False) -> Table:
+def _table(plan: "Conditions", heat: "Heat", compares_precisions: bool = False) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
@@ -199,7 +208,7 @@ def _table(plan: Conditions, heat: Heat, compares_precisions: bool = False) -> T
     return table
 
 
-def _exact_over_fast(rows: list[Row]) -> dict[str, float]:
+def _exact_over_fast(rows: "list[Row]") -> dict[str, float]:
     """Time of each exact contender over that of the same in precision fast."""
     seconds = {row.contender: row.seconds for row in rows}
     pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}

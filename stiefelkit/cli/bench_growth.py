@@ -1,7 +1,7 @@
 """`stiefelkit bench growth` and `stiefelkit bench norms`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -10,9 +10,10 @@ from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import integers_of, sizes_of, words_of
 from stiefelkit.cli.open_options import whole
 from stiefelkit.cli.races import raced
-from stiefelkit.experiments.bench import growth as of_growth
-from stiefelkit.experiments.bench import norms as of_norms
-from stiefelkit.experiments.bench.rows import check_place
+
+if TYPE_CHECKING:
+    from stiefelkit.experiments.bench import growth as of_growth
+    from stiefelkit.experiments.bench import norms as of_norms
 
 __all__ = ["growth", "norms"]
 
@@ -24,7 +25,7 @@ def growth(
     against: str = "n,matrices,T,batch",
     sizes: str = "64,128,256,512,1024",
     matrices: str = "1,4,16,64",
-    steps: str = "128,256,512,1024",
+    steps: Annotated[str, Parameter(name=("--T", "--steps"))] = "128,256,512,1024",
     batches: str = "16,64,256,1024",
     precision: str = "exact",
     dtype: str = "float32",
@@ -44,7 +45,7 @@ def growth(
     table names the range of the fit, and up to where overhead dominates.
 
     "expected" is the cost exponent in the traits of the member for time against n, 2 for memory against n, else 1.
-    "faster" marks what grows faster than that by more than twice the spread and what a factor log n could add.
+    "faster": yes where it grows faster than that by more than twice the spread and what a factor log n could add.
 
     Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there
     before.
@@ -66,13 +67,16 @@ def growth(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
+    from stiefelkit.experiments.bench import growth as of_growth
+    from stiefelkit.experiments.bench.rows import check_place
+
     plan = of_growth.Plan(
         members=words_of(members),
         what=words_of(what),
         against=words_of(against),
         sizes=integers_of(sizes, "--sizes"),
         matrices=integers_of(matrices, "--matrices"),
-        steps=integers_of(steps, "--steps"),
+        steps=integers_of(steps, "--T"),
         batches=integers_of(batches, "--batches"),
         precision=precision,
         dtype=dtype,
@@ -87,11 +91,13 @@ def growth(
     return raced(lambda watch: of_growth.heats(plan, watch), lambda heat: _growth(plan, heat), json, plan.dtype)
 
 
-def _growth(plan: of_growth.Plan, heat: of_growth.Heat) -> Table:
+def _growth(plan: "of_growth.Plan", heat: "of_growth.Heat") -> Table:
+    from stiefelkit.experiments.bench.growth import AXES
+
     points = plan.points(heat.against)
     title = f"{heat.what} against {heat.against}, {points[0]} to {points[-1]}, {plan.device}"
-    caption = f"{of_growth.AXES[heat.against]}; the exponent fitted over the range"
-    table = table_of(title, caption, ["contender"], ["exponent", "range", "overhead", "expected", ""])
+    caption = f"{AXES[heat.against]}; the exponent fitted over the range"
+    table = table_of(title, caption, ["contender"], ["exponent", "range", "overhead", "expected", "faster"])
     table.min_width = len(title)
     for row in heat.rows:
         name = row.contender + (f" ({row.precision})" if row.precision not in (None, "exact") else "")
@@ -100,7 +106,8 @@ def _growth(plan: of_growth.Plan, heat: of_growth.Heat) -> Table:
         exponent += "" if row.spread is None else f" +- {row.spread:.2f}"
         fitted = "-" if row.first is None else f"{row.first:g} to {row.last:g}"
         overhead = "-" if row.overhead_until is None else f"to {row.overhead_until:g}"
-        table.add_row(name, exponent, fitted, overhead, f"{row.expected:g}", "faster" if row.faster else "")
+        faster = "-" if row.exponent is None else "yes" if row.faster else "no"
+        table.add_row(name, exponent, fitted, overhead, f"{row.expected:g}", faster)
     return table
 
 
@@ -137,6 +144,9 @@ def norms(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
+    from stiefelkit.experiments.bench import norms as of_norms
+    from stiefelkit.experiments.bench.rows import check_place
+
     plan = of_norms.Plan(
         sizes=sizes_of(sizes),
         members=words_of(members),
@@ -154,7 +164,7 @@ def norms(
     return raced(lambda watch: of_norms.heats(plan, watch), lambda heat: _norms(plan, heat), json, plan.dtype)
 
 
-def _norms(plan: of_norms.Plan, heat: of_norms.Heat) -> Table:
+def _norms(plan: "of_norms.Plan", heat: "of_norms.Heat") -> Table:
     title = f"error over the limit, {heat.problem}, {plan.dtype}, {plan.device}"
     caption = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
     table = table_of(title, caption, ["contender"], [f"x {factor:g}" for factor in plan.factors])

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from stiefelkit.cli.open_options import given
+from stiefelkit.cli.open_options import FigureOptions, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
-from stiefelkit.experiments.compare import Comparison, compare
-from stiefelkit.experiments.display import Terminal
+from stiefelkit.experiments.figure import Figures
 from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.summary import Summary
 from stiefelkit.experiments.tasks import Task
+
+if TYPE_CHECKING:
+    from stiefelkit.experiments.compare import Comparison
+    from stiefelkit.experiments.summary import Summary
 
 __all__ = ["app"]
 
@@ -26,6 +28,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         resume: bool = False,
         task: Any = None,
         settings: Any = None,
+        figures: FigureOptions = None,
     ) -> int:
         """Trains several models on the task, one after the other, and compares them.
 
@@ -35,7 +38,11 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             resume: keep the runs that are finished, continue the others, start those that are missing.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for each model.
+            figures: how they are written.
         """
+        from stiefelkit.experiments.compare import compare
+        from stiefelkit.experiments.display import Terminal
+
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name
         problem = cls(**given(task))
@@ -47,6 +54,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             named=given(task),
             resuming=resume,
             display=Terminal(),
+            figures=Figures(**given(figures)),
         )
         if found.signal is not None:
             again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"
@@ -58,7 +66,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
     return with_options(run, cls)
 
 
-def _print(task: Task, found: Comparison) -> None:
+def _print(task: Task, found: "Comparison") -> None:
     table = Table("model", title=f"{task.name}, held-out set")
     by_accuracy = task.headline == "accuracy"
     table.add_column("accuracy" if by_accuracy else task.loss_label, justify="right")
@@ -74,14 +82,14 @@ def _print(task: Task, found: Comparison) -> None:
         console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
 
 
-def _score(task: Task, summary: Summary) -> list[str]:
+def _score(task: Task, summary: "Summary") -> list[str]:
     score = summary.test[task.headline]
     if task.headline == "accuracy":
         return [f"{score:.1%}"]
     return [f"{score:.5f}", f"{score / task.baseline['loss']:.3f}"]
 
 
-def _costs(summary: Summary) -> list[str]:
+def _costs(summary: "Summary") -> list[str]:
     return [f"{summary.parameters:,}", f"{summary.ms_per_step:.1f}", _ratio(summary.orthogonality)]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -11,16 +11,20 @@ from rich.table import Table
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
-from stiefelkit.cli.open_options import whole
-from stiefelkit.experiments.drift.measure import measure
-from stiefelkit.experiments.drift.plan import Plan
-from stiefelkit.experiments.drift.run import Curve
+from stiefelkit.cli.open_options import FigureOptions, given, whole
+from stiefelkit.cli.words import with_plain_help
+from stiefelkit.experiments.figure import Figures
+
+if TYPE_CHECKING:
+    from stiefelkit.experiments.drift.plan import Plan
+    from stiefelkit.experiments.drift.run import Curve
 
 __all__ = ["drift"]
 
 SHOWN = (0, 1, 100, 10_000, 100_000, 1_000_000)
 
 
+@with_plain_help
 def drift(
     *,
     steps: Annotated[int, Parameter(converter=whole)] = 1000,
@@ -38,6 +42,7 @@ def drift(
     threads: Annotated[int, Parameter(converter=whole)] = 1,
     seed: Annotated[int, Parameter(converter=whole)] = 0,
     out: Path = Path("runs/drift"),
+    figures: FigureOptions = None,
 ) -> int:
     """Measures drift, prints a table and the files; the words of its help stand in the table of commands.
 
@@ -61,7 +66,11 @@ def drift(
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
+        figures: how the figure is written.
     """
+    from stiefelkit.experiments.drift.measure import measure
+    from stiefelkit.experiments.drift.plan import Plan
+
     plan = Plan(
         steps=steps,
         methods=words_of(methods),
@@ -79,8 +88,11 @@ def drift(
         seed=seed,
     )
     console = Console(highlight=False)
+    look = Figures(**given(figures))
     with Bar(console) as bar:
-        outcome = measure(plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps))
+        outcome = measure(
+            plan, out, lambda method, n, p, step: bar.show(f"{method}, {n} x {p}", step, plan.steps), look
+        )
     if outcome.curves:
         console.print(_table(plan, outcome.curves))
     for curve in outcome.curves:
@@ -90,11 +102,11 @@ def drift(
     for each in outcome.skipped:
         console.print(f"Skipped {each.method} at {each.n} x {each.p}: {each.reason}", soft_wrap=True)
     for file in outcome.files:
-        console.print(f"{'Figure' if file.suffix == '.png' else 'Data'}: {file}", soft_wrap=True)
+        console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0
 
 
-def _table(plan: Plan, curves: list[Curve]) -> Table:
+def _table(plan: "Plan", curves: "list[Curve]") -> Table:
     shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
     title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
     caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"

@@ -29,7 +29,7 @@ def sizes_of(listed: str) -> tuple[tuple[int, int], ...]:
 def integers_of(listed: str, option: str) -> tuple[int, ...]:
     """Returns the integers, each once.
 
-    >>> integers_of("0,300", "--iterations")
+    >>> integers_of("0,300", "--steps")
     (0, 300)
     """
     found = []

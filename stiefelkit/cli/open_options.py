@@ -9,25 +9,28 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
+from stiefelkit.cli.words import unwrapped
+from stiefelkit.experiments.figure import Figures
 from stiefelkit.experiments.recipe import Option
 
-__all__ = ["given", "literal", "open_options", "whole"]
+__all__ = ["FigureOptions", "given", "literal", "open_options", "whole"]
 
 
-def open_options(cls: type) -> type:
+def open_options(cls: type, filled: Callable[[str], str | None] = lambda name: None) -> type:
     """Returns a frozen dataclass with the fields and the help of `cls`, each of which may be None or empty.
 
     Args:
         cls: a dataclass whose fields are numbers, words, switches or dictionaries of options, with defaults.
+        filled: from a field without a default to what is taken in its place, in words, when help is shown.
     """
     hints = typing.get_type_hints(cls)
-    fields = [(field.name, *_opened(field, hints[field.name])) for field in dataclasses.fields(cls)]
+    fields = [(field.name, *_opened(field, hints[field.name], filled)) for field in dataclasses.fields(cls)]
     # left to itself, make_dataclass names the module "types", whose classes cyclopts does not open
-    namespace = {"__doc__": cls.__doc__, "__module__": __name__}
+    namespace = {"__doc__": unwrapped(cls.__doc__ or ""), "__module__": __name__}
     return dataclasses.make_dataclass(cls.__name__, fields, frozen=True, namespace=namespace)
 
 
@@ -36,21 +39,21 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if value not in (None, {})} if options else {}
 
 
-def _opened(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, Any]:
+def _opened(field: dataclasses.Field[Any], hint: Any, filled: Callable[[str], str | None]) -> tuple[Any, Any]:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
+    default = field.default if field.default is not dataclasses.MISSING else None
+    shown = Parameter(show_default=functools.partial(_shown, field.name, default, filled))
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
         item = Annotated[value, Parameter(converter=literal)] if value == Option else value
-        return Annotated[dict[str, item], Parameter(show_default=False)], dataclasses.field(default_factory=dict)
-    default = field.default if field.default is not dataclasses.MISSING else None
-    shown = Parameter(show_default=functools.partial(_shown, default) if default is not None else None)
+        return Annotated[dict[str, item], shown], dataclasses.field(default_factory=dict)
     if kinds == {int}:
         return Annotated[int | None, shown, Parameter(converter=whole)], None
     return Annotated[hint | None, shown], None
 
 
-def _shown(default: Any, _: Any) -> str:
-    return str(default)
+def _shown(name: str, default: Any, filled: Callable[[str], str | None], _: Any) -> str | None:
+    return filled(name) if default is None else str(default)
 
 
 def whole(hint: Any, tokens: Sequence[Token]) -> int:
@@ -74,3 +77,10 @@ def literal(hint: Any, tokens: Sequence[Token]) -> Any:
         except ValueError:
             continue
     return {"true": True, "false": False}.get(word.lower(), word)
+
+
+if TYPE_CHECKING:
+    FigureOptions = Any
+else:
+    FigureOptions = Annotated[open_options(Figures) | None, Parameter(name="*")]
+"""Type of the argument of a command that has the options of `Figures`."""

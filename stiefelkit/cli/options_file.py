@@ -9,6 +9,7 @@ from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.experiments.tasks import tasks
 
 __all__ = ["OptionsFile", "read_options"]
 
@@ -34,17 +35,30 @@ class OptionsFile:
         known = {name.lstrip("-").partition(".")[0] for argument in arguments for name in argument.names}
         # the negative of a switch, and the place of a table's entries, are no keys of a file
         known = {name for name in known if not name.startswith("no-") and name != "*"}
-        for key in self.options:
+        has_tasks = commands[:1] in (("train",), ("compare",))
+        options = self.of_task(commands[-1]) if has_tasks else self.options
+        for key in options:
             if key.replace("_", "-") not in known:
                 message = f"Command {' '.join(commands)!r} has no option {key!r}, which {self.source} sets"
-                raise OptionError(f"{message}{did_you_mean(key, known)}")
+                raise OptionError(f"{message}{did_you_mean(key, {*known, *(tasks.names() if has_tasks else ())})}")
         # cyclopts would drop a whole table for one option of it on the command line: tables go entry by entry
-        tables = {key: value for key, value in self.options.items() if isinstance(value, dict)}
+        tables = {key: value for key, value in options.items() if isinstance(value, dict)}
         for key, table in tables.items():
             for entry, value in table.items():
                 self._put(arguments, key, entry, value)
-        plain = {key: value for key, value in self.options.items() if key not in tables}
+        plain = {key: value for key, value in options.items() if key not in tables}
         Dict(data=plain, source=self.source, use_commands_as_keys=False)(app, commands, arguments)
+
+    def of_task(self, task: str) -> dict[str, Any]:
+        """Returns the options of a task: those outside of the tables of tasks, under those of its own table."""
+        of_tasks = {name: value for name, value in self.options.items() if name in tasks.names()}
+        found = {key: value for key, value in self.options.items() if not isinstance(of_tasks.get(key), dict)}
+        own = of_tasks.get(task, {})
+        for key, value in own.items() if isinstance(own, dict) else ():
+            same = next((name for name in found if name.replace("_", "-") == key.replace("_", "-")), key)
+            both = isinstance(value, dict) and isinstance(found.get(same), dict)
+            found[same] = {**found[same], **value} if both else value
+        return found
 
     def _put(self, arguments: ArgumentCollection, key: str, entry: str, value: Any) -> None:
         place = f"{key}.{entry}"
@@ -64,7 +78,7 @@ def read_options(path: Path) -> OptionsFile:
     """Returns the options in a TOML file.
 
     Keys are the options without their dashes in front, `hidden-size = 96` or `hidden_size = 96`; tables hold the
-    options with a dot, `[rates]` `skew = 1e-4`.
+    options with a dot, `[rates]` `skew = 1e-4`, or what is for one task only, `[digits]` and `[digits.rates]`.
 
     Raises:
         OptionError: the file cannot be read, or is no TOML.

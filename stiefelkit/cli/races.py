@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.console import Console, RenderableType
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.errors import OptionError
-from stiefelkit.experiments.bench.course import WHO, Watch
-from stiefelkit.experiments.bench.rows import write_rows
+
+if TYPE_CHECKING:
+    from stiefelkit.experiments.bench.course import Watch
 
 __all__ = ["raced", "three_digits"]
 
@@ -32,7 +33,7 @@ H = TypeVar("H", bound=Shown)
 
 
 def raced(
-    heats: Callable[[Watch], Iterator[H]], show: Callable[[H], RenderableType], json: Path | None, wanted: str
+    heats: "Callable[[Watch], Iterator[H]]", show: Callable[[H], RenderableType], json: Path | None, wanted: str
 ) -> int:
     """Prints each heat when it is over, and writes the rows.
 
@@ -42,6 +43,9 @@ def raced(
         json: file for the rows.
         wanted: what the contenders had to do, for the error if none could.
     """
+    from stiefelkit.experiments.bench.course import WHO
+    from stiefelkit.experiments.bench.rows import write_rows
+
     console = Console(highlight=False)
     rows, told, reasons = [], set(), {}
     with Bar(console) as bar:

@@ -9,15 +9,12 @@ from rich.console import Console
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.lists import words_of
 from stiefelkit.cli.open_options import whole
-from stiefelkit.experiments.bench.rows import check_place
-from stiefelkit.experiments.files import write_atomically, write_json
-from stiefelkit.experiments.report.findings import gather
-from stiefelkit.experiments.report.page import page
-from stiefelkit.experiments.report.plan import Plan
+from stiefelkit.cli.words import with_plain_help
 
 __all__ = ["report"]
 
 
+@with_plain_help
 def report(
     *,
     full: Annotated[bool, Parameter(negative="--quick")] = False,
@@ -45,6 +42,12 @@ def report(
         out: the page, overwritten.
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
     """
+    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.experiments.files import write_atomically, write_json
+    from stiefelkit.experiments.report.findings import gather
+    from stiefelkit.experiments.report.page import page
+    from stiefelkit.experiments.report.plan import Plan
+
     plan = Plan(
         full=full,
         members=words_of(members),

@@ -5,8 +5,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from stiefelkit.errors import OptionError, StiefelkitError, did_you_mean
 
 __all__ = [
@@ -95,6 +93,8 @@ def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str
 
 def usable_device(who: str, name: str) -> None:
     """Raises OptionError unless a tensor can be made on the device and read back."""
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.errors import OptionError, RunError
-from stiefelkit.experiments.config import Config
+from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.experiments.config import Config, of_coordinates
 from stiefelkit.experiments.display import Silent
+from stiefelkit.experiments.figure import Figures
 from stiefelkit.experiments.files import reachable, write_atomically
 from stiefelkit.experiments.plot import plot
 from stiefelkit.experiments.recipe import Settings
@@ -45,6 +46,7 @@ def compare(
     named: Mapping[str, Any] | None = None,
     resuming: bool = False,
     display: Silent | None = None,
+    figures: Figures | None = None,
 ) -> Comparison:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 
@@ -54,13 +56,15 @@ def compare(
         task: the task.
         models: names of models.
         out: the folder; must be new or empty unless `resuming`.
-        settings: over the recipe of each model.
+        settings: over the recipe of each model; a learning rate of a coordinate is for the models that have it.
         named: the options of the task that a resumed run must have; all of them if left out.
         resuming: keep what is finished, continue what is not, start what is missing.
         display: what to show; nothing if left out.
+        figures: the format of the plots; PNG if left out.
 
     Raises:
         OptionError: no model, or one named twice.
+        UnknownNameError: no model has a coordinate that is given a learning rate.
         RunError: `out` holds something and `resuming` is False.
     """
     display, settings = display or Silent(), settings or Settings()
@@ -75,14 +79,15 @@ def compare(
             raise RunError(
                 f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there."
             )
-    configs = [Config.resolve(task, model, settings) for model in models]
+    own = _own_settings(task, models, settings)
+    configs = [Config.resolve(task, model, own[model]) for model in models]
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
-    asked = settings.given() | {"task": task.name, "task_options": task.options() if named is None else named}
+    common = {"task": task.name, "task_options": task.options() if named is None else named}
     for config in configs:
         path = out / config.model
         if is_run(path):
-            outcome = resume(path, asked | {"model": config.model}, display)
+            outcome = resume(path, own[config.model].given() | common | {"model": config.model}, display)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
         else:
@@ -93,4 +98,21 @@ def compare(
     summaries = [summarise(path) for path in paths]
     content = [dataclasses.asdict(summary) for summary in summaries]
     write_atomically(out / "summary.json", (json.dumps(content, indent=2) + "\n").encode())
-    return Comparison(summaries, plot(paths, out))
+    return Comparison(summaries, plot(paths, out, figures))
+
+
+def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict[str, Settings]:
+    """Model to the settings with those rates only whose coordinate it has; each is some model's."""
+    asked = settings.given().get("rates", {})
+    found, present = {}, set()
+    for model in models:
+        without = dataclasses.replace(settings, rates={})
+        names = Config.resolve(task, model, without).coordinate_names() if asked else []
+        present |= set(names)
+        found[model] = dataclasses.replace(settings, rates=of_coordinates(asked, names))
+    for name in asked:
+        if not of_coordinates({name: 0.0}, present):
+            raise UnknownNameError(
+                f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, present)}"
+            )
+    return found

@@ -1,14 +1,13 @@
 """The complete description of a run: what is written into its folder and can be read back."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.experiments.checks import (
@@ -25,7 +24,11 @@ from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
 from stiefelkit.registry import Registry
 
-__all__ = ["Config", "optimizers"]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Config", "of_coordinates", "optimizers"]
 
 optimizers = Registry(
     "optimizer",
@@ -105,14 +108,29 @@ class Config:
         self.build_task().batches_per_epoch(self.batch_size)
 
     @classmethod
-    def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> "Config":
-        """Returns the config of a task and a model: settings over the recipe over the defaults above."""
+    def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:
+        """Returns the config of a task and a model: settings over the recipe over the defaults above.
+
+        Of the recipe's rates those stay whose coordinate the model has, since its map may be another.
+
+        Raises:
+            UnknownNameError: the settings name a rate of a coordinate that the model does not have.
+        """
         _check_model(model)
-        filled = task.recipe(model).filled(settings or Settings())
-        return cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+        asked = settings or Settings()
+        filled = task.recipe(model).filled(asked)
+        found = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+        if not found.rates:
+            return found
+        names = found.coordinate_names()
+        rates = of_coordinates(found.rates, names)
+        for name in asked.given().get("rates", {}):
+            if name not in rates:
+                raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
+        return dataclasses.replace(found, rates=rates)
 
     @classmethod
-    def from_json(cls, data: Any, source: str) -> "Config":
+    def from_json(cls, data: Any, source: str) -> Config:
         """Returns the config that `dataclasses.asdict` wrote; fields that are newer than it get their defaults.
 
         Raises:
@@ -131,7 +149,7 @@ class Config:
         """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
         return self.schedule == "constant"
 
-    def continued(self, asked: Mapping[str, Any], source: str) -> "Config":
+    def continued(self, asked: Mapping[str, Any], source: str) -> Config:
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
 
         Args:
@@ -160,6 +178,8 @@ class Config:
 
     def build_model(self) -> nn.Module:
         """Returns the model with the initial weights that the seed fixes, on its device."""
+        import torch
+
         from stiefelkit import models
 
         task = self.build_task()
@@ -172,6 +192,16 @@ class Config:
                 )
         with within_memory(WHO, f"hidden_size {self.hidden_size}"):
             return models.create(self.model, **sizes, **self.options).to(self.device)
+
+    def coordinate_names(self) -> list[str]:
+        """Returns the names of all coordinates of the model, `skew` or `u.skew`, each once."""
+        import torch
+
+        from stiefelkit.host import carriers
+
+        with torch.random.fork_rng(devices=[]):
+            found = [name for _, _, _, carrier in carriers(self.build_model()) for name in carrier.coordinates]
+        return sorted(set(found))
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
         """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""
@@ -212,6 +242,16 @@ class Config:
                 f"{self.optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
             )
         return optimizer
+
+
+def of_coordinates(rates: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
+    """Returns the rates whose coordinate is among the names; a bare name stands for those with a prefix, too.
+
+    >>> of_coordinates({"skew": 1.0, "v.skew": 2.0, "phase": 3.0}, ["u.skew", "v.skew"])
+    {'skew': 1.0, 'v.skew': 2.0}
+    """
+    known = {*names, *(name.rpartition(".")[2] for name in names)}
+    return {name: rate for name, rate in rates.items() if name in known}
 
 
 def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:

@@ -3,20 +3,49 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stiefelkit.errors import RunError
+from stiefelkit.experiments.checks import at_least, at_most, known_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "MARKERS", "STYLE", "figure", "legend", "log_scale", "reference_line", "styles"]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "Figures", "figure", "legend", "log_scale", "reference_line", "styles"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which the colour-blind can tell apart."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+DPI = 200
+FORMATS = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How figures are written.
+
+    Args:
+        format: of the figures: png, pdf or svg.
+        dpi: dots per inch of a PNG, 20 to 2400; PDF and SVG have lines, not dots.
+    """
+
+    format: str = FORMATS[0]
+    dpi: int = DPI
+
+    def __post_init__(self) -> None:
+        """Checks format and range."""
+        known_words("A figure", "format", [self.format], FORMATS)
+        at_least("A figure", "dpi", self.dpi, 20)
+        at_most("A figure", "dpi", self.dpi, 2400)
+
+    def path(self, folder: Path, name: str) -> Path:
+        """Returns the file of a figure in a folder."""
+        return folder / f"{name}.{self.format}"
 
 
 def styles(count: int) -> list[dict[str, Any]]:
@@ -36,19 +65,23 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 3.5,
-    "savefig.dpi": 200,
+    "svg.hashsalt": "stiefelkit",
 }
 
 
+UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+
+
 @contextmanager
-def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> Iterator[list["Axes"]]:
-    """Gives the axes of a row of panels and saves them as a PNG at 200 dpi.
+def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi: int = DPI) -> Iterator[list["Axes"]]:
+    """Gives the axes of a row of panels and saves them; the same curves give the same file.
 
     Args:
-        path: the file.
+        path: the file, whose ending says what it is: .png, .pdf or .svg.
         panels: number of panels.
         width: of one panel, in inches.
         height: of the figure, in inches.
+        dpi: dots per inch, for a PNG.
 
     Raises:
         RunError: the file cannot be written.
@@ -64,7 +97,7 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9) -> 
         yield list(drawing.subplots(1, panels, squeeze=False)[0])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            drawing.savefig(path)
+            drawing.savefig(path, dpi=dpi, metadata=UNDATED.get(path.suffix))
         except OSError as error:
             raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
 

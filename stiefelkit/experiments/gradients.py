@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import cached
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.experiments.checks import at_least
 from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.figure import figure, log_scale, styles
+from stiefelkit.experiments.figure import DPI, Figures, figure, log_scale, styles
 from stiefelkit.experiments.files import write_atomically
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.session import Session
@@ -94,13 +94,19 @@ class Curve:
     norms: list[float] = field(repr=False)
 
 
-def measure(plan: Plan, out: Path, watch: Watch = lambda words, done, steps: None) -> tuple[list[Curve], list[Path]]:
+def measure(
+    plan: Plan,
+    out: Path,
+    watch: Watch = lambda words, done, steps: None,
+    figures: Figures | None = None,
+) -> tuple[list[Curve], list[Path]]:
     """Trains every model, and writes `gradients.json` and `gradients.png`; both are replaced if they exist.
 
     Args:
         plan: what to train, and when to look.
         out: folder for the two files; made if missing.
         watch: called with the model's name, the number of steps done, and of all, after each step.
+        figures: the format of the figure, which is also its ending; PNG if left out.
 
     Returns:
         The curves, model by model, and the files.
@@ -128,7 +134,8 @@ def measure(plan: Plan, out: Path, watch: Watch = lambda words, done, steps: Non
     }
     record = out / "gradients.json"
     write_atomically(record, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
-    return curves, [record, draw(out / "gradients.png", plan, curves)]
+    figures = figures or Figures()
+    return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
 
 
 def _followed(config: Config, iterations: Sequence[int], watch: Watch) -> Iterator[Curve]:
@@ -203,20 +210,21 @@ def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
         holder.rnn = rnn
 
 
-def draw(path: Path, plan: Plan, curves: Sequence[Curve]) -> Path:
+def draw(path: Path, plan: Plan, curves: Sequence[Curve], dpi: int = DPI) -> Path:
     """Draws norms against steps, a panel for each iteration, on one logarithmic scale.
 
     Args:
-        path: the PNG.
+        path: the file, .png, .pdf or .svg.
         plan: what was asked for.
         curves: of all models and iterations.
+        dpi: dots per inch of a PNG.
     """
     iterations = sorted(set(plan.iterations))
     look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]
     length = max(len(curve.norms) for curve in curves)
     every = max(1, length // 10)
-    with figure(path, len(iterations)) as panels:
+    with figure(path, len(iterations), dpi=dpi) as panels:
         for axes, iteration in zip(panels, iterations, strict=True):
             for curve in (curve for curve in curves if curve.iteration == iteration):
                 steps = range(1, len(curve.norms) + 1)

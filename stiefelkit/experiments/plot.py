@@ -7,7 +7,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.experiments.display import worst_ratio
-from stiefelkit.experiments.figure import figure, legend, log_scale, reference_line, styles
+from stiefelkit.experiments.figure import Figures, figure, legend, log_scale, reference_line, styles
 from stiefelkit.experiments.files import reachable
 from stiefelkit.experiments.log import read
 from stiefelkit.experiments.run_folder import RunFolder, is_run
@@ -49,12 +49,13 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def plot(runs: Sequence[Path], out: Path) -> list[Path]:
+def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
     """Draws `learning.png`, and `orthogonality.png` if a run has frames; both are drawn anew if they exist.
 
     Args:
         runs: run folders, all of one task.
         out: folder for the figures; made if missing.
+        figures: their format, which is also their ending; PNG if left out.
 
     Returns:
         The files drawn.
@@ -77,17 +78,18 @@ def plot(runs: Sequence[Path], out: Path) -> list[Path]:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
         unique = len(set(models)) == len(models)
         curves.append(Curves(folder.config.model if unique else str(folder.path), task, train, test))
-    drawn = [_learning(curves, out / "learning.png")]
+    figures = figures or Figures()
+    drawn = [_learning(curves, figures.path(out, "learning"), figures.dpi)]
     if any(worst_ratio(record["orthogonality"]) is not None for curve in curves for record in curve.train):
-        drawn.append(_orthogonality(curves, out / "orthogonality.png"))
+        drawn.append(_orthogonality(curves, figures.path(out, "orthogonality"), figures.dpi))
     return drawn
 
 
-def _learning(curves: list[Curves], path: Path) -> Path:
+def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
     task = curves[0].task
     by_accuracy = task.headline == "accuracy"
     scale = 100.0 if by_accuracy else 1.0
-    with figure(path, 2) as (left, right):
+    with figure(path, 2, dpi=dpi) as (left, right):
         for curve, look in zip(curves, styles(len(curves)), strict=True):
             left.plot(*_points(curve.train, "loss"), color=look["color"])
             steps, scores = _points(curve.test, task.headline)
@@ -110,8 +112,8 @@ def _learning(curves: list[Curves], path: Path) -> Path:
     return path
 
 
-def _orthogonality(curves: list[Curves], path: Path) -> Path:
-    with figure(path, 1, width=4.2) as (axes,):
+def _orthogonality(curves: list[Curves], path: Path, dpi: int) -> Path:
+    with figure(path, 1, width=4.2, dpi=dpi) as (axes,):
         for curve, look in zip(curves, styles(len(curves)), strict=True):
             points = [(record["step"], worst_ratio(record["orthogonality"])) for record in curve.train]
             steps = [step for step, ratio in points if ratio is not None]

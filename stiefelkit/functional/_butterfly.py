@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._product import product
 from stiefelkit.functional._shapes import check_square
 
@@ -68,7 +69,7 @@ def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tenso
     if phase is None:
         gates = torch.stack([c, -s, s, c], dim=-2)
     else:
-        e = torch.complex(phase.cos(), phase.sin())
+        e = complex_of(phase.cos(), phase.sin())
         gates = torch.stack([c + 0j, -e * s, s + 0j, e * c], dim=-2)
     if not layers:
         # No rotations, yet connected to the empty coordinates.
@@ -106,7 +107,8 @@ class _Outer(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         high, low, _ = inputs
-        ctx.save_for_backward(high, low)
+        keep(ctx, high, low)
+        ctx.dtype = output.dtype
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -117,6 +119,13 @@ class _Outer(Function):
         g_high = _summed(g, y, -4).flatten(-2).to(high.dtype)
         g_low = _summed(g, x, -3).flatten(-5, -4).to(low.dtype)
         return g_high.sum_to_size(high.shape), g_low.sum_to_size(low.shape), None
+
+    @staticmethod
+    def tangent(ctx: Any, th: Tensor | None, tl: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+        high, low = ctx.saved_tensors
+        if th is None or tl is None:
+            return _Outer.apply(high if th is None else th, low if tl is None else tl, ctx.dtype)  # type: ignore[return-value]
+        return _Outer.apply(th, low, ctx.dtype) + _Outer.apply(high, tl, ctx.dtype)  # type: ignore[operator, return-value]
 
 
 def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._block_inverse import inverse_of_accretive
-from stiefelkit.functional._diagonal import diagonal
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
+from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._product import product
@@ -32,9 +32,9 @@ def cayley(
 ) -> Tensor:
     """Scaled Cayley transform of packed coordinates.
 
-    Differentiable any number of times in reverse mode; composes with vmap, compile and export. Costs one p x p inverse
-    and, for a tall frame, one QR factor and one product of (n - p) x p; backward two p x p products and, for a tall
-    frame, three of (n - p) x p. The diagonal costs nothing: it is folded into p x p factors.
+    Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Costs one
+    p x p inverse and, for a tall frame, one QR factor and one product of (n - p) x p; backward two p x p products and,
+    for a tall frame, three of (n - p) x p. The diagonal costs nothing: it is folded into p x p factors.
 
     In "exact" precision everything is float64 up to the last rounding, except for the two products of the backward of
     square float32 frames from n = 49 on (real ones of even order). Exact for coordinates up to about 1e6; beyond 1e8 a
@@ -96,7 +96,8 @@ class _Square(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, *_ = inputs
         ctx.dtype = v.dtype
-        ctx.save_for_backward(phase, d, output)
+        ctx.n = inputs[3]
+        keep(ctx, phase, d, output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -106,7 +107,18 @@ class _Square(Function):
         # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
         g11 = product(product(adjoint, g), adjoint) * d.unsqueeze(-1)
         gv = pack_skew_gradient(g11) / -2
-        return gv.to(ctx.dtype), _phase_gradient(phase, w, g), None, None, None
+        return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+        phase, d, w = ctx.saved_tensors
+        found = phase_tangent(w, tp)
+        if tv is None:
+            return found
+        doubled = _add_diagonal(w, _entries(phase, d).to(w.dtype))
+        ta = unpack_skew(tv.to(w.real.dtype), ctx.n, ctx.n, w.is_complex())[0]
+        back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
+        return found - product(product(back, ta), doubled) / 2
 
 
 class _Tall(Function):
@@ -123,7 +135,7 @@ class _Tall(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, ctx.n, ctx.p = inputs
-        ctx.save_for_backward(v, phase, d, output)
+        keep(ctx, v, phase, d, output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -136,7 +148,22 @@ class _Tall(Function):
         g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
         g21 = _difference((g11 + g11.mH).mT, a21.mT, adjoint.mT, g2.mT)
         gv = pack_skew_gradient(g11, g21.mT)
-        return gv.to(v.dtype), _phase_gradient(phase, w, g), None, None, None
+        return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+        v, phase, d, w = ctx.saved_tensors
+        n, p = ctx.n, ctx.p
+        found = phase_tangent(w, tp)
+        if tv is None:
+            return found
+        doubled = _add_diagonal(w[..., :p, :], _entries(phase, d).to(w.dtype))
+        back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
+        a21 = unpack_skew(v.double(), n, p, phase is not None)[1]
+        t11, t21 = unpack_skew(tv.double(), n, p, phase is not None)
+        inner = a21.mH @ t21
+        top = back @ (t11 + inner + inner.mH) @ doubled / -2
+        return found + torch.cat([top, -(t21 @ doubled) - a21 @ top], dim=-2)
 
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
@@ -155,10 +182,6 @@ def _add_diagonal(m: Tensor, d: Tensor) -> Tensor:
     total = m.clone()
     total.diagonal(dim1=-2, dim2=-1).add_(d)
     return total
-
-
-def _phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
-    return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
 
 
 def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:

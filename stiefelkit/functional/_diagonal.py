@@ -3,14 +3,30 @@
 import torch
 from torch import Tensor
 
-__all__ = ["diagonal"]
+__all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent"]
 
 
 def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
     """Entries of D in float64 or complex128, from signs of any dtype or from angles in radians, shape (*, p)."""
     if phase is not None:
         theta = phase.double()
-        return torch.complex(theta.cos(), theta.sin())
+        return complex_of(theta.cos(), theta.sin())
     assert signs is not None
     # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
     return signs.double().add(0.5).sign() if signs.is_floating_point() else (signs | 1).double()
+
+
+def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
+    """The gradient of the phases of W = M D by that of W, both of shape (*, n, p); None if D has no phases."""
+    return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
+
+
+def phase_tangent(w: Tensor, t: Tensor | None) -> Tensor:
+    """The tangent of W = M D, shape (*, n, p), by that of its phases, shape (*, p): W diag(i t), zero for None."""
+    return torch.zeros_like(w) if t is None else w * complex_of(torch.zeros_like(t), t).to(w.dtype).unsqueeze(-2)
+
+
+def complex_of(re: Tensor, im: Tensor) -> Tensor:
+    """`torch.complex` with a gradient that torch.vmap takes, which knows none that is conjugated by a flag only."""
+    z = torch.complex(re, im)
+    return z * 1 if torch._C._are_functorch_transforms_active() else z

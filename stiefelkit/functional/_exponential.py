@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import FullPrecision, is_plain, opaque
@@ -38,7 +39,7 @@ _POWERS = (
 
 
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
-    """Exponential of square matrices, twice differentiable in reverse mode.
+    """Exponential of square matrices, twice differentiable, once of them in forward mode.
 
     Takes 4 + s products and 7 + 2 s more backward (8 + 2 s if not skew), s = log2(||A|| / 2) or so in float32.
 
@@ -57,17 +58,22 @@ def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = Non
     return (_Kept if is_plain(a) else _Traced).apply(a, skew, truncation, polish)  # type: ignore[return-value]
 
 
-class _Kept(torch.autograd.Function):
+class _Kept(Function):
     """For plain eager mode: keeps what the adjoint needs."""
+
+    generate_vmap_rule = False
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:  # type: ignore[override]
         with FullPrecision(a.device):
             w, factors = _taylor(a, skew, truncation)
-            w = w.view(a.shape).to(a.dtype)
+            w = _shaped(w, a)
             w = polished(w) if polish else w
+            # Dual numbers take no view for what a function returns.
+            w = w.clone() if w._is_view() else w
         ctx.skew, ctx.truncation = skew, truncation
         ctx.save_for_backward(a, *factors)
+        ctx.save_for_forward(a)
         return w
 
     @staticmethod
@@ -77,6 +83,10 @@ class _Kept(torch.autograd.Function):
             return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
         with FullPrecision(g.device):
             return _adjoint(g.to(factors[0].dtype), factors, ctx.skew).to(a.dtype), None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
 class _Traced(Function):
@@ -89,12 +99,16 @@ class _Traced(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         a, ctx.skew, ctx.truncation, _ = inputs
-        ctx.save_for_backward(a)
+        keep(ctx, a)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (a,) = ctx.saved_tensors
         return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        return _derivative(ctx.saved_tensors[0], t, ctx.truncation)
 
 
 class _Adjoint(Function):
@@ -107,23 +121,38 @@ class _Adjoint(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         a, g, ctx.skew, _ = inputs
-        ctx.save_for_backward(a, g)
+        keep(ctx, a, g)
 
     @staticmethod
     def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         # The adjoint is the upper right block of exp [[A^H, G], [0, A^H]], whose own adjoint this takes.
         n = a.shape[-1]
-        block = torch.cat([torch.cat([a.mH, g], dim=-1), torch.cat([torch.zeros_like(a), a.mH], dim=-1)], dim=-2)
-        top = torch.cat([torch.zeros_like(g), gg.to(g.dtype)], dim=-1)
-        found = _Adjoint.apply(block, torch.cat([top, torch.zeros_like(top)], dim=-2), False, None)
+        found = _Adjoint.apply(_blocks(a.mH, g), _blocks(torch.zeros_like(a), gg.to(g.dtype)), False, None)
         ga = (found[..., :n, :n] + found[..., n:, n:]).mH  # type: ignore[index]
         return ga.to(gg.dtype), found[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
+
+    @staticmethod
+    def tangent(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+        a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
+        n = a.shape[-1]
+        ta, tg = (torch.zeros_like(a) if t is None else t.to(a.dtype) for t in (ta, tg))
+        return _derivative(_blocks(a.mH, g), _blocks(ta.mH, tg), None)[..., :n, n:].to(ctx.saved_tensors[1].dtype)
+
+
+def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
+    """The derivative of exp at A along T, which is the adjoint one at A^H."""
+    return _Adjoint.apply(a.mH.resolve_conj(), t, False, truncation)  # type: ignore[return-value]
+
+
+def _blocks(a: Tensor, g: Tensor) -> Tensor:
+    """[[A, G], [0, A]]."""
+    return torch.cat([torch.cat([a, g], dim=-1), torch.cat([torch.zeros_like(a), a], dim=-1)], dim=-2)
 
 
 @opaque(lambda a, skew, truncation, polish: torch.empty_like(a, memory_format=torch.contiguous_format))
 def _whole(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:
-    w = _taylor(a, skew, truncation)[0].view(a.shape).to(a.dtype)
+    w = _shaped(_taylor(a, skew, truncation)[0], a)
     return polished(w) if polish else w
 
 
@@ -131,6 +160,11 @@ def _whole(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Ten
 def _whole_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
     _, factors = _taylor(a, skew, truncation)
     return _adjoint(g.to(factors[0].dtype), factors, skew).to(a.dtype)
+
+
+def _shaped(w: Tensor, a: Tensor) -> Tensor:
+    """W in the shape and dtype of A; not as a view where it has them, which forward mode takes for one of A."""
+    return (w if w.shape == a.shape else w.reshape(a.shape)).to(a.dtype)
 
 
 def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -265,7 +299,8 @@ def _probes(*sizes_dtype_device: Any) -> Tensor:
     """Fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""
     *batch, n, dtype, device = sizes_dtype_device
     with torch.inference_mode(False):
-        y = torch.randn(n, 8, dtype=torch.float64, device="cpu", generator=torch.Generator().manual_seed(0))
+        # Not torch's generator, which vmap keeps from its functions.
+        y = torch.from_numpy(numpy.random.default_rng(0).standard_normal((n, 8)))
         return (y / y.norm()).to(dtype=dtype, device=device).expand(*batch, n, 8).contiguous()
 
 

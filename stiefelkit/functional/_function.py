@@ -1,20 +1,116 @@
 """The autograd functions of this folder: composable with torch.func, and light to call."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
-__all__ = ["Function"]
+__all__ = ["Function", "keep", "transposed"]
 
 
 class Function(torch.autograd.Function):
-    """An autograd.Function with `setup_context` and a generated vmap rule."""
+    """An autograd.Function with `setup_context` and a generated vmap rule.
+
+    Where it has a `tangent`, which is what torch calls `jvp`, forward mode works as well, over and under reverse mode.
+    Batched gradients (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)`) go through
+    `torch.vmap`.
+    """
 
     generate_vmap_rule = True
+    _eager: type[torch.autograd.Function]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Makes the twin that eager mode applies: Dynamo, which never calls `apply`, refuses classes with a `jvp`."""
+        super().__init_subclass__(**kwargs)
+        if "_eager" in vars(cls):
+            return
+        own: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
+        if hasattr(cls, "tangent"):
+            own["jvp"] = staticmethod(cls.tangent)  # type: ignore[attr-defined]
+        cls._eager = type(cls.__name__, (cls,), own)
+        cls._eager._eager = cls._eager  # type: ignore[attr-defined]
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Applies the function; in plain eager mode without binding arguments by signature, which takes up to 80 us."""
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling():
             return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+        if torch._C._are_functorch_transforms_active():
+            _refuse_nested_forward_mode()
+            return super(Function, cls._eager).apply(*args)  # type: ignore[misc]
+        return super(torch.autograd.Function, cls._eager).apply(*args)  # type: ignore[misc]
+
+
+def keep(ctx: Any, *tensors: Tensor | None) -> None:
+    """Saves tensors for `backward` and for `tangent`, which both find them in `ctx.saved_tensors`."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, *tangents: Tensor | None) -> Tensor:
+    """Pushes tangents forward through what pulls gradients back: the adjoint of a linear function, by reverse mode.
+
+    Args:
+        pull_back: takes a gradient to those of the inputs, by differentiable operations.
+        like: a tensor of the shape and dtype of the gradients.
+        tangents: of the inputs, in the order of what `pull_back` returns; None counts as zero.
+    """
+    found, push = torch.func.vjp(pull_back, torch.zeros_like(like))  # type: ignore[misc]
+    filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(found, tangents, strict=True)]
+    return push(tuple(filled))[0]
+
+
+def _refuse_nested_forward_mode() -> None:
+    """Under two levels of forward mode torch takes the tangent of a custom function for a constant."""
+    stack = functorch.get_interpreter_stack() or ()
+    if sum(level.key() == functorch.TransformType.Jvp for level in stack) > 1:
+        raise NotImplementedError(
+            "Forward mode over forward mode needs functions that torch itself differentiates, got one of stiefelkit; "
+            "take one of the two in reverse mode: torch.func.hessian, or jacrev(jacfwd(...))."
+        )
+
+
+def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a backward take gradients that torch.autograd has batched, which know few operations, through torch.vmap."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, *gradients: Any) -> Any:
+        if torch.compiler.is_compiling() or not any(map(_is_batched, gradients)):
+            return backward(ctx, *gradients)
+        plain, level = list(gradients), 0
+        for i, g in enumerate(gradients):
+            if _is_batched(g):
+                plain[i], level = _without_batch(g)
+        present: list[int] = []
+
+        def of_one(*gradients: Any) -> tuple[Tensor, ...]:
+            found = backward(ctx, *gradients)
+            found = found if isinstance(found, tuple) else (found,)
+            present[:] = [i for i, x in enumerate(found) if x is not None]
+            missing[:] = [None] * len(found)
+            return tuple(found[i] for i in present)
+
+        missing: list[Any] = []
+        dims = tuple(0 if _is_batched(g) else None for g in gradients)
+        found = torch.vmap(of_one, in_dims=dims)(*plain)
+        for i, x in zip(present, found, strict=True):
+            missing[i] = torch._add_batch_dim(x, 0, level)  # type: ignore[attr-defined]
+        return tuple(missing) if len(missing) > 1 else missing[0]
+
+    return wrapped
+
+
+def _is_batched(g: Any) -> bool:
+    return isinstance(g, Tensor) and functorch.is_legacy_batchedtensor(g)
+
+
+def _without_batch(g: Tensor) -> tuple[Tensor, int]:
+    """The tensor with its batch dimension in front, and the number of the batching that hid it."""
+    for level in range(1, 65):
+        found = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
+        if not _is_batched(found):
+            return found, level
+    raise NotImplementedError("Batched gradients need one batch dimension, got a gradient that is batched twice.")

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._diagonal import diagonal
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
+from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._reflectors import (
@@ -119,7 +119,7 @@ class _OnePanel(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         v, phase, _, ctx.n, ctx.k, _, _, _ = inputs
-        ctx.save_for_backward(v, phase, *output)
+        keep(ctx, v, phase, *output)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
@@ -132,7 +132,13 @@ class _OnePanel(Function):
             gv = _plain_gradient(v, d if phase is None else _diagonal(v, phase, None, 0, d.dtype), g, ctx.n, ctx.k)
         else:
             gv = form_panel_gradient(u, t, x, length, d, g, v.shape[-1]).to(v.dtype)
-        return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
+        return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        v, phase, w, _u, _t, _x, _length, d = ctx.saved_tensors
+        d = d if phase is None else _diagonal(v, phase, None, 0, d.dtype)
+        return _frame_tangent(v, d, w, tv, tp, ctx.n, ctx.k), *(None for _ in range(5))
 
 
 class _Panels(Function):
@@ -160,7 +166,7 @@ class _Panels(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, signs, ctx.n, ctx.k, ctx.p, _, _ = inputs
-        ctx.save_for_backward(v, phase, signs, output)
+        keep(ctx, v, phase, signs, output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -170,7 +176,12 @@ class _Panels(Function):
             gv = _plain_gradient(v, d, g, ctx.n, ctx.k)
         else:
             gv = form_columns_gradient(v, d, w, g, ctx.n, ctx.k, _panels(w.dtype)[1])
-        return gv, _phase_gradient(phase, w, g), None, None, None, None, None, None
+        return gv, phase_gradient(phase, w, g), None, None, None, None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+        v, phase, signs, w = ctx.saved_tensors
+        return _frame_tangent(v, _diagonal(v, phase, signs, ctx.p, w.dtype), w, tv, tp, ctx.n, ctx.k)
 
 
 class _Reflect(Function):
@@ -182,8 +193,8 @@ class _Reflect(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, x, ctx.k, _ = inputs
-        ctx.save_for_backward(v, x, output)
+        v, x, ctx.k, ctx.exact = inputs
+        keep(ctx, v, x, output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -193,6 +204,12 @@ class _Reflect(Function):
         else:
             gv, gx = reflect_rows_gradient(v, y, g, ctx.k, _panels(y.dtype)[1])
         return gv, gx, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+        v, x, y = ctx.saved_tensors
+        found = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.exact)
+        return found if tv is None else found + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]
 
 
 def _panels(dtype: torch.dtype) -> tuple[int, int]:
@@ -218,25 +235,48 @@ def _rounded(w: Tensor, dtype: torch.dtype) -> Tensor:
     return polish(polish(w)) if dtype == working_dtype(dtype) else w.to(dtype)
 
 
-def _phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
-    return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
-
-
 def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
     eye = torch.eye(n, d.shape[-1], dtype=d.dtype, device=d.device)
     return torch.func.vjp(lambda v: _plain_product(v, eye * d.unsqueeze(-2), k), v)[1](g)[0]
 
 
+def _frame_tangent(v: Tensor, d: Tensor, w: Tensor, tv: Tensor | None, tp: Tensor | None, n: int, k: int) -> Tensor:
+    """The tangent of W by those of the reflectors and of the phases of D."""
+    found = phase_tangent(w, tp)
+    if tv is None:
+        return found
+    eye = torch.eye(n, d.shape[-1], dtype=d.dtype, device=d.device)
+    return found + _plain_tangent(v, tv, eye * d.unsqueeze(-2), k)
+
+
+def _plain_tangent(v: Tensor, tv: Tensor, b: Tensor, k: int) -> Tensor:
+    """The tangent of `_plain_product` by that of v."""
+    u, length = _normalised(v, b.shape[-2], k, b.is_complex())
+    tu = unpack_trapezoid(tv.double(), b.shape[-2], k, b.is_complex()) / length
+    tu = tu - u * (u.conj() * tu).sum(-2, keepdim=True).real / 2
+    gram, wide = u.mH @ u, b.to(u.dtype)
+    inner = torch.linalg.solve_triangular(gram, u.mH @ wide, upper=True, unitriangular=True)
+    cross = tu.mH @ u
+    right = tu.mH @ wide - (cross + cross.mH).triu(1) @ inner
+    return (-tu @ inner - u @ torch.linalg.solve_triangular(gram, right, upper=True, unitriangular=True)).to(b.dtype)
+
+
 def _plain_product(v: Tensor, b: Tensor, k: int) -> Tensor:
     """H_1 ... H_k B in operations that torch differentiates, in float64, returned in the dtype of B."""
-    u = unpack_trapezoid(v.double(), b.shape[-2], k, b.is_complex())
-    largest = u.detach().abs().amax(-2, keepdim=True)
-    u = u / torch.where(largest == 0, 1.0, largest)
-    length = torch.linalg.vector_norm(u, dim=-2, keepdim=True)
-    # Reflectors of length sqrt 2 make the diagonal of T one, also where a reflector is zero.
-    u = u / torch.where(length == 0, torch.inf, length * 0.5**0.5)
+    u, _ = _normalised(v, b.shape[-2], k, b.is_complex())
     inner = torch.linalg.solve_triangular(u.mH @ u, u.mH @ b.to(u.dtype), upper=True, unitriangular=True)
     return (b - u @ inner).to(b.dtype)
+
+
+def _normalised(v: Tensor, n: int, k: int, is_complex: bool) -> tuple[Tensor, Tensor]:
+    """Reflectors of length sqrt 2, which make the diagonal of T one, and what they were divided by; zero ones stay."""
+    u = unpack_trapezoid(v.double(), n, k, is_complex)
+    largest = u.detach().abs().amax(-2, keepdim=True)
+    largest = torch.where(largest == 0, 1.0, largest)
+    u = u / largest
+    length = torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    length = torch.where(length == 0, torch.inf, length * 0.5**0.5)
+    return u / length, largest * length
 
 
 def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,9 +28,10 @@ def matrix_exp(
 ) -> Tensor:
     """First p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
 
-    Differentiable any number of times in reverse mode; composes with vmap, compile and export. Square frames and those
-    with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in float32 up to norm 8;
-    taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more backward.
+    Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
+    frames and those with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in
+    float32 up to norm 8; taller ones the same number of 2p x 2p in float64, and two products of (n - p) x p, 4 more
+    backward.
 
     Args:
         v: packed coordinates (see `unpack_skew`), shape (*, skew_size(n, p, is_complex)), float32 or float64.
@@ -73,7 +74,7 @@ class _Skew(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.n, ctx.p, _ = inputs
+        _, ctx.n, ctx.p, ctx.is_complex = inputs
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -82,6 +83,10 @@ class _Skew(Function):
             return pack_skew_gradient(g), None, None, None
         gv = pack_skew_gradient(g[..., :p, :p], g[..., p:, :p] - g[..., :p, p:].mH)
         return gv, None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        return _Skew.apply(t, ctx.n, ctx.p, ctx.is_complex)  # type: ignore[return-value]
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:

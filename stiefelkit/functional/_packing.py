@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._tracing import is_traced
+
 __all__ = [
     "band_size",
     "minus_adjoint",
@@ -67,7 +70,7 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     lower, upper = table.tril(-1), table.triu(1)
     imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
     re, im = v[..., p * p :].unflatten(-1, (2, p, n - p)).unbind(-3)
-    return torch.complex(lower - lower.mT, imaginary), torch.complex(re, im).mT
+    return complex_of(lower - lower.mT, imaginary), complex_of(re, im).mT
 
 
 def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
@@ -160,7 +163,7 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
     """
     if is_complex:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
-        return torch.complex(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
+        return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
     size = k * (k + 1) // 2
     top = v.new_zeros(*v.shape[:-1], k * k).index_copy(-1, _indices(k, 0, v.device), v[..., :size])
     top = top.unflatten(-1, (k, k))
@@ -181,7 +184,7 @@ def pack_trapezoid(u: Tensor) -> Tensor:
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
     """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
     key = ("lower", k, diagonal, device)
-    if key in _known and not torch.compiler.is_compiling():
+    if key in _known and not is_traced():
         return _known[key]
     # An inference tensor, or a fake one made while tracing, would poison later calls.
     with torch.inference_mode(False):
@@ -193,7 +196,7 @@ def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
 def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torch.device) -> Tensor:
     """Positions in `unpack_skew`'s coordinates of the entries in a band."""
     key = ("band", n, p, is_complex, bandwidth, device)
-    if key in _known and not torch.compiler.is_compiling():
+    if key in _known and not is_traced():
         return _known[key]
     with torch.inference_mode(False):
         rows, columns = torch.arange(n, device=device), torch.arange(p, device=device)
@@ -205,6 +208,6 @@ def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torc
 
 
 def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
-    if type(index) is Tensor and index.numel() <= _LARGEST_CACHED and not torch.compiler.is_compiling():
+    if type(index) is Tensor and index.numel() <= _LARGEST_CACHED and not is_traced():
         _known[key] = index
     return index

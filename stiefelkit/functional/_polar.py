@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError, NonFiniteError, RankError, ShapeError
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import opaque
 from stiefelkit.metrics import orthogonality_error, working_dtype
@@ -43,8 +43,8 @@ def polar_factor(x: Tensor, *, well_conditioned: bool = False) -> Tensor:
 
     The derivative is dQ = Q Z + (I - Q Q^H) dX H^-1, where the skew Z solves H Z + Z H = Q^H dX - dX^H Q; it is finite
     wherever X has full rank, also at repeated singular values, and so are those of it. Differentiable any number of
-    times in reverse mode; composes with vmap. Worked out in float64 or complex128 and rounded once. Wide matrices are
-    done as their adjoint, Q(X) = Q(X^H)^H.
+    times, once of them in forward mode; composes with vmap. Worked out in float64 or complex128 and rounded once. Wide
+    matrices are done as their adjoint, Q(X) = Q(X^H)^H.
 
     Args:
         x: matrices of shape (*, n, p) of full rank, any size from 1e-300 to 1e300, any floating or complex dtype.
@@ -88,16 +88,26 @@ class _Polar(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
+        keep(ctx, inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         x, q = ctx.saved_tensors
-        h = q.mH @ x
-        h = (h + h.mH) / 2
-        along = q.mH @ g
-        z = _Lyapunov.apply(h, along - along.mH)
-        return q @ z + torch.linalg.solve(h, g - q @ along, left=False), None, None
+        return _derivative(x, q, g), None, None
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        x, q = ctx.saved_tensors
+        return _derivative(x, q, t)
+
+
+def _derivative(x: Tensor, q: Tensor, t: Tensor) -> Tensor:
+    """The derivative of the factor Q of X along T, which is its own adjoint."""
+    h = q.mH @ x
+    h = (h + h.mH) / 2
+    along = q.mH @ t
+    z = _Lyapunov.apply(h, along - along.mH)
+    return q @ z + torch.linalg.solve(h, t - q @ along, left=False)
 
 
 class _Lyapunov(Function):
@@ -113,13 +123,19 @@ class _Lyapunov(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
+        keep(ctx, inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         h, z = ctx.saved_tensors
         y = _Lyapunov.apply(h, g)
         return -(y @ z.mH + z.mH @ y), y  # type: ignore[operator, return-value]
+
+    @staticmethod
+    def tangent(ctx: Any, th: Tensor | None, ts: Tensor | None) -> Tensor:  # type: ignore[override]
+        h, z = ctx.saved_tensors
+        ts = torch.zeros_like(z) if ts is None else ts
+        return _Lyapunov.apply(h, ts if th is None else ts - th @ z - z @ th)  # type: ignore[return-value]
 
 
 def _by_eigenvectors(x: Tensor, who: str) -> Tensor:

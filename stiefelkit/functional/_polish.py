@@ -52,6 +52,10 @@ class _Polish(Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
         return g
 
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
+        return t.clone()
+
 
 def polished(w: Tensor) -> Tensor:
     """What `polish` returns, for use inside a `Function`, whose gradient it does not change."""

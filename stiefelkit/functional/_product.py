@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ShapeError
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._function import Function, keep
+from stiefelkit.functional._onnx import is_exported
+from stiefelkit.functional._tracing import is_jit_traced, is_traced
 
 __all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
 
@@ -133,7 +135,7 @@ def opaque(
 
 def is_plain(*args: Any) -> bool:
     """Whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_traced() or torch._C._are_functorch_transforms_active():
         return False
     return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
 
@@ -165,12 +167,19 @@ class _Product(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        keep(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         a, b = ctx.saved_tensors
         return product(g, b.mH).sum_to_size(a.shape), product(a.mH, g).sum_to_size(b.shape)
+
+    @staticmethod
+    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        if ta is None or tb is None:
+            return product(a, tb) if ta is None else product(ta, b)  # type: ignore[arg-type]
+        return product(ta, b) + product(a, tb)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -190,10 +199,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         raise ShapeError(
             f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."
         )
-    if a.dtype in (torch.float64, torch.complex128):
+    if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
-    # Under vmap requires_grad says nothing of what is mapped.
-    mapped = torch._C._are_functorch_transforms_active()
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or mapped):
+    # There requires_grad says nothing of what is mapped, and a tangent may come without it.
+    transformed = torch._C._are_functorch_transforms_active()
+    if transformed or is_jit_traced() or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return _Product.apply(a, b)  # type: ignore[return-value]
     return _multiply(a, b)

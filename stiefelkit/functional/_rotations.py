@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._function import Function, keep, transposed
 from stiefelkit.functional._product import opaque
 from stiefelkit.functional._rotations_diamonds import diamonds, flush, multiply, quartered
 from stiefelkit.functional._rotations_plan import Plan
@@ -59,7 +59,7 @@ class _Brickwall(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, angle, phase, ctx.layers = inputs
-        ctx.save_for_backward(output, angle, phase)
+        keep(ctx, output, angle, phase)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -70,6 +70,18 @@ class _Brickwall(Function):
         gx, g_angle, g_phase = pull_back(g, y, angle, phase, ctx.layers, ctx.needs_input_grad[0])
         return gx if ctx.needs_input_grad[0] else None, g_angle, None if phase is None else g_phase, None
 
+    @staticmethod
+    def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+        y, angle, phase = ctx.saved_tensors
+        found = torch.zeros_like(y) if tx is None else _Brickwall.apply(tx, angle, phase, ctx.layers)
+        if ta is None and tp is None:
+            return found  # type: ignore[return-value]
+
+        def pull_back(g: Tensor) -> tuple[Tensor, ...]:
+            return _gradients(g, y, angle, phase, ctx.layers, False)[1 : 2 if phase is None else 3]
+
+        return found + transposed(pull_back, y, *(ta, tp)[: 1 if phase is None else 2])  # type: ignore[operator, return-value]
+
 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))
 def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
@@ -79,7 +91,8 @@ def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Ten
     z = plan.pad(x)
     for t, s in enumerate(rows):
         z = flush(plan.unroll(torch.bmm(s, plan.cut(plan.roll(z, t))), t))
-    return z[:, :n].reshape(x.shape)
+    y = z[:, :n].reshape(x.shape)
+    return y.clone() if y._is_view() else y  # forward mode would take a view for one of X
 
 
 def _gradients(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations_plan import Plan
 
@@ -25,7 +26,7 @@ def diamonds(angle: Tensor, phase: Tensor | None, plan: Plan, dtype: torch.dtype
         d = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
     else:
         f = plan.scatter(phase.to(dtype.to_real()))
-        e = torch.complex(f.cos(), f.sin())
+        e = complex_of(f.cos(), f.sin())
         d = torch.stack([torch.stack([c + 0j, -e * s]), torch.stack([s + 0j, e * c])])
     levels = [d.movedim(-1, 0)]
     for m in plan.sizes[:-1]:

@@ -8,9 +8,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from stiefelkit.functional._tracing import is_traced
 
 __all__ = ["Plan", "mesh_places", "mesh_size"]
 
@@ -109,23 +112,26 @@ class Plan:
 
     def index(self, device: torch.device) -> Tensor:
         """Where each rotation stands among the smallest diamonds."""
-        if (self, device) in _index:
+        if (self, device) in _index and not is_traced():
             return _index[self, device]
+        # In numpy: while tracing with fake tensors a mask would give one of unknown size.
+        there = numpy.add.outer(numpy.arange(self.layers), numpy.arange(max(self.n - 1, 0))) % 2 == 0
+        layer, q = numpy.nonzero(there)
+        u, v = (layer + q) // 2, (layer - q) // 2 - 1
+        du, dv = u // self.m, v // self.m
+        row, centre = du + dv + 1, (du - dv) % (2 * self.across)
+        place = row * self.across + centre // 2
+        u, v = u % self.m, v % self.m
+        total = self.rows * self.across
+        for size in reversed(self.sizes[:-1]):
+            place = place + (2 * (u // size % 2) + v // size % 2) * total
+            total *= 4
         with torch.inference_mode(False):
-            layer, q = mesh_places(self.n, self.layers, device)
-            u, v = (layer + q) // 2, (layer - q) // 2 - 1
-            du, dv = u // self.m, v // self.m
-            row, centre = du + dv + 1, (du - dv) % (2 * self.across)
-            place = row * self.across + centre // 2
-            u, v = u % self.m, v % self.m
-            total = self.rows * self.across
-            for size in reversed(self.sizes[:-1]):
-                place = place + (2 * (u // size % 2) + v // size % 2) * total
-                total *= 4
+            index = torch.tensor(place, device=device)
         # A fake tensor made while tracing would poison later calls.
-        if type(place) is Tensor:
-            _index[self, device] = place
-        return place
+        if type(index) is Tensor and not is_traced():
+            _index[self, device] = index
+        return index
 
 
 def mesh_places(n: int, layers: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,8 @@ def _thin(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: 
     """
     p = w.shape[-1]
     with torch.no_grad():
-        gram = v.mH @ v
+        # Detached, since no_grad leaves forward derivatives.
+        gram = v.detach().mH @ v.detach()
         shift = 1 + 1e-14 * gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
         eye = torch.eye(p, dtype=w.dtype, device=w.device)
         c = torch.linalg.cholesky_ex(gram + shift * eye, upper=True)[0]

@@ -1,4 +1,4 @@
-"""Tangent vectors whose canonical geodesics lead from frame to frame, in float64 or complex128."""
+"""Tangent vectors whose geodesics lead from frame to frame, in float64 or complex128."""
 
 import functools
 import math
@@ -11,8 +11,9 @@ from stiefelkit import init
 from stiefelkit.functional._function import Function
 from stiefelkit.manifolds.completion import nearest_completion, shorten, skew_from, spectrum
 from stiefelkit.manifolds.geodesics import geodesic
+from stiefelkit.manifolds.shooting import shoot
 
-__all__ = ["canonical_logarithm"]
+__all__ = ["logarithm"]
 
 _CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
 """A geodesic of at most this length is the only shortest one, in real and in complex spaces."""
@@ -20,42 +21,49 @@ _CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
 _OTHER_STARTS = 2
 
 
-def canonical_logarithm(w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds a tangent U at W whose canonical geodesic ends at Y.
+def logarithm(w: Tensor, y: Tensor, *, alpha: int) -> tuple[Tensor, Tensor]:
+    """Finds a tangent U at W whose geodesic ends at Y.
 
-    Square frames: W log(W^H Y), the shortest. Tall ones: in a basis of W and of what Y adds, m = min(n, 2p), Y is
-    completed to a unitary m x m matrix with the shortest logarithm. Newton's method with trust regions
-    descends to a minimum from anywhere, and every minimum is a geodesic; it is the least if U is no longer than 0.89 pi
-    (complex: pi / 2), or if real and n = p + 1 or p = 1. For longer ones the shortest of three starts is taken.
+    Square frames: W log(W^H Y), the shortest. Tall ones in the canonical metric: in a basis of W and of what Y adds,
+    m = min(n, 2p), Y is completed to a unitary m x m matrix with the shortest logarithm. Newton's method with trust
+    regions descends to a minimum from anywhere, and every minimum is a geodesic; it is the least if U is no longer than
+    0.89 pi (complex: pi / 2), or if real and n = p + 1 or p = 1. For longer ones the shortest of three starts is taken.
 
     0.89 pi < pi / sqrt(5 / 4): the curvature is 5 / 4 at most, and no closed geodesic is shorter than 2 pi. In complex
     spaces the curvature is at most 4, as ||[X, Y]||_F^2 <= 2 ||X||_F^2 ||Y||_F^2, and no closed geodesic is shorter
     than sqrt(2) pi, the length of W e^{it}; some tangent vectors of length 0.66 pi are not the shortest.
 
-    Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start.
+    In the Euclidean metric tall frames are joined by shooting: U is the only shortest one if it is real and shorter
+    than pi; if longer there may be a shorter one, and some pairs have none.
+
+    Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
+    60 times eight products of m x m for each.
 
     Args:
         w: frames of shape (*, n, p), float64 or complex128.
         y: frames of the same shape.
+        alpha: 1 for the canonical, 2 for the Euclidean metric.
 
     Returns:
         U of the same shape, and which were found, shape (*): those whose geodesic was checked to end at Y; NaN in the
-        others, which are square real frames with different determinants, and what is no frame. U has no derivative,
-        and raises NotImplementedError when asked for one.
+        others, which are square real frames with different determinants, what is no frame, and tall frames that
+        shooting did not join. U has no derivative, and raises NotImplementedError when asked for one.
 
     References:
         Zimmermann, A matrix-algebraic algorithm for the Riemannian logarithm on the Stiefel manifold under the
         canonical metric, SIAM J. Matrix Anal. 38, 2017; its step is the one of steepest descent here.
         Rentmeesters, Algorithms for data fitting on some common homogeneous spaces, thesis, Louvain, 2013: curvature.
         Böttcher, Wenzel, The Frobenius norm and the commutator, Linear Algebra Appl. 429, 2008.
+        Zimmermann, Stoye, The injectivity radius of the compact Stiefel manifold under the Euclidean metric, SIAM J.
+        Matrix Anal. 46, 2025: it is pi.
     """
-    return _Logarithm.apply(w, y)  # type: ignore[return-value]
+    return _Logarithm.apply(w, y, alpha)  # type: ignore[return-value]
 
 
 class _Logarithm(Function):
     @staticmethod
-    def forward(w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        u, found = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]))
+    def forward(w: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        u, found = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), alpha)
         return u.view(w.shape), found.view(w.shape[:-2])
 
     @staticmethod
@@ -67,15 +75,15 @@ class _Logarithm(Function):
         raise NotImplementedError("The logarithm of a frame has no derivative here.")
 
 
-def _logarithm(w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _logarithm(w: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor]:
     u = torch.full_like(w, torch.nan)
     found = _is_frame(w) & _is_frame(y)
     frames = found.nonzero().squeeze(-1)
     if not len(frames):
         return u, found
     w, y = w[frames], y[frames]
-    u_frames = _square(w, y) if w.shape[-2] == w.shape[-1] else _tall(w, y)
-    found[frames] = _ends_at(w, u_frames, y)
+    u_frames = _square(w, y) if w.shape[-2] == w.shape[-1] else _tall(w, y, alpha)
+    found[frames] = _ends_at(w, u_frames, y, alpha)
     u[frames] = u_frames
     return u.masked_fill(~found[:, None, None], torch.nan), found
 
@@ -85,20 +93,22 @@ def _is_frame(w: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(w.mH @ w - eye) <= 1e-9
 
 
-def _ends_at(w: Tensor, u: Tensor, y: Tensor) -> Tensor:
+def _ends_at(w: Tensor, u: Tensor, y: Tensor, alpha: int) -> Tensor:
     m = min(w.shape[-2], 2 * w.shape[-1])
-    return torch.linalg.matrix_norm(geodesic(w, u, alpha=1)[0] - y) <= 2e-13 * math.sqrt(m)
+    return torch.linalg.matrix_norm(geodesic(w, u, alpha=alpha)[0] - y) <= 2e-13 * math.sqrt(m)
 
 
 def _square(w: Tensor, y: Tensor) -> Tensor:
     return w @ skew_from(*spectrum(w.mH @ y), w.dtype)
 
 
-def _tall(w: Tensor, y: Tensor) -> Tensor:
+def _tall(w: Tensor, y: Tensor, alpha: int) -> Tensor:
     p = w.shape[-1]
     q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
     # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
     basis = torch.cat([w, q[..., p:]], dim=-1)
+    if alpha != 1 and (p > 1 or w.is_complex()):
+        return basis @ shoot(basis.mH @ y, alpha)
     v = nearest_completion(basis.mH @ y)
     log, rest = shorten(v, p)
     k = v.shape[-1] - p

@@ -11,18 +11,16 @@ from torch import Tensor
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, ImageError, NotAFrameError, OptionError, ShapeError, did_you_mean
 from stiefelkit.functional import polar_factor, polish
+from stiefelkit.manifolds.checks import DTYPES, REACH, checked, judged, members, wrong_dtype
 from stiefelkit.manifolds.geodesics import geodesic
-from stiefelkit.manifolds.logarithms import canonical_logarithm
+from stiefelkit.manifolds.hessians import riemannian_hessian
+from stiefelkit.manifolds.logarithms import logarithm
 from stiefelkit.manifolds.retractions import RETRACTIONS, tangent
-from stiefelkit.metrics import defect, orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, working_dtype
 
 __all__ = ["Stiefel"]
 
 _ALPHA = {"canonical": 1, "euclidean": 2}
-_REACH = 3e-5
-"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
-of it, below half the rounding limit of float32 up to p = 600."""
-_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class Stiefel(geoopt.Manifold):
@@ -113,6 +111,29 @@ class Stiefel(geoopt.Manifold):
         r = g - w @ (g.mH @ w) if self.metric == "canonical" else tangent(w, g)
         return r.to(u.dtype)
 
+    def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
+        """Turns a Euclidean Hessian along U into the Riemannian one, the covariant derivative of the gradient along U.
+
+        Self-adjoint in the metric, and inner(U, Hess U) is the second derivative along the geodesic that leaves in the
+        direction U. The formula: `stiefelkit.manifolds.hessians`.
+
+        Args:
+            x: frames, shape (*, n, p).
+            egrad: Euclidean gradients G at X, df = Re tr(G^H dX), as torch gives them.
+            ehess: derivatives of G in the direction U, as `torch.func.jvp(torch.func.grad(f), (x,), (u,))` gives them.
+            u: tangent vectors; of another direction the tangent part counts, for which `ehess` must be.
+
+        Returns:
+            Tangent vectors of the dtype of `ehess`.
+
+        >>> manifold, s = Stiefel(), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+        >>> x, u = torch.eye(3, 1), torch.tensor([[0.0], [1.0], [0.0]])  # of f(X) = tr(X^T S X) / 2
+        >>> manifold.ehess2rhess(x, s @ x, s @ u, u).flatten()
+        tensor([0., 1., 0.])
+        """
+        w, g, h, wide = _widened(x, egrad, ehess, u)
+        return riemannian_hessian(w, g, h, tangent(w, wide), alpha=_ALPHA[self.metric]).to(ehess.dtype)
+
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Inner product of tangent vectors, real in complex spaces too, shape (*), or (*, 1, 1) with `keepdim`."""
         return self._inner(x, u, v, keepdim).to(x.dtype.to_real())
@@ -159,9 +180,9 @@ class Stiefel(geoopt.Manifold):
     def logmap(self, x: Tensor, y: Tensor, *, missing: str = "raise") -> Tensor:
         """Finds a tangent vector at X whose geodesic ends at Y, checked to end there.
 
-        The shortest where n = p or where it is short, see `canonical_logarithm`; beyond that the shortest of several.
-        Where many are shortest, as between the poles of a sphere, one of them. Square frames in both metrics, tall ones
-        in the canonical metric only.
+        The shortest where n = p or where it is short, see `logarithm`; beyond that the shortest of several.
+        Where many are shortest, as between the poles of a sphere, one of them. In the Euclidean metric the one of tall
+        frames that shooting finds, which from a distance of pi on need not be the shortest, and fails for some.
 
         Args:
             x: frames.
@@ -169,21 +190,17 @@ class Stiefel(geoopt.Manifold):
             missing: what is done where there is none: "raise", or "nan" for NaN in these members of the batch.
 
         Raises:
-            NotImplementedError: tall frames in the Euclidean metric.
-            ImageError: square real frames have different determinants, or what is no frame; names the members.
+            ImageError: square real frames have different determinants, what is no frame, or tall frames far apart
+                that shooting did not join in the Euclidean metric; names the members.
             OptionError: `missing` is neither "raise" nor "nan".
         """
         if missing not in ("raise", "nan"):
             raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {missing!r}.')
-        n, p = x.shape[-2:]
-        if n > p and self.metric == "euclidean":
-            raise NotImplementedError('Stiefel.logmap needs metric="canonical" for tall frames, got "euclidean".')
         w, end = torch.broadcast_tensors(*_widened(x, y))
-        u, found = canonical_logarithm(polish(w), polish(end))
+        u, found = logarithm(polish(w), polish(end), alpha=_ALPHA[self.metric])
         if missing == "raise" and not found.all():
-            reflected = n == p and not w.is_complex() and torch.linalg.det(w.mH @ end)[~found].lt(0).any()
-            remedy = "their determinants differ" if reflected else "projx gives the nearest frames"
-            which = _members(~found)
+            remedy = _remedy(w[~found], end[~found])
+            which = members(~found)
             raise ImageError(f"Stiefel.logmap needs frames that a geodesic joins, got none{which}; {remedy}.")
         return u.to(x.dtype)
 
@@ -199,10 +216,37 @@ class Stiefel(geoopt.Manifold):
             raise DtypeError(f"Stiefel needs real vectors at a real frame ({x.dtype}), got complex ones.")
         w, *wide = _widened(x, *vectors)
         single = x.dtype != w.dtype
-        w, *wide = torch.broadcast_tensors(_checked(w, x.dtype), *wide)
+        w, *wide = torch.broadcast_tensors(checked(w, x.dtype), *wide)
         moved, *carried = along(w, *wide)
         moved = moved if single else polish(moved)
         return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
+
+    def dim(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> int:
+        """Number of real dimensions of the manifold of one frame: np - p(p + 1)/2, and 2np - p^2 where complex.
+
+        Args:
+            size: (*, n, p), as integers or one sequence; how large the batch is does not count.
+            dtype: of the frames; torch's default when None.
+
+        >>> Stiefel().dim(5, 2), Stiefel().dim(5, 2, dtype=torch.complex64)
+        (7, 16)
+        """
+        (*_, n, p), dtype = self._size(size, dtype)
+        return 2 * n * p - p * p if dtype.is_complex else n * p - p * (p + 1) // 2
+
+    def typical_dist(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> float:
+        """A length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
+
+        The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that.
+
+        Args:
+            size: (*, n, p), as integers or one sequence; how large the batch is does not count.
+            dtype: of the frames; torch's default when None.
+
+        References:
+            Boumal, Mishra, Absil, Sepulchre, Manopt, a Matlab toolbox for optimization on manifolds, JMLR 15, 2014.
+        """
+        return self._size(size, dtype)[0][-1] ** 0.5
 
     def random(
         self,
@@ -210,6 +254,7 @@ class Stiefel(geoopt.Manifold):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        det: int | None = None,
         **kwargs: Any,
     ) -> geoopt.ManifoldTensor:
         """Draws frames from the uniform (Haar) measure, each matrix of a batch independently.
@@ -219,11 +264,36 @@ class Stiefel(geoopt.Manifold):
             dtype: torch's default when None.
             device: of the result.
             generator: source of randomness; torch's default when None.
+            det: 1 or -1 for the uniform measure on that component of O(n), real square frames only; either when None.
             kwargs: none are known.
+
+        Raises:
+            OptionError: another `det`, or one for frames that have one component; an unknown option.
+            ShapeError, DtypeError: no frames have this size or dtype.
         """
         if kwargs:
-            raise OptionError(f"Stiefel.random needs dtype, device and generator only, got {', '.join(kwargs)}.")
-        return self._made("haar", size, dtype, device, generator)
+            raise OptionError(f"Stiefel.random needs dtype, device, generator and det only, got {', '.join(kwargs)}.")
+        shape, dtype = self._size(size, dtype)
+        if det is not None and (det not in (1, -1) or shape[-2] != shape[-1] or dtype.is_complex):
+            raise OptionError(
+                "Stiefel.random needs `det` to be 1 or -1, for real square frames, or None, got "
+                f"{det!r} for {dtype} of size {tuple(shape)}."
+            )
+        w = init.haar(shape, working_dtype(dtype), generator)
+        if det is not None:
+            # Haar measure on either component is the other's with one column reflected.
+            w[..., 0] *= det * torch.linalg.det(w).sign().unsqueeze(-1)
+        return self._point(w, dtype, device)
+
+    def random_naive(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> geoopt.ManifoldTensor:
+        """Draws frames as `random` does: geoopt's name for frames of any measure, here the uniform one."""
+        return self.random(*size, dtype=dtype, device=device, generator=generator)
 
     def origin(
         self,
@@ -233,20 +303,23 @@ class Stiefel(geoopt.Manifold):
         seed: int | None = 42,
     ) -> geoopt.ManifoldTensor:
         """Returns the first p columns of the identity, for any seed."""
-        return self._made("identity", size, dtype, device, None)
+        shape, dtype = self._size(size, dtype)
+        return self._point(init.identity(shape, working_dtype(dtype)), dtype, device)
 
-    def _made(self, scheme: str, size: Any, dtype: Any, device: Any, generator: Any) -> geoopt.ManifoldTensor:
+    def _size(self, size: Any, dtype: torch.dtype | None) -> tuple[Sequence[int], torch.dtype]:
         shape, dtype = size2shape(*size), dtype or torch.get_default_dtype()
         self._assert_check_shape(shape, "size")
         self._assert_dtype(dtype)
-        drawn = init.draw(scheme, shape, working_dtype(dtype), generator)
-        return geoopt.ManifoldTensor(drawn.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
+        return shape, dtype
+
+    def _point(self, w: Tensor, dtype: torch.dtype, device: Any) -> geoopt.ManifoldTensor:
+        return geoopt.ManifoldTensor(w.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
 
     def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
         """Whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
         ok, reason = self._check_shape(x.shape, "x")
-        if ok and x.dtype not in _DTYPES:
-            ok, reason = False, _wrong_dtype(x.dtype)
+        if ok and x.dtype not in DTYPES:
+            ok, reason = False, wrong_dtype(x.dtype)
         return (ok, reason) if explain else ok
 
     def assert_check_point(self, x: Tensor) -> None:
@@ -267,8 +340,8 @@ class Stiefel(geoopt.Manifold):
             raise ShapeError(reason)
 
     def _assert_dtype(self, dtype: torch.dtype) -> None:
-        if dtype not in _DTYPES:
-            raise DtypeError(_wrong_dtype(dtype))
+        if dtype not in DTYPES:
+            raise DtypeError(wrong_dtype(dtype))
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) >= 2 and shape[-2] >= shape[-1] >= 1:
@@ -277,10 +350,10 @@ class Stiefel(geoopt.Manifold):
         return False, f"Stiefel needs `{name}` of shape (*, n, p), n >= p >= 1, got {tuple(shape)}{remedy}."
 
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        if x.dtype not in _DTYPES:
-            return False, _wrong_dtype(x.dtype)
+        if x.dtype not in DTYPES:
+            return False, wrong_dtype(x.dtype)
         error = orthogonality_error(x)
-        return _judged("||W^H W - I||_F", error, torch.full_like(error, atol + rtol * x.shape[-1] ** 0.5))
+        return judged("||W^H W - I||_F", error, torch.full_like(error, atol + rtol * x.shape[-1] ** 0.5))
 
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
@@ -288,29 +361,7 @@ class Stiefel(geoopt.Manifold):
         w, wide = torch.broadcast_tensors(*_widened(x.detach(), u.detach()))
         s = w.mH @ wide
         permitted = atol + rtol * torch.linalg.matrix_norm(wide)
-        return _judged("||W^H U + U^H W||_F", torch.linalg.matrix_norm(s + s.mH), permitted)
-
-
-def _checked(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
-    p = w.shape[-1]
-    permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
-    with torch.no_grad():
-        off = defect(w)
-        correction = w @ off if dtype != w.dtype else None
-        if w.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
-            correction = torch.where(norms <= permitted, 0.0 if correction is None else correction, torch.nan)
-        # The norm of a whole batch is one operator, and no less than that of each.
-        elif not torch.linalg.vector_norm(off).item() <= permitted:
-            worst = torch.linalg.vector_norm(off, dim=(-2, -1)).max().item()
-            if not worst <= permitted:
-                raise NotAFrameError(
-                    f"Stiefel needs a frame to move, ||W^H W - I||_F <= {permitted:.2g}, got {worst:.2g}; projx gives "
-                    "the nearest."
-                )
-    # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
-    return w if correction is None else torch.sub(w, correction, alpha=0.5)
+        return judged("||W^H U + U^H W||_F", torch.linalg.matrix_norm(s + s.mH), permitted)
 
 
 def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -318,28 +369,15 @@ def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) for t in tensors)
 
 
+def _remedy(w: Tensor, y: Tensor) -> str:
+    """Why no geodesic joins frames, or what does."""
+    if w.shape[-2] == w.shape[-1] and not w.is_complex() and torch.linalg.det(w.mH @ y).lt(0).any():
+        return "their determinants differ"
+    if all((orthogonality_error(z) <= REACH).all() for z in (w, y)):
+        return 'metric="canonical" joins all'
+    return "projx gives the nearest frames"
+
+
 def _real_inner(a: Tensor, b: Tensor, keepdim: bool) -> Tensor:
     """Re tr(A^H B)."""
     return (a.conj() * b).real.sum(dim=(-2, -1), keepdim=keepdim)
-
-
-def _members(missing: Tensor, most: int = 8) -> str:
-    """Which members of a batch are missing, for an error."""
-    if not missing.dim():
-        return ""
-    which = [str(tuple(index)) for index in missing.nonzero().tolist()]
-    more = f" and {len(which) - most} more" if len(which) > most else ""
-    return f' for {", ".join(which[:most])}{more} of the batch {tuple(missing.shape)} (missing="nan" keeps the rest)'
-
-
-def _wrong_dtype(dtype: torch.dtype) -> str:
-    return f"Stiefel needs float32, float64, complex64 or complex128, got {dtype}; keep the frame in float32."
-
-
-def _judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | None]:
-    """Whether every error is permitted, and the worst that is not; NaN never is."""
-    over = ~(errors <= permitted)
-    if not over.any():
-        return True, None
-    worst = (errors - permitted).nan_to_num(nan=torch.inf).argmax()
-    return False, f"{what} = {errors.flatten()[worst]:.3g}, permitted {permitted.flatten()[worst]:.3g}"

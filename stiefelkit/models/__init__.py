@@ -45,9 +45,12 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         output_size: width of the output.
         **options: the model's own, such as `activation=`, `parametrization=` and `backend=`, and those of its
             parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
+            `num_layers=`, `dropout=` between them and `bidirectional=` as in torch.nn.RNN: the papers have one layer
+            of one direction, and each further one starts as theirs does.
 
     Returns:
-        A module that maps (B, T, input_size) to (B, T, output_size), or to (B, output_size) with `last_only=True`.
+        A module that maps (B, T, input_size), the batch first, unlike a layer on its own, to (B, T, output_size), or to
+        (B, output_size) with `last_only=True`.
 
     Raises:
         UnknownNameError: no model has this name.
@@ -65,19 +68,23 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
             raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
     if options.get("parametrization") == "none":  # the command line has no None
         options["parametrization"] = None
-    known, which = _known_options(build, options)
+    if "batch_first" in options:
+        raise OptionError(
+            f"{name} reads (batch, time, features) always, got batch_first={options['batch_first']!r:.80}."
+        )
+    known, which = known_options(build, options)
     for key in options:
         if key not in known or key in sizes:
             raise OptionError(f"{name}{which} has no option {key!r}{did_you_mean(key, known)}")
     return build(**sizes, **options)
 
 
-def _known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tuple[list[str], str]:
+def known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tuple[list[str], str]:
     """Names that a model takes beside the sizes, those of its parametrization included, and which one that is."""
     own = list(inspect.signature(build).parameters.values())[3:]
     known = [option.name for option in own if option.kind is not option.VAR_KEYWORD]
     if "activation" in known:
-        known.append("backend")  # of our own layers; torch's have neither
+        known += ["backend", "num_layers", "bidirectional", "dropout"]  # of our own layers
     if all(option.kind is not option.VAR_KEYWORD for option in own) or "parametrization" not in known:
         return known, ""
     default = next(option.default for option in own if option.name == "parametrization")
@@ -86,7 +93,7 @@ def _known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tu
     if chosen is None:
         return known, " without a parametrization"
     cls = find_parametrization(chosen)
-    return known + option_names(cls), f" with {parametrizations.name_of(cls) or cls.__name__}"
+    return [*known, "gain", *option_names(cls)], f" with {parametrizations.name_of(cls) or cls.__name__}"
 
 
 def names() -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.parts import Map, each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -61,8 +61,9 @@ def eurnn(
         batch_first=True,
         **map_options(parametrization, "givens", {"init": "uniform"}, options),
     )
-    nn.init.uniform_(rnn.weight_ih_l0, -0.01, 0.01)  # type: ignore[arg-type]
-    output = read_out(hidden_size, output_size)
+    for p in each(rnn, "weight_ih"):
+        nn.init.uniform_(p, -0.01, 0.01)
+    output = read_out(width(rnn), output_size)
     if output_init == "reference":
         bound = (6 / (output_size + input_size)) ** 0.5
         nn.init.uniform_(output.weight, -bound, bound)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.parts import Map, each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -49,8 +49,10 @@ def exprnn(
         batch_first=True,
         **map_options(parametrization, "matrix_exp", {"init": "henaff"}, options),
     )
-    nn.init.kaiming_normal_(rnn.weight_ih_l0, nonlinearity="relu")  # type: ignore[arg-type]
-    nn.init.uniform_(rnn.bias_l0, -0.01, 0.01)  # type: ignore[arg-type]
-    output = read_out(hidden_size, output_size)
+    for p in each(rnn, "weight_ih"):
+        nn.init.kaiming_normal_(p, nonlinearity="relu")
+    for p in each(rnn, "bias"):
+        nn.init.uniform_(p, -0.01, 0.01)
+    output = read_out(width(rnn), output_size)
     nn.init.kaiming_normal_(output.weight, nonlinearity="relu")
     return SequenceModel(rnn, output)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map
+from stiefelkit.models.parts import Map, each
+from stiefelkit.nn.layers import check_stack
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["FrameGates", "gated"]
@@ -15,43 +16,53 @@ __all__ = ["FrameGates", "gated"]
 Kind = type[nn.LSTM] | type[nn.GRU]
 
 
-def gated(kind: Kind, input_size: int, hidden_size: int, parametrization: Map, options: dict[str, Any]) -> Any:
-    """Returns one layer of torch's LSTM or GRU, Glorot-uniform, with one trained bias vector that is zero.
+def gated(
+    kind: Kind, input_size: int, hidden_size: int, parametrization: Map, stack: dict[str, Any], options: dict[str, Any]
+) -> Any:
+    """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias vector a layer and direction that is zero.
 
     Args:
         kind: nn.LSTM or nn.GRU.
         input_size: m.
         hidden_size: n.
         parametrization: of each recurrent block; None for torch's own layer.
+        stack: num_layers, bidirectional and dropout.
         options: of the parametrization.
     """
+    check_stack(kind.__name__, **stack)
     if parametrization is not None:
-        return FrameGates(kind, input_size, hidden_size, parametrization, **options)
+        return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
     if options:
         raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
-    rnn = kind(input_size, hidden_size, batch_first=True)
-    weights = dict(rnn.named_parameters())
-    nn.init.xavier_uniform_(weights["weight_ih_l0"])
-    nn.init.xavier_uniform_(weights["weight_hh_l0"])
-    nn.init.zeros_(weights["bias_ih_l0"])
-    nn.init.zeros_(weights["bias_hh_l0"]).requires_grad_(False)
+    rnn = kind(input_size, hidden_size, batch_first=True, **stack)
+    for u, w in zip(each(rnn, "weight_ih"), each(rnn, "weight_hh"), strict=True):
+        nn.init.xavier_uniform_(u)
+        nn.init.xavier_uniform_(w)
+    for b, second in zip(each(rnn, "bias_ih"), each(rnn, "bias_hh"), strict=True):
+        nn.init.zeros_(b)
+        nn.init.zeros_(second).requires_grad_(False)
     return rnn
 
 
 class FrameGates(nn.Module):
-    """One layer of torch's LSTM or GRU, batch first, whose n x n recurrent blocks are frames.
+    """torch's LSTM or GRU, batch first, whose n x n recurrent blocks are frames.
 
     The weight `weight_hh_l0` has shape (gates, n, n) instead of (gates n, n), so that one map serves all blocks; the
-    kernel is torch's. There is one bias vector. torch's own layers keep a list of their weights and cannot be
-    parametrized.
+    kernel is torch's. There is one bias vector a layer and direction. torch's own layers keep a list of their weights
+    and cannot be parametrized.
 
     Args:
         kind: nn.LSTM or nn.GRU.
         input_size: m.
         hidden_size: n.
         parametrization: of each block, a registered name or a class.
+        num_layers: how many layers are stacked.
+        bidirectional: whether a second direction runs from the end.
+        dropout: probability with which outputs between layers are zeroed in training.
         **options: of the parametrization, and `init=`.
     """
+
+    batch_first = True
 
     def __init__(
         self,
@@ -59,28 +70,46 @@ class FrameGates(nn.Module):
         input_size: int,
         hidden_size: int,
         parametrization: str | type[OrthogonalParam],
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
         **options: Any,
     ):
         super().__init__()
         self.is_lstm = kind is nn.LSTM
         gates = 4 if self.is_lstm else 3
-        self.hidden_size = hidden_size
-        self.weight_ih_l0 = nn.Parameter(torch.empty(gates * hidden_size, input_size))
-        self.weight_hh_l0 = nn.Parameter(torch.zeros(gates, hidden_size, hidden_size))
-        self.bias_ih_l0 = nn.Parameter(torch.zeros(gates * hidden_size))
-        nn.init.xavier_uniform_(self.weight_ih_l0)
-        orthogonal(self, "weight_hh_l0", parametrization, **options)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, dropout
+        directions = ("", "_reverse") if bidirectional else ("",)
+        self._suffixes = [f"_l{layer}{direction}" for layer in range(num_layers) for direction in directions]
+        for suffix in self._suffixes:
+            m = input_size if suffix.startswith("_l0") else hidden_size * len(directions)
+            u = nn.init.xavier_uniform_(torch.empty(gates * hidden_size, m))
+            self.register_parameter(f"weight_ih{suffix}", nn.Parameter(u))
+            w = torch.zeros(gates, hidden_size, hidden_size)
+            self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
+            self.register_parameter(f"bias_ih{suffix}", nn.Parameter(torch.zeros(gates * hidden_size)))
+            orthogonal(self, f"weight_hh{suffix}", parametrization, **options)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
         """Runs the net over (B, T, m); returns states and last states as torch's layers do."""
-        zero = x.new_zeros(1, len(x), self.hidden_size)
-        weights = [
-            self.weight_ih_l0,
-            self.weight_hh_l0.flatten(0, 1),
-            self.bias_ih_l0,
-            torch.zeros_like(self.bias_ih_l0),
-        ]
+        zero = x.new_zeros(len(self._suffixes), len(x), self.hidden_size)
+        weights = []
+        for suffix in self._suffixes:
+            bias = getattr(self, f"bias_ih{suffix}")
+            w = getattr(self, f"weight_hh{suffix}").flatten(0, 1)
+            weights += [getattr(self, f"weight_ih{suffix}"), w, bias, torch.zeros_like(bias)]
+        stack = (weights, True, self.num_layers, self.dropout, self.training, self.bidirectional, True)
         if self.is_lstm:
-            out, h_n, c_n = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)
+            out, h_n, c_n = torch.lstm(x, (zero, zero), *stack)
             return out, (h_n, c_n)
-        return torch.gru(x, zero, weights, True, 1, 0.0, self.training, False, True)
+        return torch.gru(x, zero, *stack)
+
+    def extra_repr(self) -> str:
+        """Sizes and choices."""
+        text = f"{self.input_size}, {self.hidden_size}, batch_first=True"
+        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False}
+        return text + "".join(
+            f", {key}={getattr(self, key)!r}" for key, own in usual.items() if getattr(self, key) != own
+        )

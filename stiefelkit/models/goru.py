@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.parts import Map, each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import GORU
 
@@ -53,8 +53,11 @@ def goru(
         batch_first=True,
         **map_options(parametrization, "givens", {"layout": "fft", "init": "uniform"}, options),
     )
-    for weight in (rnn.weight_ih_l0, rnn.weight_gates_l0):
-        nn.init.uniform_(weight, -0.01, 0.01)  # type: ignore[arg-type]
-    nn.init.constant_(rnn.bias_gates_l0[:hidden_size], reset_bias)  # type: ignore[index]
-    nn.init.constant_(rnn.bias_l0, 0.01)  # type: ignore[arg-type]
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+    for u, w in zip(each(rnn, "weight_ih"), each(rnn, "weight_gates"), strict=True):
+        nn.init.uniform_(u, -0.01, 0.01)
+        nn.init.uniform_(w, -0.01, 0.01)
+    for p in each(rnn, "bias_gates"):
+        nn.init.constant_(p[:hidden_size], reset_bias)
+    for p in each(rnn, "bias"):
+        nn.init.constant_(p, 0.01)
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

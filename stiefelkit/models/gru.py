@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.parts import Map, each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 
 __all__ = ["gru"]
@@ -19,6 +19,9 @@ def gru(
     *,
     parametrization: Map = None,
     gate_bias: float = 1.0,
+    num_layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
     **options: Any,
 ) -> SequenceModel:
     """Builds torch's GRU with one bias vector a gate, gate biases 1.
@@ -36,14 +39,19 @@ def gru(
         output_size: p.
         parametrization: of each gate's recurrent block, any real one; None for free weights.
         gate_bias: initial bias of the reset and the update gate.
+        num_layers: how many layers are stacked.
+        bidirectional: whether a second direction runs from the end.
+        dropout: probability with which outputs between layers are zeroed in training.
         **options: of the parametrization, and `init=`.
 
     References:
         Cho, van Merrienboer, Gulcehre, Bahdanau, Bougares, Schwenk, Bengio, Learning phrase representations using RNN
         encoder-decoder for statistical machine translation, EMNLP 2014.
     """
-    rnn = gated(nn.GRU, input_size, hidden_size, parametrization, options)
+    stack = {"num_layers": num_layers, "bidirectional": bidirectional, "dropout": dropout}
+    rnn = gated(nn.GRU, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order reset, update, candidate.
     with torch.no_grad():
-        rnn.bias_ih_l0[: 2 * hidden_size] = gate_bias
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+        for b in each(rnn, "bias_ih"):
+            b[: 2 * hidden_size] = gate_bias
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.parts import Map, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import LinearTransitionRNN
 
@@ -40,4 +40,4 @@ def henaff_rnn(
     rnn = LinearTransitionRNN(
         input_size, hidden_size, parametrization=parametrization, activation=activation, batch_first=True, **options
     )
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

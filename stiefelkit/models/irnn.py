@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.parts import Map, each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -56,6 +56,8 @@ def irnn(
         **{"init": "identity", **options},
     )
     if input_std is not None:
-        nn.init.normal_(rnn.weight_ih_l0, std=input_std)  # type: ignore[arg-type]
-    nn.init.zeros_(rnn.h0_l0)  # type: ignore[arg-type]
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+        for p in each(rnn, "weight_ih"):
+            nn.init.normal_(p, std=input_std)
+    for p in each(rnn, "h0"):
+        nn.init.zeros_(p)
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.parts import Map, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -47,4 +47,4 @@ def lie_urnn(
         batch_first=True,
         **map_options(parametrization, "matrix_exp", {"init": "gaussian"}, options),
     )
-    return SequenceModel(rnn, read_out(2 * hidden_size, output_size))
+    return SequenceModel(rnn, read_out(2 * width(rnn), output_size))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.parts import Map, each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 
 __all__ = ["lstm"]
@@ -19,6 +19,9 @@ def lstm(
     *,
     parametrization: Map = None,
     forget_bias: float = 1.0,
+    num_layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
     **options: Any,
 ) -> SequenceModel:
     """Builds the LSTM that the papers compare with: one bias vector a gate, forget bias 1.
@@ -35,13 +38,18 @@ def lstm(
         output_size: p.
         parametrization: of each gate's recurrent block, any real one; None for free weights.
         forget_bias: initial bias of the forget gate.
+        num_layers: how many layers are stacked.
+        bidirectional: whether a second direction runs from the end.
+        dropout: probability with which outputs between layers are zeroed in training.
         **options: of the parametrization, and `init=`.
 
     References:
         Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, ICML 2015 (forget bias).
     """
-    rnn = gated(nn.LSTM, input_size, hidden_size, parametrization, options)
+    stack = {"num_layers": num_layers, "bidirectional": bidirectional, "dropout": dropout}
+    rnn = gated(nn.LSTM, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order input, forget, cell, output.
     with torch.no_grad():
-        rnn.bias_ih_l0[hidden_size : 2 * hidden_size] = forget_bias
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+        for b in each(rnn, "bias_ih"):
+            b[hidden_size : 2 * hidden_size] = forget_bias
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

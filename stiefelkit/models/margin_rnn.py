@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, read_out
+from stiefelkit.models.parts import Map, each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -50,5 +50,6 @@ def margin_rnn(
         trainable_h0=True,
         **options,
     )
-    nn.init.zeros_(rnn.h0_l0)  # type: ignore[arg-type]
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+    for p in each(rnn, "h0"):
+        nn.init.zeros_(p)
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

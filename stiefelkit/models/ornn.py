@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.parts import Map, each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -52,6 +52,8 @@ def ornn(
         **map_options(parametrization, "householder", {"init": "mhammedi"}, options),
     )
     bound = (3 / (2 * hidden_size)) ** 0.5
-    nn.init.xavier_uniform_(rnn.weight_ih_l0)  # type: ignore[arg-type]
-    nn.init.uniform_(rnn.h0_l0, -bound, bound)  # type: ignore[arg-type]
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+    for p in each(rnn, "weight_ih"):
+        nn.init.xavier_uniform_(p)
+    for p in each(rnn, "h0"):
+        nn.init.uniform_(p, -bound, bound)
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

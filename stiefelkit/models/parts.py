@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.registry import find_parametrization
 
-__all__ = ["Map", "map_options", "read_out"]
+__all__ = ["Map", "each", "map_options", "read_out", "width"]
 
 Map = str | type[OrthogonalParam] | None
 """What `parametrization=` takes: a registered name, a class, or None for a free matrix."""
+
+
+def each(rnn: nn.Module, name: str) -> list[Tensor]:
+    """The weights of one name in every layer and direction: of "weight_ih", weight_ih_l0, weight_ih_l0_reverse, ..."""
+    return [p for key, p in rnn.named_parameters(recurse=False) if key.startswith(f"{name}_l")]
 
 
 def map_options(parametrization: Map, home: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,3 +38,8 @@ def read_out(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def width(rnn: Any) -> int:
+    """Width of a layer's states, both directions together; in complex numbers if they are."""
+    return rnn.hidden_size * (2 if rnn.bidirectional else 1)

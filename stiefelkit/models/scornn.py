@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, map_options, read_out
+from stiefelkit.models.parts import Map, each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -49,5 +49,6 @@ def scornn(
         batch_first=True,
         **map_options(parametrization, "cayley", {"negative": hidden_size // 2, "init": "helfrich"}, options),
     )
-    nn.init.uniform_(rnn.weight_ih_l0, -0.01, 0.01)  # type: ignore[arg-type]
-    return SequenceModel(rnn, read_out(hidden_size, output_size))
+    for p in each(rnn, "weight_ih"):
+        nn.init.uniform_(p, -0.01, 0.01)
+    return SequenceModel(rnn, read_out(width(rnn), output_size))

@@ -4,7 +4,9 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
+from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import skew_size
 from stiefelkit.host import carriers
 
@@ -15,33 +17,50 @@ class SequenceModel(nn.Module):
     """Reads a sequence with a recurrent layer and maps its states to outputs; complex states enter as [Re, Im].
 
     Args:
-        rnn: a layer with the interface of torch.nn.RNN or torch.nn.LSTM, batch first, one direction.
+        rnn: a layer with the interface of torch.nn.RNN or torch.nn.LSTM, batch first, of any depth, in one direction or
+            both.
         output: linear layer on the states.
         real_part: read Re h alone of complex states.
 
     Shape:
-        (B, T, m) to (B, T, output_size), or to (B, output_size) with `last_only`.
+        (B, T, m), the batch first, to (B, T, output_size), or to (B, output_size) with `last_only`.
+
+    Raises:
+        OptionError: the layer reads (T, B, m).
+        DtypeError: the input is a PackedSequence.
     """
 
     def __init__(self, rnn: nn.Module, output: nn.Linear, *, real_part: bool = False):
         super().__init__()
+        if not getattr(rnn, "batch_first", True):
+            raise OptionError("SequenceModel needs a layer with batch_first=True, got one that reads (T, B, m).")
         self.rnn = rnn
         self.output = output
         self.real_part = real_part
 
     def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
-        """Returns the outputs at every step, or at the last one.
+        """Returns the outputs at every step, or at the last one; of two directions, where each of them ends.
 
         All states are worked out and kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
         T^(1/2) of them.
         """
+        if isinstance(x, PackedSequence):
+            raise DtypeError(
+                "SequenceModel needs a tensor (batch, time, features), got a PackedSequence; give it to model.rnn and "
+                "the data of what comes out to model.output."
+            )
         states, last = self.rnn(x)
         if last_only:
-            states = (last[0] if isinstance(last, tuple) else last)[-1]
+            h_n = last[0] if isinstance(last, tuple) else last
+            states = torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]
         if states.is_complex():
             states = states.real if self.real_part else torch.cat([states.real, states.imag], dim=-1)
             states = states.to(x.real.dtype)  # no complex dtype has 16-bit parts
         return self.output(states)
+
+    def extra_repr(self) -> str:
+        """Which dimension is which."""
+        return "(batch, time, features)"
 
 
 def count_parameters(model: nn.Module) -> int:

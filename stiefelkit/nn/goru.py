@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError
 from stiefelkit.functional import GORU_BACKENDS, goru_scan
 from stiefelkit.nn.layers import Layers
+from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["GORU"]
@@ -54,27 +55,30 @@ class GORU(Layers):
 
     input_blocks: ClassVar[int] = 3
     backends: ClassVar[tuple[str, ...]] = GORU_BACKENDS
+    matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_gates", "weight_hh")
+    biases: ClassVar[tuple[str, ...]] = ("bias_gates", "bias")
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        *,
-        parametrization: str | type[OrthogonalParam] | None = "givens",
-        activation: str = "modrelu",
         bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        trainable_h0: bool = False,
-        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        parametrization: str | type[OrthogonalParam] | None = "givens",
+        activation: str | None = None,
+        trainable_h0: bool = False,
+        backend: str = "auto",
         **options: Any,
     ):
         if "field" in options:
             raise OptionError(f"GORU has real states and no field, got {options['field']!r}.")
+        require_options(type(self), parametrization, options)
         super().__init__(
             input_size,
             hidden_size,

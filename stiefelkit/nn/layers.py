@@ -1,7 +1,7 @@
 """Layers over layers of recurrences, in one direction or both, with the arguments and shapes of torch.nn.RNN."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,16 @@ from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.nn.recurrent import Field, Recurrent, require_flags
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Layers"]
+__all__ = ["Layers", "check_stack"]
+
+
+def check_stack(name: str, *, num_layers: Any, bidirectional: Any, dropout: Any) -> None:
+    """Raises OptionError unless layers can be stacked like that."""
+    require_flags(name, bidirectional=bidirectional)
+    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
+        raise OptionError(f"{name} needs num_layers >= 1, got {num_layers!r}.")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise OptionError(f"{name} needs dropout between 0 and 1, got {dropout!r}.")
 
 
 class Layers(Recurrent, ABC):
@@ -21,23 +30,29 @@ class Layers(Recurrent, ABC):
     Arguments, shapes and errors are those of `OrthogonalRNN`.
     """
 
+    matrices: ClassVar[tuple[str, ...]] = ("weight_ih", "weight_hh")
+    """Names of the weights of a layer and direction, without their suffix."""
+    biases: ClassVar[tuple[str, ...]] = ("bias",)
+    """Names of its biases."""
+
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        *,
-        parametrization: str | type[OrthogonalParam] | None = "cayley",
-        field: Field = "real",
-        activation: str = "modrelu",
+        nonlinearity: str | None = None,
         bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        trainable_h0: bool = False,
-        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        parametrization: str | type[OrthogonalParam] | None = "cayley",
+        field: Field = "real",
+        activation: str | None = None,
+        trainable_h0: bool = False,
+        backend: str = "auto",
         **options: Any,
     ):
         super().__init__(
@@ -46,18 +61,17 @@ class Layers(Recurrent, ABC):
             parametrization=parametrization,
             field=field,
             activation=activation,
+            nonlinearity=nonlinearity,
             bias=bias,
             trainable_h0=trainable_h0,
             backend=backend,
             dtype=dtype,
+            options=options,
         )
-        require_flags(self._name, batch_first=batch_first, bidirectional=bidirectional)
-        if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-            raise OptionError(f"{self._name} needs num_layers >= 1, got {num_layers!r}.")
-        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-            raise OptionError(f"{self._name} needs dropout between 0 and 1, got {dropout!r}.")
-        self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
-        self.bidirectional = bidirectional
+        require_flags(self._name, batch_first=batch_first)
+        check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
+        self.num_layers, self.dropout, self.bidirectional = num_layers, dropout, bidirectional
+        self.batch_first = batch_first
         self._directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):
             width = hidden_size * len(self._directions) if layer else input_size
@@ -65,25 +79,25 @@ class Layers(Recurrent, ABC):
                 self._add_weights(f"_l{layer}{direction}", width, device, options)
 
     def forward(
-        self, input: Tensor | PackedSequence, h_0: Tensor | None = None, *, last_only: bool = False
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, *, last_only: bool = False
     ) -> tuple[Any, Tensor]:
         """Runs the net over a batch of sequences.
 
         Args:
-            input: the sequences.
-            h_0: first states.
+            input: the sequences, (T, B, m), or (B, T, m) with batch_first.
+            hx: first states (layers * directions, B, n).
             last_only: return None for the outputs. The top layer then keeps about T^(1/2) states for the backward
                 pass instead of T, and takes about 1.4 times the time.
         """
-        if h_0 is not None:
-            self._check_input(h_0, "an h_0")
+        if hx is not None:
+            self._check_input(hx, "an hx")
         if isinstance(input, PackedSequence):
             self._check_input(input.data)
             sizes = input.batch_sizes.tolist()
-            self._check_state(h_0, sizes[0])
-            if h_0 is not None and input.sorted_indices is not None:
-                h_0 = h_0.index_select(1, input.sorted_indices)
-            out, h_n = self._layers(input.data, h_0, sizes[0], sizes, last_only)
+            self._check_state(hx, sizes[0])
+            if hx is not None and input.sorted_indices is not None:
+                hx = hx.index_select(1, input.sorted_indices)
+            out, h_n = self._layers(input.data, hx, sizes[0], sizes, last_only)
             if input.unsorted_indices is not None:
                 h_n = h_n.index_select(1, input.unsorted_indices)
             if out is None:
@@ -93,18 +107,30 @@ class Layers(Recurrent, ABC):
         if input.dim() not in (2, 3):
             raise ShapeError(f"{self._name} needs an input of 2 or 3 dimensions, got shape {tuple(input.shape)}.")
         batched = input.dim() == 3
-        if h_0 is not None and h_0.dim() != input.dim():
+        if hx is not None and hx.dim() != input.dim():
             raise ShapeError(
-                f"{self._name} needs h_0 of {input.dim()} dimensions, as the input has, got {h_0.dim()} dimensions."
+                f"{self._name} needs hx of {input.dim()} dimensions, as the input has, got {hx.dim()} dimensions."
             )
         first_is_batch = batched and self.batch_first
         x = input.transpose(0, 1) if first_is_batch else input if batched else input.unsqueeze(1)
-        out, h_n = self._layers(x, h_0 if batched or h_0 is None else h_0.unsqueeze(1), x.shape[1], None, last_only)
+        out, h_n = self._layers(x, hx if batched or hx is None else hx.unsqueeze(1), x.shape[1], None, last_only)
         if not batched:
             return None if out is None else out.squeeze(1), h_n.squeeze(1)
         if out is None:
             return None, h_n
         return (out.transpose(0, 1) if first_is_batch else out), h_n
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction, [U, W, bias], in the order of their states.
+
+        As `torch.nn.RNN.all_weights`, with one bias, or none without `bias`. An orthogonal W is worked out anew.
+        """
+        names = (*self.matrices, *(self.biases if self.has_bias else ()))
+        return [[getattr(self, f"{name}{suffix}") for name in names] for suffix in self._suffixes]
+
+    def flatten_parameters(self) -> None:
+        """Does nothing, and is here for code that calls it on `torch.nn.RNN`: there is no cuDNN buffer to lay out."""
 
     @abstractmethod
     def _run(
@@ -130,13 +156,13 @@ class Layers(Recurrent, ABC):
         """
 
     def _layers(
-        self, x: Tensor, h_0: Tensor | None, batch: int, sizes: list[int] | None, last_only: bool
+        self, x: Tensor, hx: Tensor | None, batch: int, sizes: list[int] | None, last_only: bool
     ) -> tuple[Tensor | None, Tensor]:
         self._check_width(x)
         if sizes is None and x.shape[0] == 0:
             raise ShapeError(f"{self._name} needs a sequence of one step or more, got none.")
-        self._check_state(h_0, batch)
-        first = iter([None] * self.num_layers * len(self._directions) if h_0 is None else h_0)
+        self._check_state(hx, batch)
+        first = iter([None] * self.num_layers * len(self._directions) if hx is None else hx)
         last = []
         for layer in range(self.num_layers):
             outputs, is_top = [], layer == self.num_layers - 1
@@ -155,7 +181,9 @@ class Layers(Recurrent, ABC):
                 x = x * F.dropout(torch.ones_like(x.real), self.dropout)
         return x, torch.stack(last)
 
-    def _check_state(self, h_0: Tensor | None, batch: int) -> None:
+    def _check_state(self, hx: Tensor | None, batch: int) -> None:
         shape = (self.num_layers * len(self._directions), batch, self.hidden_size)
-        if h_0 is not None and tuple(h_0.shape) != shape:
-            raise ShapeError(f"{self._name} needs h_0 of shape {shape}, got {tuple(h_0.shape)}.")
+        if hx is not None and tuple(hx.shape) != shape:
+            raise ShapeError(
+                f"{self._name} needs hx of shape {shape} (batch_first={self.batch_first}), got {tuple(hx.shape)}."
+            )

@@ -11,6 +11,7 @@ from stiefelkit import attach
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import OptionError
 from stiefelkit.host import carrier_of
+from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["OrthogonalLinear"]
@@ -30,7 +31,7 @@ class OrthogonalLinear(nn.Linear):
         init: as in `sk.orthogonal`; the map's default scheme when None.
         device: of all tensors.
         dtype: of weight and bias, real or complex.
-        **options: of the map, and `precision`.
+        **options: of the map, `precision`, and `gain=`, `generator=` as in `sk.orthogonal`.
 
     Shape:
         (*, in_features) to (*, out_features), dtype as `torch.nn.functional.linear` gives it, under autocast too.
@@ -54,7 +55,10 @@ class OrthogonalLinear(nn.Linear):
     ):
         if not isinstance(bias, bool):
             raise OptionError(f"OrthogonalLinear needs bias to be True or False, got {bias!r:.80}.")
+        require_options(type(self), parametrization, options)
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        if init is None:
+            nn.init.zeros_(self.weight)  # which has no nearest frame
         attach.orthogonal(self, "weight", parametrization, init=init, **options)
 
     def reset_parameters(self) -> None:
@@ -71,7 +75,7 @@ class OrthogonalLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class."""
         carrier = self._carrier()
-        if carrier is None or len(carrier) > 1 or parametrize._cache_enabled:
+        if carrier is None or len(carrier) > 1 or parametrize._cache_enabled or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
         y = carrier(x)
         if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:

@@ -1,5 +1,6 @@
 """What recurrent layers and cells share: U, W, bias and first state, for real and complex states."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -11,9 +12,10 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameEr
 from stiefelkit.functional import BACKENDS, find_activation, split_activation
 from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import OrthogonalParam, option_names
+from stiefelkit.registry import find_parametrization, parametrizations
 
-__all__ = ["Field", "Recurrent", "require_flags"]
+__all__ = ["Field", "Recurrent", "require_flags", "require_options"]
 
 Field = Literal["real", "complex"]
 
@@ -23,6 +25,24 @@ def require_flags(name: str, **flags: Any) -> None:
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise OptionError(f"{name} needs {key} to be True or False, got {value!r:.80}.")
+
+
+def require_options(cls: type, parametrization: str | type[OrthogonalParam] | None, options: dict[str, Any]) -> None:
+    """Raises OptionError for what is neither an option of a layer nor one of its parametrization."""
+    own = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    known, which = [*own, "init", "generator"], " without a parametrization"
+    if parametrization is not None:
+        found = find_parametrization(parametrization)
+        known += ["view", "gain", *option_names(found)]
+        which = f" with {parametrizations.name_of(found) or found.__name__}"
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, known)}")
+
+
+def _paired(re: Tensor, im: Tensor) -> Tensor:
+    """The complex tensor of two parts, complex64 at least."""
+    return torch.complex(*(part if part.dtype == torch.float64 else part.float() for part in (re, im)))
 
 
 class Recurrent(nn.Module):
@@ -37,6 +57,8 @@ class Recurrent(nn.Module):
     """How many matrices of U stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
     """Names that `backend=` takes."""
+    batch_first: bool | None = None
+    """Of layers, whether a batch is (B, T, .); a cell reads no sequence."""
 
     def __init__(
         self,
@@ -45,11 +67,13 @@ class Recurrent(nn.Module):
         *,
         parametrization: str | type[OrthogonalParam] | None,
         field: Field,
-        activation: str,
+        activation: str | None,
+        nonlinearity: str | None,
         bias: bool,
         trainable_h0: bool,
         backend: str,
         dtype: torch.dtype | None,
+        options: dict[str, Any],
     ):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -64,11 +88,18 @@ class Recurrent(nn.Module):
             raise DtypeError(f'{name} needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
         if field == "complex" and dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
+        if activation is not None and nonlinearity is not None:
+            raise OptionError(
+                f"{name} needs one of activation= and nonlinearity=, two names of one option, got {activation!r} and "
+                f"{nonlinearity!r}."
+            )
+        activation = next((given for given in (activation, nonlinearity) if given is not None), "modrelu")
         find_activation(activation, field == "complex")
         if split_activation(activation)[0] == "oplu" and hidden_size % 2:
             raise OptionError(f'{name} needs an even hidden_size with activation="oplu", got {hidden_size}.')
         if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
+        require_options(type(self), parametrization, options)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
@@ -78,6 +109,11 @@ class Recurrent(nn.Module):
     @property
     def _name(self) -> str:
         return type(self).__name__.removeprefix("Parametrized")
+
+    @property
+    def nonlinearity(self) -> str:
+        """The activation, by torch's name for it."""
+        return self.activation
 
     @property
     def is_complex(self) -> bool:
@@ -114,14 +150,8 @@ class Recurrent(nn.Module):
         device: torch.device | str | None,
         init: str | None = None,
         generator: torch.Generator | None = None,
-        **unknown: Any,
     ) -> Tensor:
         """Draws a recurrent matrix that nothing holds orthogonal afterwards; [Re; Im] if it is complex."""
-        for key in unknown:
-            raise OptionError(
-                f"{self._name} without a parametrization has no option {key!r}"
-                f"{did_you_mean(key, ('generator', 'init'))}"
-            )
         n = self.hidden_size
         w = draw(
             "haar" if init is None else init, (n, n), torch.complex128 if self.is_complex else torch.float64, generator
@@ -155,14 +185,16 @@ class Recurrent(nn.Module):
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
         """The first state: the one given, the trained one, or zero; in the dtype of W."""
         if h_0 is None and self.trainable_h0:
-            h_0 = self._join(getattr(self, f"h0{suffix}")).expand(batch, -1)
+            # Expanded part by part: ONNX repeats no complex tensors.
+            parts = [part.expand(batch, -1) for part in getattr(self, f"h0{suffix}").chunk(1 + self.is_complex)]
+            h_0 = _paired(*parts) if self.is_complex else parts[0]
         return w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
         if not self.is_complex or parts.is_complex():
             return parts
-        return torch.complex(*(parts if parts.dtype == torch.float64 else parts.float()).chunk(2))
+        return _paired(*parts.chunk(2))
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
@@ -197,6 +229,8 @@ class Recurrent(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and choices."""
         text = f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
-        usual = {"num_layers": 1, "batch_first": False, "dropout": 0, "bidirectional": False, "backend": "auto"}
+        if self.batch_first is not None:
+            text += f", batch_first={self.batch_first}"
+        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "backend": "auto"}
         own = {name: getattr(self, name, value) for name, value in usual.items()}
         return text + "".join(f", {name}={value!r}" for name, value in own.items() if value != usual[name])

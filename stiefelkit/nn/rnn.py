@@ -1,15 +1,17 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.functional import scan
 from stiefelkit.host import carrier_of
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
+from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
@@ -55,10 +57,15 @@ class _Scanned(Recurrent):
 class OrthogonalRNN(_Scanned, Layers):
     r"""Multi-layer RNN h_t = act(x_t U^T + h_{t-1} W^T) with an orthogonal or unitary W.
 
-    Shapes and parameter names are those of `torch.nn.RNN`, and arguments but for `activation` and `h_0`:
-    `weight_ih_l0` (U), `weight_hh_l0` (W, a frame), `bias_l0`, and `_reverse` for the second direction. With modReLU
-    the bias stands inside the activation, as in the papers; with others it is added to the input projection. W is
-    evaluated once a forward.
+    It stands in the place of `torch.nn.RNN`: positional arguments, shapes, `hx=` and names are torch's, and
+    `from_torch` takes a trained one over. Two things differ: the activation is modReLU unless named, and there is one
+    bias, not two. Parameters: `weight_ih_l0` (U), `weight_hh_l0` (W, a frame), `bias_l0`, and `_reverse` for the second
+    direction. With modReLU the bias stands inside the activation, as in the papers; with others it is added to the
+    input projection. W is evaluated once a forward.
+
+    As in torch, time comes first, (T, B, .), unless `batch_first=True`; both have the same shapes out, so that nothing
+    but the numbers tells a batch that is given the other way round. The repr always says which it is. (The models of
+    `stiefelkit.models` are batch first, always.)
 
     With `field="complex"` states and outputs are complex, of `hidden_size` complex numbers, while every parameter is
     real: U as [Re; Im] of shape (2n, m), a trained h0 as [Re | Im] of shape (2n,), W by its coordinates, or as
@@ -68,33 +75,86 @@ class OrthogonalRNN(_Scanned, Layers):
         input_size: width m of the input.
         hidden_size: width n of the state.
         num_layers: how many layers are stacked.
-        parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
-        field: "real" (orthogonal W) or "complex" (unitary W).
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`, or "leaky_relu(0.2)" for a slope; complex: "modrelu"
-            or "identity".
+        nonlinearity: torch's name of `activation`; one of both is given.
         bias: whether there is a bias; modReLU without one is the identity, and the net linear.
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
         dropout: probability with which outputs between layers are zeroed in training.
         bidirectional: whether a second direction runs from the end.
-        trainable_h0: whether the first state is a parameter, initially U(-0.01, 0.01), used when no h_0 is given.
-        backend: what runs the recurrence, as in `stiefelkit.functional.scan`.
         device: of the parameters.
         dtype: real dtype of the parameters; the complex field uses its complex counterpart.
+        parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
+        field: "real" (orthogonal W) or "complex" (unitary W).
+        activation: a name in `stiefelkit.functional.ACTIVATIONS`, or "leaky_relu(0.2)" for a slope; complex: "modrelu"
+            or "identity". None is "modrelu".
+        trainable_h0: whether the first state is a parameter, initially U(-0.01, 0.01), used when no hx is given.
+        backend: what runs the recurrence, as in `stiefelkit.functional.scan`.
         **options: options of the parametrization (`negative=`) and `init=`; a free W takes the schemes of
             `stiefelkit.init`, "haar" when none is named.
 
     Shape:
-        input (T, B, m), (B, T, m) with batch_first, (T, m) unbatched, or a PackedSequence; h_0 (layers * directions,
-        B, n); output (T, B, directions * n) and h_n like h_0.
+        input (T, B, m), (B, T, m) with batch_first, (T, m) unbatched, or a PackedSequence; hx (layers * directions,
+        B, n); output (T, B, directions * n) and h_n like hx.
 
     Raises:
-        UnknownNameError, OptionError, DtypeError: as `stiefelkit.orthogonal`; ShapeError: input or h_0 does not fit.
+        UnknownNameError, OptionError, DtypeError: as `stiefelkit.orthogonal`; ShapeError: input or hx does not fit.
 
     >>> rnn = OrthogonalRNN(3, 8)
     >>> out, h_n = rnn(torch.randn(5, 2, 3))
     >>> out.shape, h_n.shape
     (torch.Size([5, 2, 8]), torch.Size([1, 2, 8]))
     """
+
+    @classmethod
+    def from_torch(
+        cls,
+        source: nn.RNN | Mapping[str, Tensor],
+        *,
+        init: str | None = "project",
+        parametrization: str | type[OrthogonalParam] | None = "cayley",
+        nonlinearity: str | None = None,
+        batch_first: bool | None = None,
+        dropout: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """Takes a torch.nn.RNN over: a net of the same sizes, options and weights, each W the frame nearest to its own.
+
+        Where the recurrent matrices are frames already, outputs are the same up to rounding. The two biases of torch
+        are added up. Dtype, device, mode and which weights are trained stay as they are; nothing is shared.
+
+        Args:
+            source: a torch.nn.RNN, or its state dict, which does not hold nonlinearity, batch_first and dropout.
+            init: "project" takes the nearest frame (of the map "margin", the nearest near-frame); None refuses a W that
+                is none.
+            parametrization: of W, a registered name or a class; None for a free one, which is taken as it is.
+            nonlinearity: another activation; None is the source's, "tanh" of a state dict.
+            batch_first: another order of dimensions; None is the source's, False of a state dict.
+            dropout: another one; None is the source's, 0 of a state dict.
+            **options: `trainable_h0`, `backend`, and options of the parametrization.
+
+        Raises:
+            OptionError: the source is no torch.nn.RNN (an LSTM, a GRU, a cell), or an option is unknown.
+            CheckpointError, ShapeError, DtypeError: a state dict is not that of an nn.RNN.
+            NonFiniteError, RankError: a recurrent matrix has no nearest frame.
+            NotAFrameError: with init=None, a recurrent matrix is no frame.
+            ImageError: the map does not reach the frame.
+
+        >>> rnn = OrthogonalRNN.from_torch(nn.RNN(3, 8, num_layers=2, bidirectional=True))
+        >>> rnn(torch.randn(5, 2, 3))[0].shape
+        torch.Size([5, 2, 16])
+        """
+        who = f"{cls.__name__}.from_torch"
+        if init not in ("project", None):
+            raise OptionError(f'{who} needs init "project" or None, got {init!r:.80}.')
+        found = read(who, source)
+        for key in options:
+            if key in (*found.options, "activation", "field"):
+                remedy = "; nonlinearity= asks for another one" if key == "activation" else ""
+                raise OptionError(f"{who} takes {key} from its source, got {key}={options[key]!r:.80} besides{remedy}.")
+        asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
+        given = {key: value for key, value in asked.items() if value is not None}
+        rnn = cls(parametrization=parametrization, **{**found.options, **given, **options})
+        fill_(who, rnn, found, is_projected=init == "project")
+        return rnn.train(found.training)
 
 
 class OrthogonalRNNCell(_Scanned):
@@ -105,14 +165,15 @@ class OrthogonalRNNCell(_Scanned):
     Args:
         input_size: width m of the input.
         hidden_size: width n of the state.
+        bias: whether there is a bias.
+        nonlinearity: torch's name of `activation`; one of both is given.
+        device: of the parameters.
+        dtype: real dtype of the parameters.
         parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
         field: "real" or "complex".
         activation: as in `OrthogonalRNN`.
-        bias: whether there is a bias.
         trainable_h0: whether the state used when none is given is a parameter.
         backend: what runs the step, as in `stiefelkit.functional.scan`.
-        device: of the parameters.
-        dtype: real dtype of the parameters.
         **options: options of the parametrization and `init=`.
 
     Shape:
@@ -127,15 +188,16 @@ class OrthogonalRNNCell(_Scanned):
         self,
         input_size: int,
         hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         parametrization: str | type[OrthogonalParam] | None = "cayley",
         field: Field = "real",
-        activation: str = "modrelu",
-        bias: bool = True,
+        activation: str | None = None,
         trainable_h0: bool = False,
         backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ):
         super().__init__(
@@ -144,10 +206,12 @@ class OrthogonalRNNCell(_Scanned):
             parametrization=parametrization,
             field=field,
             activation=activation,
+            nonlinearity=nonlinearity,
             bias=bias,
             trainable_h0=trainable_h0,
             backend=backend,
             dtype=dtype,
+            options=options,
         )
         self._add_weights("", input_size, device, options)
 

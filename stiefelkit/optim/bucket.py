@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.sharding import local_part, placed_like, whole
+
 __all__ = ["Bucket", "buckets"]
 
 _LARGEST = 1 << 22
@@ -52,7 +54,7 @@ class Bucket:
         for p in self.params:
             grad, most = _gradient(p), torch.finfo(p.dtype).max ** 0.5
             if hasattr(grad, "full_tensor"):  # the largest of all ranks would lose a NaN, a sum does not
-                found.append(_whole(torch.linalg.vector_norm(grad)).double() / most)
+                found.append(whole(torch.linalg.vector_norm(grad)).double() / most)
             else:
                 largest = torch.linalg.vector_norm(grad, ord=math.inf)
                 found.append(largest.double() * (p.numel() ** 0.5 / most))
@@ -60,7 +62,7 @@ class Bucket:
 
     def local_gradients(self) -> list[Tensor]:
         """The gradients, of sharded frames this rank's part."""
-        return [_local(_gradient(p)) for p in self.params]
+        return [local_part(_gradient(p)) for p in self.params]
 
     def refresh(self, with_remainder: bool) -> None:
         """Gives frames a remainder, or takes one away that they shall not have or that is of another dtype."""
@@ -88,11 +90,11 @@ class Bucket:
         """W + lo += increment, where W is what rounds to the dtype."""
         parts = self.scatter(increment)
         for p, state, part in zip(self.params, self.states, parts, strict=True):
-            w = _local(p)
+            w = local_part(p)
             if "lo" not in state:
                 w.add_(part)
                 continue
-            lo = _local(state["lo"])
+            lo = local_part(state["lo"])
             # The rounding of W + lo comes out exactly, but where lo is larger than W, and then relative to lo.
             total = w + lo.add_(part)
             lo.add_(w - total)
@@ -101,28 +103,31 @@ class Bucket:
     def assign(self, exact: Tensor) -> None:
         """Sets W + lo to frames in float64 or complex128."""
         for p, state, part in zip(self.params, self.states, self.scatter(exact), strict=True):
-            w = _local(p)
+            w = local_part(p)
             w.copy_(part)
             if "lo" in state:
-                _local(state["lo"]).copy_(part - w)
+                local_part(state["lo"]).copy_(part - w)
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         """One tensor out of one for each frame."""
-        whole = [_whole(t) for t in tensors]
+        gathered = [whole(t) for t in tensors]
         if self.is_single:
-            return whole[0].detach()
-        n, p = whole[0].shape[-2:]
-        batches = [t.detach().reshape(-1, n, p) for t in whole]
+            return gathered[0].detach()
+        n, p = gathered[0].shape[-2:]
+        batches = [t.detach().reshape(-1, n, p) for t in gathered]
         return batches[0] if len(batches) == 1 else torch.cat(batches)
 
     def scatter(self, batch: Tensor) -> list[Tensor]:
         """For each frame its part of a batch, in the frame's shape and, if it is sharded, this rank's part."""
         if self.is_single:
-            return [_local(_like(batch, self.params[0]))]
+            return [local_part(placed_like(batch, self.params[0]))]
         n, p = batch.shape[-2:]
         sizes = [param.numel() // (n * p) for param in self.params]
         parts = batch.split(sizes)
-        return [_local(_like(part.reshape(param.shape), param)) for part, param in zip(parts, self.params, strict=True)]
+        return [
+            local_part(placed_like(part.reshape(param.shape), param))
+            for part, param in zip(parts, self.params, strict=True)
+        ]
 
     def state(self, key: str) -> Tensor:
         """A state of every frame, of the frame's shape; zero at first, and cast if the frame was."""
@@ -149,7 +154,7 @@ class Bucket:
         self._staged_each.clear()
         for key, value in self._staged:
             for state, part in zip(self.states, self.scatter(value), strict=True):
-                _local(state[key]).copy_(part)
+                local_part(state[key]).copy_(part)
         self._staged.clear()
 
 
@@ -176,20 +181,3 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
 def _gradient(p: Tensor) -> Tensor:
     assert p.grad is not None
     return p.grad.to_dense() if p.grad.is_sparse else p.grad
-
-
-def _whole(t: Tensor) -> Tensor:
-    return t.full_tensor() if hasattr(t, "full_tensor") else t  # type: ignore[operator]
-
-
-def _local(t: Tensor) -> Tensor:
-    return t.to_local() if hasattr(t, "to_local") else t  # type: ignore[operator]
-
-
-def _like(whole: Tensor, p: Tensor) -> Tensor:
-    """Gives a tensor that every rank has the placement of a sharded parameter."""
-    if not hasattr(p, "device_mesh"):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole.contiguous(), p.device_mesh, p.placements, src_data_rank=None)  # type: ignore[attr-defined]

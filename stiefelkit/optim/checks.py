@@ -146,9 +146,11 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         known = frames()
         for p in params:
             if id(p) in known:
+                alone = known[id(p)].carrier is None
+                remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
                 raise OptimizerError(
-                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].carrier.weight} in one "
-                    "without; give it sk.optim.parameter_groups(model, lr=...)."
+                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].title} in one without; "
+                    f"give it {remedy}."
                 )
         return
     if len({id(p) for p in params}) != len(params):
@@ -157,7 +159,9 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         if not isinstance(p, Tensor) or p.is_meta or hasattr(p, "full_tensor"):
             continue
         if p.dim() < 2 or p.shape[-2] < p.shape[-1] or p.numel() == 0:
-            raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}.")
+            wide = p.dim() >= 2 and p.shape[-2] < p.shape[-1] and p.numel() > 0
+            remedy = "; make the frame its adjoint, torch.nn.Parameter(w.detach().mH.contiguous())" if wide else ""
+            raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}{remedy}.")
         if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
             raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
         if 0 in p.stride():

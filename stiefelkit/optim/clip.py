@@ -13,6 +13,7 @@ from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.bucket import buckets
+from stiefelkit.sharding import whole
 
 __all__ = ["clip_grad_norm_"]
 
@@ -99,4 +100,4 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
 
 def _gradient(p: Tensor) -> Tensor:
     assert p.grad is not None
-    return p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad  # type: ignore[operator]
+    return whole(p.grad)

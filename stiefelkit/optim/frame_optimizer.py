@@ -1,6 +1,7 @@
 """What the optimizers of frames share: groups, checks, batches, the remainder, the polish, and sharded frames."""
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, O
 from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.functional._product import FullPrecision
-from stiefelkit.guard import frames
+from stiefelkit.guard import frames, watch_frame
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket, buckets
@@ -62,6 +63,13 @@ class FrameOptimizer(torch.optim.Optimizer):
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, "precision": "exact", **own}  # type: ignore[call-arg]
         self._versions = {}
         super().__init__(params, defaults)
+        if not self._of_frames():
+            warnings.warn(
+                f"{type(self).__name__} holds no frame and moves everything freely, as torch.optim."
+                f"{self.plain.__name__} does; sk.optim.frames([w]) makes a group of frames, "
+                "sk.optim.parameter_groups(model, lr=...) those of a model.",
+                stacklevel=3,
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
@@ -210,12 +218,14 @@ class FrameOptimizer(torch.optim.Optimizer):
                 )
 
     def _ask_readers(self, group: dict[str, Any]) -> None:
-        """Tells what reads the frames which gradient to give."""
+        """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
         if group["manifold"] is None:
             return
         known = frames()
         for p in group["params"]:
-            if id(p) in known:
+            if id(p) not in known:
+                watch_frame(p, group["manifold"])
+            elif known[id(p)].carrier is not None:
                 known[id(p)].carrier.gradient = group.get("gradient", "exact")
 
     def _of_frames(self) -> list[dict[str, Any]]:
@@ -235,7 +245,8 @@ class FrameOptimizer(torch.optim.Optimizer):
             for p, grad, share in zip(
                 bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True
             ):
-                name = known[id(p)].carrier.weight if id(p) in known else f"a frame of shape {tuple(p.shape)}"
+                carrier = known[id(p)].carrier if id(p) in known else None
+                name = f"a frame of shape {tuple(p.shape)}" if carrier is None else carrier.weight
                 sharded = sharded or hasattr(p, "full_tensor")
                 if not torch.isfinite(grad).all():
                     bad.append(name)

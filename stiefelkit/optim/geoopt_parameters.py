@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptimizerError
-from stiefelkit.host import carriers
+from stiefelkit.host import carriers, check_module
 
 __all__ = ["geoopt_parameters"]
 
@@ -29,6 +29,7 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
         All parameters of the model, in its order.
 
     Raises:
+        DtypeError: the model is no module.
         OptimizerError: a frame is sharded.
         OptionError: no metric has that name.
 
@@ -37,6 +38,9 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     >>> [type(p).__name__ for p in geoopt_parameters(layer)]
     ['ManifoldParameter']
     """
+    check_module(
+        model, "geoopt_parameters", "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
+    )
     found = [(q, carrier, name) for q, _, _, carrier in carriers(model) for name in carrier.param.manifolds]
     for qualified, carrier, name in found:
         if hasattr(carrier.coordinates[name], "device_mesh"):

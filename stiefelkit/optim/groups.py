@@ -1,16 +1,79 @@
-"""One parameter group per coordinate, so that each may have a learning rate of its own."""
+"""Parameter groups: of frames without a module, and one per coordinate of a model, each with a rate of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from stiefelkit import guard
 from stiefelkit.attach import available
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.guard import MANIFOLDS
-from stiefelkit.host import carriers
+from stiefelkit.host import carriers, check_module
+from stiefelkit.optim.checks import check_members
+from stiefelkit.parametrizations.scaled import GAIN
 
-__all__ = ["parameter_groups"]
+__all__ = ["frames", "parameter_groups"]
+
+
+def frames(
+    params: Tensor | Iterable[Tensor], *, manifold: str = "stiefel:canonical", **settings: Any
+) -> list[dict[str, Any]]:
+    """Makes a parameter group of frames that need no module, for the optimizers of this package.
+
+    What PCA, Procrustes or ICA need: a leaf tensor with orthonormal columns, a loss, an optimizer.
+
+        w = torch.nn.Parameter(sk.init.haar((40, 5)))
+        optimizer = sk.optim.CayleySGD(sk.optim.frames([w]), lr=0.1)
+
+    From now on optimizers that would take such a tensor off its manifold are refused at their first step, as they are
+    for the frames of modules.
+
+    Args:
+        params: a frame or several, leaf tensors of shape (*, n, p), n >= p, float32 or better, real or complex.
+        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric.
+        **settings: the group's, `lr=0.01`.
+
+    Returns:
+        A list of one group; add others to it for what moves freely.
+
+    Raises:
+        NotAFrameError: the columns of a tensor are not orthonormal.
+        ShapeError: a tensor is no tall or square matrix.
+        OptionError: no manifold has this name, a tensor is no leaf that requires grad, is given twice, is in half
+            precision or shares its memory.
+        DtypeError: something is no tensor.
+
+    >>> import torch, stiefelkit as sk
+    >>> w = torch.nn.Parameter(sk.init.identity((4, 2)))
+    >>> optimizer = sk.optim.CayleySGD(frames(w), lr=0.1)
+    >>> (w.sum() ** 2).backward()
+    >>> optimizer.step()
+    >>> sk.metrics.orthogonality_error(w).item() < 1e-14
+    True
+    """
+    members: list[Any] = [params]
+    if isinstance(params, Iterable) and not isinstance(params, Tensor | str | nn.Module):
+        members = list(params)
+    for p in members:
+        if not isinstance(p, Tensor):
+            raise DtypeError(
+                f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
+            )
+    if manifold not in MANIFOLDS:
+        raise OptionError(f"No manifold is named {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
+    check_members("sk.optim.frames", manifold, members)
+    for p in members:
+        if not (p.is_leaf and p.requires_grad):
+            got = "one that does not require grad" if p.is_leaf else "one that was computed"
+            raise OptionError(
+                f"sk.optim.frames needs tensors to train, got {got}; torch.nn.Parameter(w.detach()) does."
+            )
+    known = guard.frames()
+    for p in members:
+        if id(p) not in known:
+            guard.watch_frame(p, manifold)
+    return [{"params": members, "name": "frames", "weight_decay": 0.0, "manifold": manifold, **settings}]
 
 
 def parameter_groups(
@@ -18,7 +81,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Splits a model's parameters into groups for an optimizer: the plain ones, then one group per coordinate.
 
-    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it.
+    Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it. A
+    learned gain is one, the group "gain".
     Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless
     asked otherwise. Any torch optimizer takes the other groups; these need one that moves along the manifold.
 
@@ -36,6 +100,7 @@ def parameter_groups(
         parameter stands in one.
 
     Raises:
+        DtypeError: the model is no module.
         UnknownNameError: no parametrization has a coordinate of that name.
         OptionError: a learning rate is negative, settings are neither a mapping nor a number, or a manifold is unknown
             or given to coordinates that are free.
@@ -45,6 +110,7 @@ def parameter_groups(
     >>> [sorted(group) for group in parameter_groups(layer, lr=1e-3, skew=dict(lr=1e-4))]
     [['lr', 'params'], ['lr', 'name', 'params', 'weight_decay']]
     """
+    check_module(model, "parameter_groups", "; sk.optim.frames takes frames without one")
     by_name: dict[tuple[str, str | None], list[nn.Parameter]] = {}
     taken: set[int] = set()
     for _, _, _, carrier in carriers(model):
@@ -53,6 +119,11 @@ def parameter_groups(
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
+    alone = {key: frame for key, frame in guard.frames().items() if frame.carrier is None}
+    for p in model.parameters():
+        if id(p) in alone and id(p) not in taken:
+            taken.add(id(p))
+            by_name.setdefault((alone[id(p)].name, alone[id(p)].manifold), []).append(p)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
     _check_names(set(settings), {name for name, _ in by_name})
     plain: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": _checked(lr)}
@@ -96,7 +167,7 @@ def _check_names(asked: set[str], present: set[str]) -> None:
     if not missing:
         return
     patterns = {name for cls in available().values() for name in cls.coordinate_names}
-    known = present | {name for name in patterns if "*" not in name}
+    known = present | {GAIN} | {name for name in patterns if "*" not in name}
     prefixes = {name.removesuffix("*") for name in patterns if name.endswith(".*")}
     for key in sorted(missing):
         prefix, _, bare = key.rpartition(".")

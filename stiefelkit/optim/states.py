@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.optim.checks import is_number
+from stiefelkit.sharding import local_part
 
 if TYPE_CHECKING:
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
@@ -138,7 +139,7 @@ def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real
         raise CheckpointError(f"{who} needs shape {tuple(shape)}, got {tuple(value.shape)}.")
     if not (value.is_floating_point() or value.is_complex()) or value.is_complex() != (p.is_complex() and not is_real):
         raise CheckpointError(f"{who} needs a dtype of the field of {p.dtype}, got {value.dtype}.")
-    local = value.to_local() if hasattr(value, "to_local") else value  # type: ignore[operator]
+    local = local_part(value)
     if local.is_meta:
         return
     if not torch.isfinite(local).all():

@@ -3,9 +3,10 @@
 from typing import Any
 
 from stiefelkit import registry
+from stiefelkit.parametrizations.scaled import Scaled
 from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
 
-__all__ = ["VIEWS", "View", "Viewed"]
+__all__ = ["VIEWS", "Scaled", "View", "Viewed"]
 
 
 def __getattr__(name: str) -> Any:

@@ -139,6 +139,11 @@ class Cayley(OrthogonalParam):
         )
 
     @property
+    def takes_nearest(self) -> bool:
+        """Not with signs that are fixed, which imply a draw."""
+        return super().takes_nearest and self.negative is None
+
+    @property
     def _is_fast(self) -> bool:
         n, p = self.shape[-2:]
         return self.precision == "fast" and n == p >= 128 and coordinate_dtype(self.dtype) == torch.float32

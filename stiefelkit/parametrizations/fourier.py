@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stiefelkit.errors import DtypeError
 from stiefelkit.functional import diagonal, polish
+from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.param import OrthogonalParam, Traits, rows_of
 
 __all__ = ["Fourier"]
@@ -142,6 +143,6 @@ def _reflect(x: Tensor, packed: Tensor) -> Tensor:
     largest = packed.detach().abs().amax(-1, keepdim=True)
     scaled = packed / torch.where(largest == 0, torch.inf, largest)
     square = scaled.square().sum(-1, keepdim=True).unsqueeze(-2)
-    v = torch.complex(*scaled.chunk(2, -1)).unsqueeze(-2)
+    v = complex_of(*scaled.chunk(2, -1)).unsqueeze(-2)
     inner = (x * v.conj()).sum(-1, keepdim=True)
     return x - v * (2 * inner / torch.where(square == 0, 1.0, square))

@@ -174,6 +174,11 @@ class Margin(OrthogonalParam):
         s = self._singular_values(q.double()).to(u.real.dtype)
         return product(u * s.unsqueeze(-2), v.mH).to(self.dtype)
 
+    @property
+    def takes_nearest(self) -> bool:
+        """As the map of U."""
+        return self.u.takes_nearest
+
     def _singular_values(self, q: Tensor) -> Tensor:
         return 1 + 2 * self.margin * (torch.sigmoid(q) - 0.5)
 

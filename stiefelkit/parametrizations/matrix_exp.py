@@ -56,6 +56,7 @@ class MatrixExp(OrthogonalParam):
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "gaussian")
+    frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
 
     rotation: Tensor
 
@@ -140,6 +141,16 @@ class MatrixExp(OrthogonalParam):
                 'MatrixExp needs determinant 1 for square real frames, got -1; "cayley" and "householder" take both.'
             )
         return (pack_skew(a),), {}
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest frame; where that has determinant -1, out of reach, the nearest rotation."""
+        q = self.nearest(weight)
+        reflects = torch.zeros(()) if self.traits.onto else torch.linalg.det(q) < 0
+        if reflects.any():
+            u, _, vh = torch.linalg.svd(weight.to(working_dtype(self.dtype)))
+            u[..., -1] *= torch.linalg.det(u @ vh).sign()[..., None]
+            q = torch.where(reflects[..., None, None], u @ vh, q)
+        return q
 
     def initial(
         self, scheme: str, generator: torch.Generator | None = None

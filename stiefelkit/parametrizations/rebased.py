@@ -52,6 +52,7 @@ class Rebased(OrthogonalParam):
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("*",)
+    frame_buffers: ClassVar[tuple[str, ...]] = ("base",)
 
     base: Tensor
 

@@ -18,7 +18,12 @@ VIEWS = {
     "out_by_rest": "one matrix, output channels by all other dimensions",
     "in_by_rest": "one matrix, input channels by all other dimensions",
     "per_tap": "one matrix, output by input channels, for each position of the kernel",
+    "group_out_by_rest": "as out_by_rest, one matrix for each group of a convolution",
+    "group_in_by_rest": "as in_by_rest, one matrix for each group",
+    "group_per_tap": "as per_tap, one matrix for each group and position",
 }
+
+_GROUPED = "group_"
 
 
 @dataclass(frozen=True)
@@ -29,39 +34,59 @@ class View:
         name: one of `VIEWS`.
         shape: shape of the weight.
         out_dim: the dimension of output channels, 0 for linear layers and convolutions, 1 for transposed ones.
+        groups: how many groups the first dimension is made of, for the views of groups: that of output channels, or,
+            transposed, of input channels.
 
     Raises:
         OptionError: no view has this name.
-        ShapeError: the weight has too few dimensions for it.
+        ShapeError: the weight has too few dimensions for it, or is not made of so many groups.
     """
 
     name: str
     shape: tuple[int, ...]
     out_dim: int = 0
+    groups: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or self.name not in VIEWS:
             raise OptionError(f"No view is named {self.name!r}{did_you_mean(self.name, VIEWS)}")
         if len(self.shape) < 2:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
+        if self.is_grouped and (self.groups < 1 or self.shape[0] % self.groups):
+            raise ShapeError(f"View needs a weight of {self.groups} groups of equal size, got shape {self.shape}.")
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether there is a matrix for each group."""
+        return self.name.startswith(_GROUPED)
+
+    @property
+    def split_shape(self) -> tuple[int, ...]:
+        """Shape of the weight with a dimension of its own, the first, for the groups of a view of groups."""
+        return (self.groups, self.shape[0] // self.groups, *self.shape[1:]) if self.is_grouped else self.shape
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Dimensions of the weight in the order in which the matrix has them."""
-        rest = list(range(len(self.shape)))
-        out, into = self.out_dim, 1 - self.out_dim
-        if self.name == "matrix":
-            return tuple(rest)
-        if self.name == "per_tap":
-            return (*rest[2:], out, into)
-        first = out if self.name == "out_by_rest" else into
-        return (first, *(d for d in rest if d != first))
+        """Dimensions of `split_shape` in the order in which the matrix has them."""
+        every = list(range(len(self.split_shape)))
+        batch, rest = (every[:1], every[1:]) if self.is_grouped else ([], every)
+        out, into = rest[self.out_dim], rest[1 - self.out_dim]
+        kind = self.name.removeprefix(_GROUPED)
+        if kind == "matrix":
+            return tuple(every)
+        if kind == "per_tap":
+            return (*batch, *rest[2:], out, into)
+        first = out if kind == "out_by_rest" else into
+        return (*batch, first, *(d for d in rest if d != first))
 
     @property
     def matrix_shape(self) -> tuple[int, ...]:
         """Shape of the matrices before the adjoint."""
-        moved = tuple(self.shape[d] for d in self.order)
-        return moved if self.name in ("matrix", "per_tap") else (moved[0], math.prod(moved[1:]))
+        moved = tuple(self.split_shape[d] for d in self.order)
+        if self.name.removeprefix(_GROUPED) in ("matrix", "per_tap"):
+            return moved
+        *batch, first = moved[: 1 + self.is_grouped]
+        return (*batch, first, math.prod(moved[1 + self.is_grouped :]))
 
     @property
     def is_wide(self) -> bool:
@@ -77,18 +102,18 @@ class View:
     @property
     def is_plain(self) -> bool:
         """Whether the weight is the frame as it stands."""
-        return self.frame_shape == self.shape and self.order == tuple(range(len(self.shape)))
+        return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
 
     def to_frame(self, w: Tensor) -> Tensor:
         """Turns a weight into frames."""
-        m = w.permute(self.order).reshape(self.matrix_shape)
+        m = w.reshape(self.split_shape).permute(self.order).reshape(self.matrix_shape)
         return m.mH if self.is_wide else m
 
     def from_frame(self, q: Tensor) -> Tensor:
         """Turns frames into the weight."""
         m = q.mH if self.is_wide else q
-        moved = m.reshape([self.shape[d] for d in self.order])
-        return moved.permute([self.order.index(d) for d in range(len(self.shape))])
+        moved = m.reshape([self.split_shape[d] for d in self.order])
+        return moved.permute([self.order.index(d) for d in range(len(self.split_shape))]).reshape(self.shape)
 
 
 class Viewed(OrthogonalParam):
@@ -135,8 +160,17 @@ class Viewed(OrthogonalParam):
         """Asks the inner map."""
         return self.inner.check_chart(chart)
 
-    def project(self, weight: Tensor) -> Tensor:
+    @property
+    def takes_nearest(self) -> bool:
+        """As the inner map."""
+        return self.inner.takes_nearest
+
+    def nearest(self, weight: Tensor) -> Tensor:
         """The nearest weight whose frames are orthonormal."""
+        return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest weight that the inner map may have."""
         return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
 
     @property
@@ -155,8 +189,9 @@ class Viewed(OrthogonalParam):
         return self.inner.chart
 
     def options(self) -> dict[str, Any]:
-        """The inner map's and the view."""
-        return {**self.inner.options(), "view": self.view.name}
+        """The inner map's, the view and, for a view of groups, how many there are."""
+        groups = {"groups": self.view.groups} if self.view.is_grouped else {}
+        return {**self.inner.options(), "view": self.view.name, **groups}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the weight."""
@@ -178,8 +213,12 @@ class Viewed(OrthogonalParam):
         return self.inner.return_bound
 
     def frames(self, weight: Tensor) -> Tensor:
-        """The weight read as frames."""
-        return self.view.to_frame(weight)
+        """The weight read as the inner map's."""
+        return self.inner.frames(self.view.to_frame(weight))
+
+    def bare(self, *coordinates: Tensor) -> Tensor:
+        """Those of the inner map."""
+        return self.inner.bare(*coordinates)
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
         """Finds coordinates of a weight; see `OrthogonalParam.right_inverse`."""

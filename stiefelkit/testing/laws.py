@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from stiefelkit.testing import numerical, portable
+from stiefelkit.testing import forward, numerical, portable
 from stiefelkit.testing.cases import Case
 
 __all__ = ["LAWS"]
@@ -11,6 +11,8 @@ LAWS: dict[str, Callable[[Case], None]] = {
     "frames": numerical.law_frames,
     "gradients": numerical.law_gradients,
     "second_derivatives": numerical.law_second_derivatives,
+    "forward_mode": forward.law_forward_mode,
+    "batched_gradients": forward.law_batched_gradients,
     "pure": numerical.law_pure,
     "threads": numerical.law_threads,
     "batch": numerical.law_batch,

@@ -144,6 +144,47 @@ def law_gradient(s: _Sample) -> None:
         s.require(off <= s.tolerance, f"inner(egrad2rgrad(G), V) is {off:.2g} off Re tr(G^H V)")
 
 
+def law_hessian(s: _Sample) -> None:
+    """`ehess2rhess`, where there is one, gives second derivatives along `expmap`, self-adjoint in the metric."""
+    m: Any = s.manifold
+    if not hasattr(m, "ehess2rhess"):
+        return
+    b = s.g + s.v
+
+    def gradient(w: Tensor) -> Tensor:
+        return s.g + _euclidean(b, w)[..., None, None].to(b.dtype) * b
+
+    along_u, along_v = (
+        m.ehess2rhess(s.w, gradient(s.w), _euclidean(b, z)[..., None, None].to(b.dtype) * b, z) for z in (s.u, s.v)
+    )
+    s.require_tangent(s.w, along_u, "ehess2rhess")
+    s.require_equal(
+        m.inner(s.w, along_u, s.v), m.inner(s.w, s.u, along_v), "inner(Hess U, V) less inner(U, Hess V)", 20
+    )
+    if s.w.dtype != working_dtype(s.w.dtype):
+        return
+    h = 2.0**-8
+    ends = [m.expmap(s.w, k * h * s.u) for k in (-2, -1, 0, 1, 2)]
+    f = [_euclidean(s.g, w) + _euclidean(b, w).square() / 2 for w in ends]
+    second = (16 * (f[1] + f[3]) - f[0] - f[4] - 30 * f[2]) / (12 * h * h)
+    off = (m.inner(s.w, s.u, along_u) - second).abs().max().item()
+    # Derivatives of order k along a geodesic of speed 1 are at most 3^k; the stencil errs by h^4 / 90 of the sixth.
+    permitted = h**4 / 90 * 3**6 * (1 + 2**6 * 9)
+    s.require(off <= permitted, f"inner(U, Hess U) is {off:.2g} off the second derivative", off, permitted)
+
+
+def law_logarithm(s: _Sample) -> None:
+    """`logmap`, where there is one, undoes `expmap`, and `dist` is the length of it."""
+    end = s.manifold.expmap(s.w, s.u)
+    try:
+        found = s.manifold.logmap(s.w, end)
+    except NotImplementedError:
+        return
+    s.require_tangent(s.w, found, "logmap")
+    s.require_equal(found, s.u, "logmap of expmap", 20)
+    s.require_equal(s.manifold.dist(s.w, end), s.manifold.norm(s.w, s.u), "dist to expmap", 20)
+
+
 def law_retraction(s: _Sample) -> None:
     """`retr` and `expmap` give frames at any length, W itself at 0, and agree with W + t U to first order in t."""
     for name in ("retr", "expmap"):
@@ -228,8 +269,10 @@ MANIFOLD_LAWS: dict[str, Callable[[_Sample], None]] = {
     "projections": law_projections,
     "inner": law_inner,
     "gradient": law_gradient,
+    "hessian": law_hessian,
     "retraction": law_retraction,
     "geodesic": law_geodesic,
+    "logarithm": law_logarithm,
     "transport": law_transport,
     "batch": law_batch,
     "checks": law_checks,

@@ -9,6 +9,7 @@ from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.experiments.drift.plan import UNCONSTRAINED, Plan
 from stiefelkit.experiments.drift.plot import draw
 from stiefelkit.experiments.drift.run import Curve, run
+from stiefelkit.experiments.figure import Figures
 from stiefelkit.experiments.files import write_json
 from stiefelkit.experiments.frame_optimizers import peer_optimizers
 from stiefelkit.experiments.threads import threads
@@ -53,7 +54,9 @@ class Outcome:
 Watch = Callable[[str, int, int, int], None]
 
 
-def measure(plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: None) -> Outcome:
+def measure(
+    plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: None, figures: Figures | None = None
+) -> Outcome:
     """Takes every method through the steps at every size, and writes `drift.json` and `drift.png`.
 
     `drift.json` is replaced as a whole after each curve, so that an interruption loses only the one at work; its entry
@@ -63,6 +66,7 @@ def measure(plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: Non
         plan: what to measure.
         out: folder for the two files; made if missing.
         watch: called with method, n, p and the number of steps done, after each look.
+        figures: the format of the figure, which is also its ending; PNG if left out.
 
     Raises:
         RunError: there is a `drift.json` already, which is not overwritten, or the folder cannot be written.
@@ -84,8 +88,10 @@ def measure(plan: Plan, out: Path, watch: Watch = lambda method, n, p, step: Non
     finally:
         files = [record] if curves or skipped else []
         if curves:
-            files.append(out / "drift.png")
-            draw(files[-1], curves, f"{plan.dtype}, {plan.gradients} gradients", grey=UNCONSTRAINED)
+            figures = figures or Figures()
+            files.append(figures.path(out, "drift"))
+            words = f"{plan.dtype}, {plan.gradients} gradients"
+            draw(files[-1], curves, words, grey=UNCONSTRAINED, dpi=figures.dpi)
     return Outcome(curves, skipped, files)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.experiments.drift.run import Curve
-from stiefelkit.experiments.figure import figure, log_scale, reference_line, styles
+from stiefelkit.experiments.figure import DPI, figure, log_scale, reference_line, styles
 from stiefelkit.experiments.frame_optimizers import peer_optimizers
 
 __all__ = ["draw"]
@@ -14,14 +14,15 @@ HIGHEST = 1e9
 """Of what is shown: beyond it a weight is lost, and would only squeeze the others."""
 
 
-def draw(path: Path, curves: Sequence[Curve], words: str, grey: str) -> None:
-    """Draws errors over the limit against steps, a panel for each size, and saves a PNG.
+def draw(path: Path, curves: Sequence[Curve], words: str, grey: str, dpi: int = DPI) -> None:
+    """Draws errors over the limit against steps, a panel for each size.
 
     Args:
-        path: the file.
+        path: the file, .png, .pdf or .svg.
         curves: of all methods and sizes; peers are dashed.
         words: what all have in common, for the titles.
         grey: the method that is drawn in grey.
+        dpi: dots per inch of a PNG.
     """
     sizes = list(dict.fromkeys((curve.n, curve.p) for curve in curves))
     methods = [method for method in dict.fromkeys(curve.method for curve in curves) if method != grey]
@@ -29,7 +30,8 @@ def draw(path: Path, curves: Sequence[Curve], words: str, grey: str) -> None:
     look.update(zip(methods, styles(len(methods)), strict=True))
     for method in set(methods) & set(peer_optimizers.names()):
         look[method]["linestyle"] = "--"
-    with figure(path, len(sizes), width=3.8 + 2.0 / len(sizes), height=max(3.4, 0.19 * len(look))) as panels:
+    width, height = 3.8 + 2.0 / len(sizes), max(3.4, 0.19 * len(look))
+    with figure(path, len(sizes), width=width, height=height, dpi=dpi) as panels:
         for axes, (n, p) in zip(panels, sizes, strict=True):
             here = [curve for curve in curves if (curve.n, curve.p) == (n, p)]
             for curve in here:

@@ -1,16 +1,18 @@
 """The adding problem: add two marked numbers of a long sequence."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.experiments.checks import at_least
 from stiefelkit.experiments.recipe import Recipe
 from stiefelkit.experiments.tasks.adding_recipes import RECIPES
 from stiefelkit.experiments.tasks.task import Task, generator
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["Adding"]
 
@@ -73,12 +75,16 @@ class Adding(Task):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Mean squared error of the last output."""
+        from torch.nn import functional as F
+
         return F.mse_loss(output.squeeze(-1), y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> None:
         """A real number is never exactly right: no accuracy."""
 
     def _sequences(self, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+        import torch
+
         half = (self.T - 1) // 2
         numbers = torch.rand(count, self.T, generator=source)
         first = torch.randint(0, half, (count, 1), generator=source)

@@ -1,17 +1,19 @@
 """The copying problem: remember ten symbols over T steps."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.experiments.checks import at_least
 from stiefelkit.experiments.recipe import Recipe
 from stiefelkit.experiments.tasks.copying_recipes import RECIPES
 from stiefelkit.experiments.tasks.task import Task, generator
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["Copying"]
 
@@ -68,6 +70,8 @@ class Copying(Task):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy, mean over batch and steps."""
+        from torch.nn import functional as F
+
         return F.cross_entropy(output.flatten(0, 1), y.flatten())
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
@@ -75,6 +79,9 @@ class Copying(Task):
         return (output[:, -SYMBOLS:].argmax(-1) == y[:, -SYMBOLS:]).double().mean()
 
     def _sequences(self, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+        import torch
+        from torch.nn import functional as F
+
         symbols = torch.randint(1, 9, (count, SYMBOLS), generator=source)
         x = torch.zeros(count, self.T + 2 * SYMBOLS, dtype=torch.long)
         y = torch.zeros_like(x)

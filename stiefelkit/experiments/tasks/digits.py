@@ -1,19 +1,19 @@
 """Handwritten digits, read pixel by pixel."""
 
+from __future__ import annotations
+
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.experiments.checks import at_least, at_most
 from stiefelkit.experiments.recipe import Recipe
 from stiefelkit.experiments.tasks.digits_recipes import RECIPES
 from stiefelkit.experiments.tasks.task import Task, generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Digits"]
 
@@ -68,6 +68,8 @@ class Digits(Task):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of the last output."""
+        from torch.nn import functional as F
+
         return F.cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
@@ -77,11 +79,15 @@ class Digits(Task):
 
 @functools.lru_cache(maxsize=2)
 def _shuffle(size: int, seed: int, epoch: int) -> Tensor:
+    import torch
+
     return torch.randperm(size, generator=generator(seed, epoch))
 
 
 @functools.cache
 def _images(permuted: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    import numpy as np
+    import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,15 +1,21 @@
-"""What a task is: stateless batches, a held-out set, a loss, a baseline, and recipes."""
+"""What a task is: stateless batches, a held-out set, a loss, a baseline, and recipes.
+
+A task's options are part of the help of the command line, which does not wait for torch: the files of tasks import it
+where they need it.
+"""
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import numpy as np
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.recipe import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 __all__ = ["Task", "generator"]
 
@@ -22,6 +28,9 @@ def generator(*key: int) -> torch.Generator:
     >>> torch.equal(a, b)
     True
     """
+    import numpy as np
+    import torch
+
     (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(seed) >> 1)
 
@@ -94,6 +103,8 @@ class Task(ABC):
             model: maps (B, T, input_size) to (B, T, output_size); put into evaluation mode for the time of the call.
             chunk: sequences per forward pass; bounds the memory.
         """
+        import torch
+
         x, y = self.held_out()
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         was_training = model.training

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
@@ -17,6 +16,7 @@ from stiefelkit.functional._scan.operators import (
     scan_last,
     scan_last_backward,
 )
+from stiefelkit.functional._tracing import is_jit_traced
 
 __all__ = ["fused_scan"]
 
@@ -54,6 +54,8 @@ def fused_scan(
 
 def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a backward pass may come; asked here, as grad mode is off inside of forward."""
+    if is_jit_traced():
+        return True
     if not torch.is_grad_enabled():
         return False
     # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
@@ -61,24 +63,21 @@ def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     return is_mapped or any(t is not None and t.requires_grad for t in tensors)
 
 
-def _check_single(*gradients: Tensor | None) -> None:
-    """Refuses the batches of gradients that torch.autograd makes by itself, which tell no vmap rule of themselves."""
-    if torch.compiler.is_compiling():
-        return
-    if any(g is not None and functorch.is_legacy_batchedtensor(g) for g in gradients):
-        raise OptionError(
-            "A fast scan needs one gradient at a time, got is_grads_batched=True or vectorize=True of torch.autograd; "
-            'use torch.func.jacrev, torch.func.vmap, or backend="reference".'
-        )
-
-
 # Dynamo tells a forward without ctx from one with it by the number of its arguments: none may be starred.
 
 
-class _Once(Function):
-    """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
+class _Fast(Function):
+    """A function with a backward of its own and a vmap rule, and without tangents."""
 
     generate_vmap_rule = False
+
+    @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Any:
+        raise OptionError('scan needs backend="reference" for forward mode, got a fast one.')
+
+
+class _Once(_Fast):
+    """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -89,9 +88,7 @@ class _Once(Function):
         raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
 
 
-class _Scan(Function):
-    generate_vmap_rule = False
-
+class _Scan(_Fast):
     @staticmethod
     def forward(  # type: ignore[override]
         x: Tensor,
@@ -121,7 +118,6 @@ class _Scan(Function):
     def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         if g_out is None and g_last is None:
             return (None,) * len(FORWARD)
-        _check_single(g_out, g_last)
         needs = ctx.needs_input_grad[: len(TENSORS)]
         found = _ScanBackward.apply(g_out, g_last, *ctx.saved_tensors, *ctx.settings, needs, ctx.half)
         return _wanted(found, needs)
@@ -228,9 +224,7 @@ class _Deltas(_Once):
         return (unfold(info, delta, 1), unfold(info, dh0, 0)), (1, 0)
 
 
-class _LastScan(Function):
-    generate_vmap_rule = False
-
+class _LastScan(_Fast):
     @staticmethod
     def forward(  # type: ignore[override]
         x: Tensor,
@@ -259,7 +253,6 @@ class _LastScan(Function):
     def backward(ctx: Any, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         if g_last is None:
             return (None,) * len(FORWARD)
-        _check_single(g_last)
         needs = ctx.needs_input_grad[: len(TENSORS)]
         found = _LastScanBackward.apply(g_last, *ctx.saved_tensors, *ctx.settings, needs, ctx.half)
         return _wanted(found, needs)

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.functional._activations import find_activation, split_activation
+from stiefelkit.functional._onnx import is_exported
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._scan.backends import GATED
 from stiefelkit.functional._scan.dispatch import DTYPES, prefers_loop
 from stiefelkit.functional._scan.fused import fused_scan
+from stiefelkit.functional._scan.onnx import exported_goru
 from stiefelkit.functional._scan.reference import multiplication
 
 __all__ = ["GORU_BACKENDS", "goru_scan"]
@@ -111,7 +113,9 @@ def goru_scan(
         "last_only": last_only,
     }
     steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
-    if backend == "reference" or (backend == "auto" and prefers_loop(steps)):
+    if is_exported():
+        out, last = exported_goru(*tensors, **settings)
+    elif backend == "reference" or (backend == "auto" and prefers_loop(steps)):
         with FullPrecision(x.device):
             out, last = _loop(*tensors, **settings)
     else:

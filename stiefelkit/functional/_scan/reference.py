@@ -101,6 +101,10 @@ class _HalfGradient(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return g, *_HalfGradientBackward.apply(g, *ctx.saved_tensors)
 
+    @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Any:
+        raise OptionError('scan needs gradient="exact" for forward mode, got "reference".')
+
 
 class _HalfGradientBackward(Function):
     """Refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""

@@ -1,0 +1,94 @@
+"""Maps that torch's own functions put on weights, or hand on to other modules.
+
+`torch.nn.utils.parametrize.register_parametrization` with one of our maps gives what `sk.orthogonal` gives, except that
+the host's class is torch's, and `transfer_parametrizations_and_params` shares a weight. Models without our maps see no
+difference.
+"""
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.utils import parametrize
+
+from stiefelkit.carrier import CoordinateList
+from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.host import attach_carrier, carrier_of, check_before_loading
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Has torch's functions know our maps; once."""
+    plain = parametrize.transfer_parametrizations_and_params
+    if hasattr(plain, "knows_carriers"):
+        return
+    register_module_module_registration_hook(_adopt)  # type: ignore[arg-type]
+
+    @functools.wraps(plain)
+    def transfer(from_module: nn.Module, to_module: nn.Module, tensor_name: str | None = None) -> nn.Module:
+        names: Any = (tensor_name,)
+        if tensor_name is None:
+            names = list(from_module.parametrizations) if parametrize.is_parametrized(from_module) else []  # type: ignore[arg-type]
+        for name in names:
+            carrier = carrier_of(from_module, name)
+            if carrier is None:
+                plain(from_module, to_module, name)
+            else:
+                _share(carrier, to_module, name)
+        return to_module
+
+    transfer.knows_carriers = True  # type: ignore[attr-defined]
+    parametrize.transfer_parametrizations_and_params = transfer
+
+
+def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module | None:
+    """Puts a `CoordinateList` in the place of torch's list with one of our maps; torch calls it for every module."""
+    if isinstance(child, OrthogonalParam) and isinstance(parent, parametrize.ParametrizationList):
+        _check_place(parent, name, child)
+    if type(child) is not parametrize.ParametrizationList:
+        return None
+    param = next(iter(child), None)
+    if not isinstance(param, OrthogonalParam):
+        return None
+    values = [getattr(child, f"original{i}") for i in range(child.ntensors)]
+    if not all(isinstance(value, nn.Parameter) for value in values):
+        return None
+    check_before_loading()
+    carrier = CoordinateList(param, values, any(value.requires_grad for value in values))
+    carrier.is_sparse = True  # for all that is known here
+    return carrier.train(param.training)
+
+
+def _check_place(parent: parametrize.ParametrizationList, name: str, param: OrthogonalParam) -> None:
+    if name != "0":
+        raise OptionError(
+            f"{param.title} needs to be the first parametrization of a weight, got one on top of "
+            f"{type(parent[0]).__name__}; parametrize.remove_parametrizations first."
+        )
+    if param.is_carried:
+        raise OptionError(
+            f"{param.title} needs to be a new map for each weight, got that of another; make one, or share the weight "
+            "by parametrize.transfer_parametrizations_and_params."
+        )
+
+
+def _share(carrier: CoordinateList, to_module: nn.Module, name: str) -> None:
+    """Has a weight of another module be the same weight, with the same coordinates."""
+    present = getattr(to_module, name, None)
+    kind = type(to_module).__name__
+    if parametrize.is_parametrized(to_module, name):
+        raise OptionError(
+            f"transfer_parametrizations_and_params needs a plain weight to replace, got {kind}.{name}, parametrized "
+            "already; parametrize.remove_parametrizations first."
+        )
+    shape = tuple(carrier().shape)
+    if isinstance(present, Tensor) and tuple(present.shape) != shape:
+        raise ShapeError(
+            f"transfer_parametrizations_and_params needs {kind}.{name} of shape {shape}, got {tuple(present.shape)}."
+        )
+    if present is None:
+        to_module.register_parameter(name, None)
+    attach_carrier(to_module, name, carrier)

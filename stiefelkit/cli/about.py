@@ -1,0 +1,143 @@
+"""All about one parametrization, optimizer, model or task, from its docstring, its signature and what it promises."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from stiefelkit import models
+from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by
+from stiefelkit.cli.words import sections
+from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.experiments.config import HANDLED, optimizers
+
+__all__ = ["show"]
+
+Rows = list[tuple[str, str]]
+
+
+def show(name: str, console: Console) -> None:
+    """Prints what is known of a name, once for each kind that has it.
+
+    Raises:
+        UnknownNameError: none has.
+    """
+    found = kinds()
+    if not any(name in each for each in found.values()):
+        known = {word for each in found.values() for word in each}
+        raise UnknownNameError(f"Nothing is named {name!r}{did_you_mean(name, known)}")
+    for kind, each in found.items():
+        if name in each:
+            _print(name, kind, each[name], console)
+
+
+def _print(name: str, kind: str, target: Any, console: Console) -> None:
+    told = {"": [], **({} if _is_torchs(target) else sections(target.__doc__ or ""))}
+    words = dict(_entry(entry) for entry in told.get("Args", ()))
+    facts, options = _SECTIONS[kind](name, target)
+    console.print(Text(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", "bold"))
+    for paragraph in told[""]:
+        console.print()
+        console.print(Text(paragraph))
+    _print_rows("", facts, console)
+    rows = [(option, f"{words.get(option, '')} {default}".strip()) for option, default in options]
+    rows += [(rest, words[rest]) for rest in words if rest.startswith("**")]
+    _print_rows("Options", rows, console)
+    _print_rows("References", [("", entry) for entry in told.get("References", ())], console)
+
+
+def _print_rows(title: str, rows: Rows, console: Console) -> None:
+    if not rows:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    if any(left for left, _ in rows):
+        table.add_column(no_wrap=True)
+        for left, right in rows:
+            table.add_row(Text(left, "bold"), Text(right))
+    else:
+        for _, right in rows:
+            table.add_row(Text(right))
+    console.print()
+    if title:
+        console.print(Text(title, "bold"))
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _entry(line: str) -> tuple[str, str]:
+    name, _, words = line.partition(": ")
+    return name, words
+
+
+def _is_torchs(target: Any) -> bool:
+    return target.__module__.startswith("torch.")
+
+
+def _defaults(parameters: Iterable[inspect.Parameter], left_out: Iterable[str]) -> Rows:
+    named = (each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
+    return [
+        (each.name, "" if each.default is each.empty else f"[default: {each.default}]")
+        for each in named
+        if each.name not in left_out
+    ]
+
+
+def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
+    square, tall = instances(cls), instances(cls, SIZE // 2)
+    facts = [("shapes", "n x p with n >= p, and wider ones by their adjoint" if tall else "n x n")]
+    for field, param in square.items():
+        sizes = ", ".join(f"{key} {_size(shape)}" for key, shape in param.coordinates.items())
+        facts.append((field, f"{image_of(param.traits)}; coordinates of {SIZE} x {SIZE}: {sizes}"))
+    first = next(iter({**square, **tall}.values()), None)
+    if first is not None:
+        facts.append(("cost", f"n^{first.traits.cost_exponent:g}"))
+        facts.append(("init", ", ".join(first.schemes)))
+        if first.manifolds:
+            movers = [key for key, each in optimizers.available().items() if getattr(each, "moves_frames", False)]
+            facts.append(("optimizers", f"those that move frames: {', '.join(movers)}"))
+    facts.append(("precision", ", ".join(cls.precisions)))
+    facts.append(("use", f'sk.orthogonal(layer, "weight", "{name}")'))
+    left_out = ("self", "shape", "dtype", "device")
+    return facts, _defaults(inspect.signature(cls.__init__).parameters.values(), left_out)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _of_optimizer(name: str, cls: Any) -> tuple[Rows, Rows]:
+    facts = [("moves", moved_by(cls)), ("class", f"{cls.__module__}.{cls.__qualname__}")]
+    facts.append(("use", f"--optimizer {name} --lr 1e-3 --optimizer-options.NAME VALUE"))
+    return facts, _defaults(inspect.signature(cls).parameters.values(), {*HANDLED} - {"lr"})
+
+
+def _of_model(name: str, build: Any) -> tuple[Rows, Rows]:
+    parameters = inspect.signature(build).parameters
+    own = _defaults(parameters.values(), list(parameters)[:3])
+    inherited = [option for option in models.known_options(build, {})[0] if option not in dict(own)]
+    default = getattr(parameters.get("parametrization"), "default", None)
+    facts = [("use", f'sk.models.create("{name}", input_size, hidden_size, output_size), or --model {name}')]
+    if inherited:
+        whose = f" (stiefelkit list {default})" if isinstance(default, str) else ""
+        facts.append(("also", f"{', '.join(inherited)}{whose}"))
+    return facts, own
+
+
+def _of_task(name: str, cls: Any) -> tuple[Rows, Rows]:
+    baseline = ", ".join(f"{key} {value:.4f}" for key, value in cls().baseline.items())
+    facts = [("baseline", baseline), ("recipes", ", ".join(cls.recipes))]
+    facts.append(("use", f"stiefelkit train {name} --model NAME; its --help shows the recipes"))
+    fields = dataclasses.fields(cls)
+    return facts, [(field.name, f"[default: {field.default}]") for field in fields]
+
+
+_SECTIONS = {
+    "parametrization": _of_parametrization,
+    "optimizer": _of_optimizer,
+    "model": _of_model,
+    "task": _of_task,
+}

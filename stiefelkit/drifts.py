@@ -1,0 +1,55 @@
+"""How far the weights of a model are from being frames."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stiefelkit.errors import NonFiniteError
+from stiefelkit.host import carriers, check_module
+from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+
+__all__ = ["Drift", "drift"]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far a weight is from being a frame.
+
+    Attributes:
+        error: ||W^H W - I||_F in float64, the worst of a batch.
+        limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
+        bits_lost: binary digits lost beyond that, log2(max(error / limit, 1)).
+    """
+
+    error: float
+    limit: float
+    bits_lost: float
+
+
+@torch.no_grad()
+def drift(model: nn.Module) -> dict[str, Drift]:
+    """Measures every orthogonal weight of a model, under FSDP2 too (then on every rank).
+
+    What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it.
+
+    Returns:
+        Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
+
+    Raises:
+        DtypeError: the model is no module.
+        NonFiniteError: a weight holds NaN or infinity.
+    """
+    check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
+    found = {}
+    for qualified, _, _, carrier in carriers(model):
+        frames = carrier.param.bare(*carrier.gathered())
+        error = orthogonality_error(frames).max().item()
+        if not math.isfinite(error):
+            raise NonFiniteError(
+                f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
+            )
+        limit = rounding_limit(frames.shape[-1], frames.dtype)
+        found[qualified] = Drift(error, limit, bits_lost(error, limit))
+    return found

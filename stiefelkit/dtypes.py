@@ -1,0 +1,56 @@
+"""Which dtype goes with which, and casts that keep what must not be lost."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["coarser", "computing_dtype", "coordinate_dtype", "followed", "keep_precision"]
+
+
+def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The dtype with fewer digits."""
+    return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the free coordinates of a weight: real, float64 for float64 and complex128, else float32."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a composite works its frames out: that of the weight, float32 at least."""
+    return dtype if dtype.is_complex else coordinate_dtype(dtype)
+
+
+def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
+
+    Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to.
+    """
+
+    def apply(t: Tensor) -> Tensor:
+        moved = _silently(fn, t) if t.is_complex() else fn(t)
+        wanted = coordinate_dtype(dtype)
+        wanted = wanted.to_complex() if t.is_complex() else wanted
+        if not (t.is_floating_point() or t.is_complex()) or moved.dtype == wanted:
+            return moved
+        return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
+
+    return apply
+
+
+def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
+    """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
+    found = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
+    if not dtype.is_complex:
+        return found
+    return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
+
+
+def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Calls without torch's warning that a complex tensor loses its imaginary part."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fn(t)

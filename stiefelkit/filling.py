@@ -1,0 +1,130 @@
+"""What a weight's coordinates hold first: the weight itself, the frame nearest to it, or a draw."""
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stiefelkit.carrier import CoordinateList
+from stiefelkit.errors import (
+    ImageError,
+    NonFiniteError,
+    NotAFrameError,
+    OptionError,
+    RankError,
+    StiefelkitError,
+    did_you_mean,
+)
+from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.param import OrthogonalParam, coarser, frame_tolerance
+
+__all__ = ["Start", "check_scheme", "draw_", "start_"]
+
+_log = logging.getLogger("stiefelkit")
+
+
+class Start(NamedTuple):
+    """How a weight starts.
+
+    Attributes:
+        init: as in `stiefelkit.orthogonal`.
+        generator: source of randomness; torch's default when None.
+    """
+
+    init: str | Tensor | None
+    generator: torch.Generator | None
+
+
+def start_(carrier: CoordinateList, weight: Tensor, start: Start, title: str) -> None:
+    """Fills the coordinates of a weight, and logs once if they are not the weight's own.
+
+    Args:
+        carrier: holds the coordinates.
+        weight: what the parameter was.
+        start: what is asked for.
+        title: the weight's name, for the log.
+
+    Raises:
+        NonFiniteError, NotAFrameError, RankError, ImageError: as `stiefelkit.orthogonal`.
+    """
+    init, param = start.init, carrier.param
+    if isinstance(init, Tensor):
+        carrier.right_inverse(init)
+    elif init == "project":
+        if not torch.isfinite(weight).all():
+            raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
+        carrier.right_inverse(param.project(weight))
+    elif init is not None:
+        draw_(carrier, init, start.generator)
+    elif not _is_kept(carrier, weight):
+        _replace(carrier, weight, start.generator, title)
+
+
+def draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
+    """Draws the weight by a scheme; when None by the one that it was given, or else by the map's default."""
+    carrier.check_assignable()
+    param = carrier.param
+    drawn, chart = param.initial(init or carrier.scheme or param.schemes[0], generator)
+    param.load_chart_(chart)
+    carrier.fill_(drawn)
+
+
+def check_scheme(param: OrthogonalParam, init: object) -> None:
+    """Raises OptionError unless the map has the scheme."""
+    if init not in param.schemes:
+        raise OptionError(f"{param.title} has no init {init!r}{did_you_mean(init, param.schemes)}")
+
+
+def _is_kept(carrier: CoordinateList, weight: Tensor) -> bool:
+    """Keeps a weight that is a frame; raises ImageError if the map does not reach it."""
+    param = carrier.param
+    try:
+        carrier.right_inverse(_mended(param, weight))
+    except (NotAFrameError, NonFiniteError):
+        return False
+    except ImageError as error:
+        if not _is_frame(param, weight):
+            return False
+        reason = str(error).removesuffix(".")
+        raise ImageError(f"{reason}; init={param.schemes[0]!r} draws another in its place.") from error
+    return True
+
+
+def _replace(carrier: CoordinateList, weight: Tensor, generator: torch.Generator | None, title: str) -> None:
+    """Takes the nearest frame if the map may and can, or else draws."""
+    param = carrier.param
+    why = "its map is drawn unless the weight fits"
+    for nearest in (param.nearest, param.project) if param.takes_nearest else ():
+        try:
+            carrier.right_inverse(nearest(weight))
+        except (ImageError, NonFiniteError, RankError) as error:
+            why = _without_stop(error)
+        else:
+            away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
+            _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
+            return
+    draw_(carrier, None, generator)
+    if torch.isfinite(weight).all() and bool((weight != 0).any()):
+        away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
+        scheme = param.schemes[0]
+        _log.info("%s, which was no frame, is drawn anew by %r, %.3g away: %s.", title, scheme, away.item(), why)
+
+
+def _without_stop(error: StiefelkitError) -> str:
+    return str(error).removesuffix(".")
+
+
+def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
+    """Whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
+    frames = param.frames(weight)
+    return orthogonality_error(frames).max().item() <= frame_tolerance(
+        frames.shape[-1], coarser(frames.dtype, torch.float32)
+    )
+
+
+def _mended(param: OrthogonalParam, weight: Tensor) -> Tensor:
+    """A float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
+    if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
+        return weight
+    return param.nearest(weight) if _is_frame(param, weight) else weight

@@ -1,0 +1,114 @@
+"""The recurrence in operators that ONNX has: one Scan node of its standard, for any number of steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan as higher_order_scan
+
+from stiefelkit.errors import OptionError
+from stiefelkit.functional._activations import find_activation
+
+__all__ = ["exported_goru", "exported_scan"]
+
+
+def exported_scan(
+    x: Tensor,
+    w: Tensor,
+    h0: Tensor,
+    u: Tensor | None,
+    bias: Tensor | None,
+    activation_bias: Tensor | None,
+    *,
+    activation: str,
+    sizes: Sequence[int] | None,
+    reverse: bool,
+    last_only: bool,
+    half: bool,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs a scan; see `scan` for the arguments, which are checked there. Complex states go as rows [Re h | Im h]."""
+    _refuse_packed("scan", sizes)
+    act, is_complex = find_activation(activation, w.is_complex()), w.is_complex()
+    if is_complex:
+        act = _complex_modrelu if activation == "modrelu" else find_activation("identity", False)
+        w, u = _block(w), None if u is None else _block(u)
+        h0, bias = _parts(h0), None if bias is None else _parts(bias)
+        x = _parts(x)
+    rows = x if u is None else x @ u.mT
+    rows = rows if bias is None else rows + bias
+    rows, wt, h0, activation_bias = _constant(rows, w.mT.contiguous(), h0, activation_bias)
+
+    def step(h: Tensor, row: Tensor) -> Tensor:
+        return act(row + h @ wt, activation_bias)
+
+    out, last = _run(step, rows, h0, reverse)
+    if is_complex:
+        out, last = (torch.complex(*t.chunk(2, dim=-1)) for t in (out, last))
+    return None if last_only else out, last
+
+
+def exported_goru(
+    x: Tensor,
+    w: Tensor,
+    h0: Tensor,
+    u: Tensor,
+    bias: Tensor,
+    activation_bias: Tensor | None,
+    *,
+    activation: str,
+    sizes: Sequence[int] | None,
+    reverse: bool,
+    last_only: bool,
+) -> tuple[Tensor | None, Tensor]:
+    """Runs the gated recurrence, from w = [q; w_r; w_g], and from u and bias for [r; g; c]."""
+    _refuse_packed("goru_scan", sizes)
+    x, w, h0, u, bias, activation_bias = _constant(x, w, h0, u, bias, activation_bias)
+    act, n, wt = find_activation(activation, False), h0.shape[-1], w.mT.contiguous()
+
+    def step(h: Tensor, row: Tensor) -> Tensor:
+        moved = h @ wt
+        r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
+        c = act(row[:, 2 * n :] + r * moved[:, :n], activation_bias)
+        return c + g * (h - c)
+
+    out, last = _run(step, x @ u.mT + bias, h0, reverse)
+    return None if last_only else out, last
+
+
+def _run(step: Callable[[Tensor, Tensor], Tensor], rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    def combine(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        h = step(h, row)
+        return h, h.clone()
+
+    last, out = higher_order_scan(combine, h0, rows.flip(0) if reverse else rows)
+    return (out.flip(0) if reverse else out), last
+
+
+def _constant(*tensors: Tensor | None) -> Any:
+    # torch's scan keeps sizes of the batch for a gradient, and fails over them; ONNX detaches no complex tensors.
+    return [t if t is None else t.detach() for t in tensors]
+
+
+def _parts(z: Tensor) -> Tensor:
+    """Rows [Re z | Im z]."""
+    return torch.cat([z.real, z.imag if z.is_complex() else torch.zeros_like(z)], dim=-1)
+
+
+def _block(w: Tensor) -> Tensor:
+    """The real matrix that rows [Re h | Im h] meet as h meets a complex one."""
+    return torch.cat([torch.cat([w.real, -w.imag], -1), torch.cat([w.imag, w.real], -1)])
+
+
+def _complex_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
+    assert b is not None  # without one the activation is the identity
+    re, im = z.chunk(2, dim=-1)
+    modulus = torch.sqrt(re * re + im * im)
+    scale = torch.where(modulus > 0, torch.relu(modulus + b) / modulus, torch.zeros_like(modulus))
+    return torch.cat([scale * re, scale * im], dim=-1)
+
+
+def _refuse_packed(who: str, sizes: Sequence[int] | None) -> None:
+    """Raises OptionError for sequences of different lengths, whose sizes a graph cannot hold."""
+    if sizes is not None:
+        raise OptionError(f"{who} needs sequences of one length for ONNX, got batch_sizes.")

@@ -1,0 +1,62 @@
+"""What may be a frame, what may be moved, and what errors say of the rest."""
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import NotAFrameError
+from stiefelkit.functional._tracing import is_traced
+from stiefelkit.metrics import defect, rounding_limit
+
+__all__ = ["DTYPES", "REACH", "checked", "judged", "members", "wrong_dtype"]
+
+REACH = 3e-5
+"""Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
+of it, below half the rounding limit of float32 up to p = 600."""
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def checked(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
+    p = w.shape[-1]
+    permitted = max(REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
+    # Detached, since no_grad leaves forward derivatives.
+    constant = w.detach()
+    with torch.no_grad():
+        off = defect(constant)
+        correction = constant @ off if dtype != w.dtype else None
+        if w.device.type != "cpu" or is_traced() or torch._C._are_functorch_transforms_active():
+            norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
+            correction = torch.where(norms <= permitted, 0.0 if correction is None else correction, torch.nan)
+        # The norm of a whole batch is one operator, and no less than that of each.
+        elif not torch.linalg.vector_norm(off).item() <= permitted:
+            worst = torch.linalg.vector_norm(off, dim=(-2, -1)).max().item()
+            if not worst <= permitted:
+                raise NotAFrameError(
+                    f"Stiefel needs a frame to move, ||W^H W - I||_F <= {permitted:.2g}, got {worst:.2g}; projx gives "
+                    "the nearest."
+                )
+    # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
+    return w if correction is None else torch.sub(w, correction, alpha=0.5)
+
+
+def members(missing: Tensor, most: int = 8) -> str:
+    """Which members of a batch are missing, for an error."""
+    if not missing.dim():
+        return ""
+    which = [str(tuple(index)) for index in missing.nonzero().tolist()]
+    more = f" and {len(which) - most} more" if len(which) > most else ""
+    return f' for {", ".join(which[:most])}{more} of the batch {tuple(missing.shape)} (missing="nan" keeps the rest)'
+
+
+def wrong_dtype(dtype: torch.dtype) -> str:
+    """Why a dtype holds no frames."""
+    return f"Stiefel needs float32, float64, complex64 or complex128, got {dtype}; keep the frame in float32."
+
+
+def judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | None]:
+    """Whether every error is permitted, and the worst that is not; NaN never is."""
+    over = ~(errors <= permitted)
+    if not over.any():
+        return True, None
+    worst = (errors - permitted).nan_to_num(nan=torch.inf).argmax()
+    return False, f"{what} = {errors.flatten()[worst]:.3g}, permitted {permitted.flatten()[worst]:.3g}"

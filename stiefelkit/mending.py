@@ -1,0 +1,76 @@
+"""Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import NotAFrameError
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["Notes", "frame_tensors", "mend_"]
+
+_MENDED_FROM = 32
+"""Rounding limits from which a frame is mended: what optimizers leave in precision "fast" is 30."""
+
+
+class Notes:
+    """Remembers how often each of some tensors of modules had been written to.
+
+    Neither by weak references, with which torch cannot swap tensors, nor by others, which would keep them in memory.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[Mapping[str, Tensor | None], str, int, int]] = []
+
+    def take(self, places: Iterable[tuple[Mapping[str, Tensor | None], str]]) -> None:
+        """Notes tensors as they are now, each by the dictionary that holds it and its key, and forgets those before."""
+        found = [(held, key, t) for held, key in places if (t := held.get(key)) is not None]
+        self._noted = [
+            (held, key, id(t), t._version)
+            for held, key, t in found
+            if not (t.is_inference() or t.is_meta or hasattr(t, "device_mesh"))
+        ]
+
+    def written(self) -> list[Tensor]:
+        """Those that were written to since; others in their place, as functional_call puts there, do not count."""
+        return [
+            t
+            for held, key, noted, version in self._noted
+            if (t := held.get(key)) is not None and id(t) == noted and t._version != version
+        ]
+
+
+def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
+    """Each coordinate and buffer of a map that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+    bound = param.manifolds
+    found = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
+    for member in param.modules():
+        if isinstance(member, OrthogonalParam):
+            buffers = dict(member.named_buffers(recurse=False))
+            found += [(buffers[name], member.is_complex) for name in member.frame_buffers if name in buffers]
+    return found
+
+
+@torch.no_grad()
+def mend_(param: OrthogonalParam, coordinates: Mapping[str, Tensor], written: Iterable[Tensor], weight: str) -> None:
+    """Takes frames that were written to, and are frames no more, to their nearest.
+
+    Raises:
+        NotAFrameError: the chart's signs or permutations have become something else.
+        RankError: a frame has become so dependent that none is nearest.
+    """
+    keys = {id(t) for t in written}
+    for t, packed in frame_tensors(param, coordinates):
+        if id(t) in keys:
+            w = torch.view_as_complex(t) if packed else t
+            error, limit = orthogonality_error(w).max().item(), rounding_limit(w.shape[-1], w.dtype)
+            if error > _MENDED_FROM * limit + torch.finfo(w.dtype).eps:
+                w.copy_(nearest_frame(w.to(working_dtype(w.dtype))))
+    reason = param.check_chart(param.chart)
+    if reason is not None:
+        raise NotAFrameError(
+            f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may be."
+        )

@@ -1,0 +1,243 @@
+"""Which weights of a model are meant: qualified names, patterns, predicates; and what stands in the way of one."""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import prune
+
+from stiefelkit.carrier import CoordinateList
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.host import carrier_of, carriers, check_module
+
+__all__ = ["Place", "Where", "choose", "elsewhere", "find_carrier", "find_place", "instead_of", "plain_weight"]
+
+Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+
+
+class Place(NamedTuple):
+    """Where a weight stands.
+
+    Attributes:
+        qualified: its name in the model that was given, "encoder.0.weight", as `sk.drift` prints it.
+        host: the module that owns it.
+        name: its name there, "weight".
+    """
+
+    qualified: str
+    host: nn.Module
+    name: str
+
+    @property
+    def title(self) -> str:
+        """The qualified name; "Linear.weight" where the model is the host."""
+        return self.qualified if "." in self.qualified else f"{_kind(self.host)}.{self.name}"
+
+    @property
+    def expression(self) -> str:
+        """Python for the host, where the model is called so."""
+        path = self.qualified.rpartition(".")[0]
+        if all(part.isidentifier() for part in path.split(".")):
+            return f"model.{path}"
+        return f"model.get_submodule({path!r})" if path else "model"
+
+
+def find_place(model: nn.Module, name: str, who: str) -> Place:
+    """Returns where a qualified name points to, whether or not there is a weight.
+
+    Args:
+        model: the model.
+        name: "encoder.0.weight", or "weight" of the model itself.
+        who: begins the sentences of the errors.
+
+    Raises:
+        DtypeError: the model is no module.
+        UnknownNameError: it has no module of this name inside.
+    """
+    check_module(model, who)
+    if not isinstance(name, str):
+        return Place(str(name), model, name)
+    path, _, own = name.rpartition(".")
+    host: Any = model
+    for part in path.split(".") if path else []:
+        # Not by getattr, which a wrapper may pass on.
+        children = host._modules
+        host = children[part] if part in children else None
+        if host is None:
+            known = [place.qualified for place in _weights(model)]
+            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{_near(name, known)}")
+    return Place(name, host, own)
+
+
+def find_carrier(model: nn.Module, name: str, who: str) -> tuple[Place, CoordinateList]:
+    """Returns where an orthogonal weight stands and what carries it.
+
+    Raises:
+        DtypeError: the model is no module.
+        UnknownNameError: it has no orthogonal weight of this name.
+    """
+    place = find_place(model, name, who)
+    carrier = carrier_of(place.host, place.name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
+    if carrier is None and isinstance(place.host._parameters.get(place.name), Tensor):
+        raise UnknownNameError(
+            f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
+        )
+    if carrier is None:
+        known = [qualified for qualified, _, _, _ in carriers(model)]
+        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, known)}")
+    return place, carrier
+
+
+def choose(model: nn.Module, where: Where) -> list[Place]:
+    """Returns the weights of two dimensions or more that are meant, in the model's order, each once.
+
+    Args:
+        model: the model.
+        where: a pattern of qualified names, in which * stands for any characters, dots too; several of them; or a
+            predicate of qualified name and host.
+
+    Raises:
+        DtypeError: the model is no module.
+        OptionError: `where` is nothing of the kind.
+        UnknownNameError: a pattern, or the predicate, matches nothing.
+    """
+    check_module(model, "orthogonal")
+    known = list(_weights(model))
+    matrices = [place for place in known if _may_be_a_matrix(place)]
+    chosen: list[Place] = []
+    if callable(where):
+        chosen = [place for place in matrices if where(place.qualified, place.host)]
+        if not chosen:
+            _refuse_nothing(model, "where=", "", matrices)
+    elif isinstance(where, Sequence) and where and all(isinstance(pattern, str) for pattern in where):
+        for pattern in [where] if isinstance(where, str) else where:
+            matched = [place for place in known if place.qualified == pattern]
+            matched = matched or [place for place in matrices if fnmatch.fnmatchcase(place.qualified, pattern)]
+            if not matched:
+                _refuse_nothing(model, f"where={pattern!r}", pattern, matrices)
+            chosen += matched
+    else:
+        raise OptionError(
+            'orthogonal needs where= as a pattern of names ("encoder.*.weight"), a sequence of them or a function '
+            f"(name, module) -> bool, got {where!r:.80}."
+        )
+    meant = {_key(place) for place in chosen}
+    found: dict[Any, Place] = {}
+    for place in known:
+        if _key(place) in meant:
+            found.setdefault(_key(place), place)
+    return list(found.values())
+
+
+def plain_weight(place: Place) -> nn.Parameter:
+    """Returns the parameter at a place, or says why there is none that can be made orthogonal.
+
+    Raises:
+        OptionError: it has a parametrization, a norm or a mask already, holds no values before the first forward, is
+            no parameter, or belongs to a torch.nn.RNN and its like.
+        UnknownNameError: there is nothing of this name.
+    """
+    host, name = place.host, place.name
+    if name in _parametrized(host):
+        remedy = "sk.bake it first"
+        if carrier_of(host, name) is None:
+            remedy = f"torch.nn.utils.parametrize.remove_parametrizations({place.expression}, {name!r}) first"
+        raise _not_plain(place, "parametrized already", remedy)
+    weight = host._parameters.get(name) if isinstance(name, str) else None
+    if weight is None:
+        _refuse_what_is_there(place)
+        known = [key for key, value in host._parameters.items() if value is not None]
+        if "." not in place.qualified:
+            known = [other.qualified for other in _weights(host)]
+        raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, known)}")
+    if is_lazy(weight):
+        raise OptionError(
+            f"orthogonal needs a weight with a shape, got {place.title} of a lazy module; call the model on a batch "
+            "first."
+        )
+    if isinstance(host, nn.RNNBase):
+        raise OptionError(
+            f"orthogonal needs a module that reads its weight at each forward, got {_kind(host)}, which keeps its own "
+            f"list of weights; use {instead_of(host)}."
+        )
+    return weight
+
+
+def instead_of(rnn: nn.RNNBase) -> str:
+    """What takes orthogonal weights in the place of a recurrent layer of torch."""
+    if isinstance(rnn, nn.LSTM | nn.GRU):
+        kind = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
+        return f'sk.models.create("{kind.lower()}", ..., parametrization="cayley"), or torch.nn.{kind}Cell'
+    return "sk.nn.OrthogonalRNN, or a cell"
+
+
+def elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
+    """Returns where else in a model a parameter stands, beside the places chosen."""
+    taken = {_key(place) for place in chosen}
+    found = [place for place in _weights(model) if place.host._parameters.get(place.name) is weight]
+    return [place for place in found if _key(place) not in taken]
+
+
+def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
+    """Every parameter of a model, and every parametrized weight, under each of its names."""
+    held = _parametrized(module)
+    for name in [*(name for name, p in module._parameters.items() if p is not None), *held]:
+        yield Place(prefix + name, module, name)
+    for name, child in module._modules.items():
+        if child is not None and not (name == "parametrizations" and held):
+            yield from _weights(child, f"{prefix}{name}.")
+
+
+def _parametrized(module: nn.Module) -> list[str]:
+    held = module._modules["parametrizations"] if "parametrizations" in module._modules else None
+    return list(held) if isinstance(held, nn.ModuleDict) else []
+
+
+def _may_be_a_matrix(place: Place) -> bool:
+    p = place.host._parameters.get(place.name)
+    return p is None or is_lazy(p) or p.dim() >= 2
+
+
+def _key(place: Place) -> tuple[int, str]:
+    return id(place.host), place.name
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("Parametrized")
+
+
+def _near(name: object, known: Sequence[str]) -> str:
+    """What `did_you_mean` says, or the first weight that has this name in its own module."""
+    ends = [other for other in known if other.endswith(f".{name}")]
+    return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, known)
+
+
+def _refuse_nothing(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> None:
+    names = [place.qualified for place in matrices]
+    raise UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{_near(pattern, names)}")
+
+
+def _not_plain(place: Place, what: str, remedy: str) -> OptionError:
+    return OptionError(f"orthogonal needs a plain parameter, got {place.title}, {what}; {remedy}.")
+
+
+def _refuse_what_is_there(place: Place) -> None:
+    """Raises OptionError for a tensor of this name that is no parameter."""
+    host, name = place.host, place.name
+    if not isinstance(name, str):
+        return
+    for hook in host._forward_pre_hooks.values():
+        kind = type(hook).__module__.rpartition(".")[2]
+        if kind in ("weight_norm", "spectral_norm") and getattr(hook, "name", None) == name:
+            remedy = f"torch.nn.utils.remove_{kind}({place.expression}, {name!r}) first"
+            raise _not_plain(place, f"under {kind}", remedy)
+        if isinstance(hook, prune.BasePruningMethod) and getattr(hook, "_tensor_name", None) == name:
+            raise _not_plain(place, "pruned", f"torch.nn.utils.prune.remove({place.expression}, {name!r}) first")
+    for kind, holder, held in (("a buffer", "_buffers", host._buffers), ("a tensor", "__dict__", vars(host))):
+        if isinstance(held.get(name), Tensor):
+            made = f"torch.nn.Parameter({place.expression}.{holder}.pop({name!r}))"
+            raise _not_plain(place, kind, f"{place.expression}.{name} = {made} makes it one")

@@ -1,0 +1,175 @@
+"""Taking a torch.nn.RNN over: what it holds, checked before anything is made of it, and its weights in another net."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.errors import (
+    CheckpointError,
+    DtypeError,
+    ImageError,
+    NonFiniteError,
+    NotAFrameError,
+    OptionError,
+    RankError,
+    ShapeError,
+)
+from stiefelkit.host import carrier_of
+from stiefelkit.metrics import orthogonality_error
+from stiefelkit.names import instead_of
+
+__all__ = ["TorchRNN", "fill_", "read"]
+
+_KEY = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
+
+
+@dataclass(frozen=True)
+class TorchRNN:
+    """A torch.nn.RNN, read.
+
+    Attributes:
+        options: arguments that make a net like it; of a state dict, which does not hold them, the nonlinearity,
+            batch_first and dropout are torch's defaults.
+        weights: name to tensor, detached.
+        trained: name to whether the weight asks for a gradient.
+        training: the mode.
+    """
+
+    options: dict[str, Any]
+    weights: dict[str, Tensor]
+    trained: dict[str, bool]
+    training: bool
+
+
+def read(who: str, source: object) -> TorchRNN:
+    """Reads a torch.nn.RNN or a state dict of one.
+
+    Args:
+        who: begins the sentences of the errors.
+        source: the module, or its state dict.
+
+    Raises:
+        OptionError: it is neither, or its weights are on the meta device.
+        CheckpointError: a key is missing, or is none of an nn.RNN.
+        ShapeError: the shapes do not belong together, as those of an LSTM do not.
+        DtypeError: a weight is no tensor, or they are not of one real dtype.
+        NonFiniteError: a recurrent weight holds NaN or infinity.
+    """
+    options: dict[str, Any] = {"nonlinearity": "tanh", "batch_first": False, "dropout": 0.0}
+    if isinstance(source, nn.RNN):
+        options = {key: getattr(source, key) for key in options}
+        state: dict[Any, Any] = dict(source.named_parameters(recurse=False))
+    elif isinstance(source, Mapping):
+        state = dict(source)
+    else:
+        remedy = f"; use {instead_of(source)}" if isinstance(source, nn.LSTM | nn.GRU) else ""
+        raise OptionError(f"{who} needs a torch.nn.RNN or its state dict, got {type(source).__name__}{remedy}.")
+    matches = {key: _KEY.fullmatch(key) if isinstance(key, str) else None for key in state}
+    for key, match in matches.items():
+        if match is None:
+            raise CheckpointError(f"{who} needs weights of a torch.nn.RNN, such as 'weight_ih_l0', got {key!r}.")
+    found = [match.groups() for match in matches.values() if match is not None]
+    sizes = {
+        "num_layers": 1 + max((int(layer) for _, layer, _ in found), default=0),
+        "bidirectional": any(direction for _, _, direction in found),
+        "bias": any(kind.startswith("bias") for kind, _, _ in found),
+    }
+    _check_tensors(who, state)
+    sizes |= _check_shapes(who, state, **sizes)
+    first = state["weight_ih_l0"]
+    return TorchRNN(
+        {**options, **sizes, "dtype": first.dtype, "device": first.device},
+        {key: value.detach() for key, value in state.items()},
+        {key: value.requires_grad for key, value in state.items()} if isinstance(source, nn.RNN) else {},
+        source.training if isinstance(source, nn.RNN) else True,
+    )
+
+
+def _check_tensors(who: str, state: Mapping[str, Any]) -> None:
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise DtypeError(f"{who} needs {key} that is a tensor, got {type(value).__name__}.")
+        if value.is_meta:
+            raise OptionError(f"{who} needs weights that hold values, got {key} on the meta device.")
+    dtypes = {value.dtype for value in state.values()}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        raise DtypeError(f"{who} needs weights of one dtype, a real one, got {', '.join(sorted(map(str, dtypes)))}.")
+
+
+def _check_shapes(
+    who: str, state: Mapping[str, Tensor], num_layers: int, bidirectional: bool, bias: bool
+) -> dict[str, int]:
+    """Returns the widths of input and state."""
+    n = m = 0
+    for layer in range(num_layers):
+        for direction in ("", "_reverse")[: 1 + bidirectional]:
+            for kind in ("weight_hh", "weight_ih", *(("bias_ih", "bias_hh") if bias else ())):
+                key = f"{kind}_l{layer}{direction}"
+                if key not in state:
+                    raise CheckpointError(f"{who} needs {key}, got none.")
+                shape = tuple(state[key].shape)
+                if kind == "weight_hh":
+                    n = n or (shape[0] if len(shape) == 2 and shape[0] == shape[1] else 0)
+                    wanted = (n, n) if n else ("n", "n")
+                elif kind == "weight_ih":
+                    m = m or (shape[1] if len(shape) == 2 else 0)
+                    wanted = (n, (n * (1 + bidirectional) if layer else m) or "m")
+                else:
+                    wanted = (n,)
+                if shape != wanted:
+                    raise ShapeError(f"{who} needs {key} of shape {str(wanted).replace(chr(39), '')}, got {shape}.")
+                if kind == "weight_hh" and not torch.isfinite(state[key]).all():
+                    raise NonFiniteError(f"{who} needs finite entries in {key}, got NaN or infinity.")
+    return {"input_size": m, "hidden_size": n}
+
+
+@torch.no_grad()
+def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> None:
+    """Copies weights into a net of the same sizes, with one bias for two, and says which are trained.
+
+    Args:
+        who: begins the sentences of the errors.
+        rnn: a net with the weights of `OrthogonalRNN`.
+        source: what was read.
+        is_projected: whether a recurrent matrix becomes the nearest frame; else it must be one.
+
+    Raises:
+        RankError, NotAFrameError, ImageError: as `OrthogonalRNN.from_torch`.
+    """
+    for key in source.weights:
+        kind, _, suffix = key.partition("_l")
+        own = {"bias_ih": "bias", "bias_hh": None}.get(kind, kind)
+        if own is None:
+            continue
+        kept = source.weights[key]
+        trained = source.trained.get(key, True)
+        if own == "bias":
+            second = f"bias_hh_l{suffix}"
+            kept = kept.double() + source.weights[second].double()
+            trained = trained or source.trained.get(second, True)
+        carrier = carrier_of(rnn, f"{own}_l{suffix}")
+        if carrier is None:
+            parameter = getattr(rnn, f"{own}_l{suffix}")
+            parameter.copy_(kept)
+            parameter.requires_grad_(trained)
+            continue
+        try:
+            carrier.right_inverse(carrier.param.project(kept) if is_projected else kept)
+        except RankError as error:
+            raise RankError(
+                f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "
+                "draws one."
+            ) from error
+        except NotAFrameError as error:
+            raise NotAFrameError(
+                f"{who} needs orthonormal columns in {key}, got ||W^H W - I||_F = "
+                f'{orthogonality_error(kept).item():.2g}; init="project" takes the nearest frame.'
+            ) from error
+        except ImageError as error:
+            raise ImageError(f"{who} cannot take {key} over: {error}") from error
+        for coordinate in carrier.coordinates.values():
+            coordinate.requires_grad_(trained)

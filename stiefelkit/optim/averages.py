@@ -1,0 +1,122 @@
+"""Averages of weights that stay frames: for `torch.optim.swa_utils.AveragedModel`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from stiefelkit import guard
+from stiefelkit.errors import OptionError
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import working_dtype
+from stiefelkit.sharding import local_part, placed_like, whole
+
+__all__ = ["average_fn", "multi_avg_fn"]
+
+
+def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any], None]:
+    """Returns the `multi_avg_fn` of an `AveragedModel` whose frames stay frames.
+
+    The mean of frames is none. Here every frame that is a coordinate (`"stiefel"`, or without a module) and every base
+    of `"rebased"` becomes the frame nearest to the mean, worked out in float64: at the rounding limit, however many
+    steps are averaged. Integers (signs, permutations, counters) are taken as they are now. All else is averaged as
+    torch does it; free coordinates give frames whatever they are.
+
+        averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=sk.optim.multi_avg_fn(0.999))
+
+    Args:
+        decay: of the exponential mean, in [0, 1]; None for the mean of all with equal weights.
+
+    Raises:
+        OptionError: the decay is out of range.
+        RankError: when it is called: a mean has dependent columns (that of W and -W), to which no frame is nearest.
+
+    >>> import torch, stiefelkit as sk
+    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
+    >>> averaged = torch.optim.swa_utils.AveragedModel(layer, multi_avg_fn=multi_avg_fn(0.9))
+    >>> averaged.update_parameters(layer)
+    """
+    mean = _mean(decay)
+
+    @torch.no_grad()
+    def update(averaged: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
+        places = _places()
+        moved: list[tuple[Tensor, Tensor]] = []
+        free: list[tuple[Tensor, Tensor]] = []
+        for a, c in zip(averaged, current, strict=True):
+            packed = places.get(_place(a), places.get(_place(c)))
+            if not (a.is_floating_point() or a.is_complex()):
+                a.copy_(c)
+            elif packed is None:
+                free.append((a, c))
+            else:
+                moved.append((a, _mean_frame(mean, a, c, count, packed)))
+        if free:
+            mean([a for a, _ in free], [c for _, c in free], count)
+        for a, w in moved:
+            a.copy_(w)
+
+    return update
+
+
+def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Tensor]:
+    """Returns the `avg_fn` of an `AveragedModel` whose frames stay frames; see `multi_avg_fn`, which is faster.
+
+    Args:
+        decay: of the exponential mean, in [0, 1]; None for the mean of all with equal weights.
+
+    Raises:
+        OptionError: the decay is out of range.
+
+    >>> average_fn(0.5)(torch.zeros(1), torch.ones(1), 1)
+    tensor([0.5000])
+    """
+    mean = _mean(decay)
+
+    @torch.no_grad()
+    def averaged_with(averaged: Tensor, current: Tensor, count: Any) -> Tensor:
+        places = _places()
+        packed = places.get(_place(averaged), places.get(_place(current)))
+        if packed is not None:
+            return _mean_frame(mean, averaged, current, count, packed)
+        if not (averaged.is_floating_point() or averaged.is_complex()):
+            return current.clone()
+        found = averaged.clone()
+        mean([found], [current], count)
+        return found
+
+    return averaged_with
+
+
+def _mean(decay: float | None) -> Callable[..., None]:
+    if decay is None:
+        return get_swa_multi_avg_fn()
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
+        raise OptionError(f"An average needs a decay in [0, 1], or None for equal weights, got {decay!r}.")
+    return get_ema_multi_avg_fn(decay)
+
+
+def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, packed: bool) -> Tensor:
+    """The frame nearest to the mean of two, in the dtype and placement of the first."""
+    total = whole(averaged).to(working_dtype(averaged.dtype), copy=True)
+    mean([total], [whole(current).to(total)], count)
+    nearest = torch.view_as_real(nearest_frame(torch.view_as_complex(total))) if packed else nearest_frame(total)
+    return placed_like(nearest.to(averaged.dtype), averaged)
+
+
+def _places() -> dict[tuple[Any, ...], bool]:
+    """Where in memory each tensor alive lies that must stay a frame, and whether it is complex and stored as real."""
+    found = {}
+    for carrier in guard.carriers():
+        for c, packed in carrier.frame_tensors():
+            found[_place(c)] = packed
+    for p in guard.frames_alone():
+        found[_place(p)] = False
+    return found
+
+
+def _place(t: Tensor) -> tuple[Any, ...]:
+    local = local_part(t)
+    return (local.device, local.data_ptr(), tuple(local.shape))

@@ -1,0 +1,203 @@
+"""Frames times a gain, fixed or learned."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.dtypes import coordinate_dtype
+from stiefelkit.errors import NotAFrameError, OptionError
+from stiefelkit.metrics import working_dtype
+from stiefelkit.param import OrthogonalParam, Traits
+
+__all__ = ["GAIN", "Scaled"]
+
+GAIN = "gain"
+"""The name of the coordinate that a learned gain is."""
+
+
+class Scaled(OrthogonalParam):
+    """A parametrization times a gain: the weight is g inner(...).
+
+    A fixed g is an option, as `torch.nn.init.calculate_gain` gives it. A learned one is a coordinate more, `gain`, one
+    number of shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may
+    take any value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner
+    map, but that a weight is no frame.
+
+    Args:
+        inner: the map.
+        gain: g > 0, or "learned".
+
+    Raises:
+        OptionError: the gain is neither, or the map has a coordinate of that name.
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("*", GAIN)
+
+    def __init__(self, inner: OrthogonalParam, gain: float | str):
+        torch.nn.Module.__init__(self)
+        number = isinstance(gain, int | float) and not isinstance(gain, bool) and 0 < gain < math.inf
+        if not number and gain != "learned":
+            raise OptionError(f'{inner.title} needs gain to be a positive number or "learned", got {gain!r:.80}.')
+        if gain == "learned" and GAIN in inner.coordinates:
+            raise OptionError(
+                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {gain!r}."
+            )
+        self.shape, self.dtype, self.precision = inner.shape, inner.dtype, inner.precision
+        self.inner = inner
+        self.gain: float | None = None if isinstance(gain, str) else float(gain)
+
+    @property
+    def title(self) -> str:
+        """That of the inner map."""
+        return self.inner.title
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """None: the laws run on the inner maps."""
+        return []
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the inner map, but never exact."""
+        return replace(self.inner.traits, exact=False)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the inner map."""
+        return self.inner.schemes
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of the inner map, and `gain` if it is learned."""
+        return self.inner.coordinates | ({GAIN: (1,)} if self.gain is None else {})
+
+    @property
+    def manifolds(self) -> dict[str, str]:
+        """Those of the inner map."""
+        return self.inner.manifolds
+
+    @property
+    def chart(self) -> dict[str, Tensor]:
+        """That of the inner map."""
+        return self.inner.chart
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Asks the inner map."""
+        return self.inner.check_chart(chart)
+
+    def options(self) -> dict[str, Any]:
+        """The inner map's and the gain."""
+        return {**self.inner.options(), GAIN: "learned" if self.gain is None else self.gain}
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to the weight."""
+        own, gain = self._split(coordinates)
+        return (self.inner(*own) * gain).to(self.dtype)
+
+    def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
+        """Applies the inner map, and scales."""
+        own, gain = self._split(coordinates)
+        y = self.inner.linear(x, *own)
+        return (y * gain).to(y.dtype)
+
+    def bare(self, *coordinates: Tensor) -> Tensor:
+        """The frames before they are scaled."""
+        return self.inner.bare(*self._split(coordinates)[0])
+
+    def frames(self, weight: Tensor) -> Tensor:
+        """The weight divided by its gain; by its own scale, if the gain is learned."""
+        gain = self._gain_of(weight)
+        if gain == 0:
+            return self.inner.frames(weight)
+        return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
+
+    def initial(
+        self, scheme: str, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Draws as the inner map does, with gain 1 if it is learned."""
+        own, chart = self.inner.initial(scheme, generator)
+        return self._joined(own, 1.0), chart
+
+    @property
+    def takes_nearest(self) -> bool:
+        """As the inner map."""
+        return self.inner.takes_nearest
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The nearest frame times the gain; a learned one is the mean of the singular values, which is nearest."""
+        q = self.inner.nearest(weight)
+        return q * self._gain_along(q, weight)
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest weight that the inner map may have, times the gain."""
+        gain = self._gain_along(self.inner.nearest(weight), weight) if self.gain is None else self.gain
+        return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
+
+    @torch.no_grad()
+    def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
+        """Finds coordinates of a weight; see `OrthogonalParam.right_inverse`.
+
+        Raises:
+            NotAFrameError: the weight divided by its gain is no frame.
+        """
+        self.check_tensor(w)
+        gain = self._gain_of(w)
+        if gain == 0:
+            raise NotAFrameError(f'{self.title} with gain="learned" needs a frame times a number, got zero.')
+        frame = w.to(working_dtype(w.dtype)) / gain
+        if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
+            frame = frame.to(w.dtype)  # in which it is a frame, or is none
+        try:
+            own = self.inner.right_inverse(frame)
+        except NotAFrameError as error:
+            raise NotAFrameError(
+                f"{self.title} with a gain needs a frame times {float(gain):.6g}; of the weight divided by it: {error}"
+            ) from error
+        return self._joined(own, gain)
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
+        own, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
+        square, root = float(torch.as_tensor(gain).detach()) ** 2, math.sqrt(self.shape[-1])
+        rounding = 1.1 * torch.finfo(self.dtype).eps * root
+        return square * (self.inner.error_bound(*own) + rounding) + abs(square - 1) * root
+
+    @property
+    def return_bound(self) -> float:
+        """That of the inner map, and what rounding the gain and the product costs, times a fixed gain."""
+        rounding = torch.finfo(self.dtype).eps * math.sqrt(self.shape[-1])
+        return (self.inner.return_bound + rounding) * (self.gain or 1.0)
+
+    def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
+        """The inner map's coordinates, and the gain."""
+        return (coordinates[:-1], coordinates[-1]) if self.gain is None else (coordinates, self.gain)
+
+    def _joined(self, own: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:
+        if self.gain is not None:
+            return tuple(own)
+        first = torch.as_tensor(gain, dtype=torch.float64, device=own[0].device).reshape(1)
+        return (*own, first.to(coordinate_dtype(self.dtype)))
+
+    def _gain_of(self, weight: Tensor) -> float | Tensor:
+        """The gain of a weight that is a frame times one: halfway between its extreme singular values."""
+        if self.gain is not None:
+            return self.gain
+        exact = weight.detach().to(working_dtype(weight.dtype))
+        if not torch.isfinite(exact).all():
+            return math.nan
+        s = torch.linalg.svdvals(exact)
+        return (s.max() + s.min()) / 2
+
+    def _gain_along(self, q: Tensor, weight: Tensor) -> float | Tensor:
+        """The gain that brings the frames Q as near as can be to a weight of which they are the polar factor."""
+        if self.gain is not None:
+            return self.gain
+        return (q.conj() * weight).real.sum() / (q.numel() / self.shape[-2])
+
+    def extra_repr(self) -> str:
+        """The gain and the weight's shape."""
+        return f"gain={self.options()[GAIN]!r}, shape={self.shape}"

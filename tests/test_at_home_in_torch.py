@@ -1,0 +1,404 @@
+"""What torch's own parametrizations can do, orthogonal weights can: docs/at-home-in-torch.md, row by row."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrizations, parametrize
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import random_coordinates
+
+DTYPES = {"real": torch.float32, "complex": torch.complex64}
+MAPS = [
+    pytest.param(name, dtype, id=f"{name}-{field}")
+    for field, dtype in DTYPES.items()
+    for name, cls in sk.available().items()
+    if cls.__module__.startswith("stiefelkit.") and cls.supports((4, 4), dtype) is None
+]
+over_all_maps = pytest.mark.parametrize(("name", "dtype"), MAPS)
+
+
+def make(name, dtype, rows=4, columns=4) -> Any:
+    return sk.orthogonal(nn.Linear(columns, rows, dtype=dtype), "weight", name)
+
+
+def frame(dtype, n=4, p=4):
+    return sk.init.haar((n, p), torch.complex128 if dtype.is_complex else torch.float64, seeds.generator(5)).to(dtype)
+
+
+def squares(y):
+    return y.abs().square().sum()
+
+
+def close(a, b, tolerance=1e-5):
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@over_all_maps
+def test_attached_the_layer_is_its_class_with_one_weight_computed(name, dtype):
+    layer, plain = make(name, dtype), nn.Linear(4, 4, dtype=dtype)
+    assert isinstance(layer, nn.Linear)
+    assert parametrize.is_parametrized(layer)
+    assert parametrize.is_parametrized(layer, "weight")
+    assert not parametrize.is_parametrized(layer, "bias")
+    assert parametrize.type_before_parametrizations(layer) is nn.Linear
+    inside = "parametrizations.weight.original"
+    assert {key.rstrip("0123456789") for key, _ in layer.named_parameters()} == {"bias", inside}
+    assert layer.weight.shape == plain.weight.shape
+    assert layer.weight.dtype == plain.weight.dtype
+    assert not layer.weight.is_leaf
+    squares(layer(torch.ones(2, 4, dtype=dtype))).backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    for mode in (False, True):
+        assert all(module.training == mode for module in layer.train(mode).modules())
+
+
+@over_all_maps
+def test_detached_by_torch_it_is_a_plain_parameter_and_the_copy_keeps_its_map(name, dtype):
+    layer = make(name, dtype)
+    twin, w = copy.deepcopy(layer), layer.weight.detach().clone()
+    with pytest.raises(ValueError, match="sequence of tensors"):
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+    assert torch.equal(layer.weight, w)
+    parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is nn.Linear
+    assert isinstance(layer.weight, nn.Parameter)
+    assert torch.equal(layer.weight, w)
+    assert parametrize.is_parametrized(twin, "weight")
+    assert torch.equal(twin.weight, w)
+    sk.orthogonal(layer, "weight")
+    assert list(sk.drift(layer)) == ["weight"]
+
+
+def test_several_weights_are_detached_one_by_one_and_the_class_comes_back_with_the_last():
+    cell = nn.LSTMCell(4, 4)
+    for key in ("weight_hh", "weight_ih"):
+        sk.orthogonal(cell, key)
+    parametrize.register_parametrization(cell, "bias_hh", nn.Tanh(), unsafe=True)
+    for key in ("weight_hh", "bias_hh", "weight_ih"):
+        assert type(cell) is not nn.LSTMCell
+        parametrize.remove_parametrizations(cell, key)
+        cell(torch.ones(1, 4))[0].sum().backward()
+    assert type(cell) is nn.LSTMCell
+
+
+def test_a_frozen_weight_is_left_a_buffer_by_torch_and_a_parameter_by_bake():
+    layers = [make("cayley", torch.float32) for _ in range(2)]
+    for layer in layers:
+        layer.requires_grad_(False)
+    parametrize.remove_parametrizations(layers[0], "weight")
+    sk.bake(layers[1], "weight")
+    assert "weight" in dict(layers[0].named_buffers())
+    assert "weight" in dict(layers[1].named_parameters())
+
+
+class Scale(nn.Module):
+    def forward(self, w):
+        return 2 * w
+
+    def right_inverse(self, w):
+        return w / 2
+
+
+@over_all_maps
+def test_parametrizations_stack_on_top(name, dtype):
+    layer = make(name, dtype)
+    w = layer.weight.detach().clone()
+    parametrize.register_parametrization(layer, "weight", Scale())
+    assert close(layer.weight, 2 * w)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other.weight, layer.weight)
+    if layer.parametrizations.weight.param.traits.invertible:
+        layer.weight = 2 * w
+        assert close(layer.weight, 2 * w)
+    parametrizations.spectral_norm(layer.eval())
+    assert close(layer.weight, w, 0.2 if name == "margin" else 1e-5)
+    squares(layer(torch.ones(2, 4, dtype=dtype))).backward()
+
+
+@over_all_maps
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_map_on_top_of_a_norm_is_refused_and_leaves_the_weight_alone(norm, name, dtype):
+    layer = norm(nn.Linear(4, 4, dtype=dtype))
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(errors.StiefelkitError):
+        sk.orthogonal(layer, "weight", name)
+    cls = sk.available()[name]
+    with pytest.raises(errors.OptionError, match="first parametrization"):
+        parametrize.register_parametrization(layer, "weight", cls((4, 4), dtype=dtype), unsafe=True)
+    assert len(layer.parametrizations.weight) == 1
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+
+
+@over_all_maps
+def test_copies_deep_and_pickled_train_alone_and_shallow_ones_together(name, dtype):
+    layer = make(name, dtype)
+    w = layer.weight.detach().clone()
+    replicas = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    for replica in (*replicas, copy.copy(layer)):
+        assert torch.equal(replica.weight, w)
+        assert type(replica) is not type(layer)
+        assert parametrize.type_before_parametrizations(replica) is nn.Linear
+    for replica in replicas:
+        with torch.no_grad():
+            for c in sk.coordinates(replica, "weight").values():
+                c.neg_()
+    assert torch.equal(layer.weight, w)
+    shallow = copy.copy(layer)
+    with torch.no_grad():
+        for c in sk.coordinates(shallow, "weight").values():
+            c.neg_()
+    assert torch.equal(shallow.weight, layer.weight)
+
+
+@over_all_maps
+def test_cached_the_weight_is_computed_once_and_its_gradient_gathered(name, dtype, monkeypatch):
+    layer = make(name, dtype)
+    map = layer.parametrizations.weight.param
+    calls = []
+    forward = map.forward
+    monkeypatch.setattr(map, "forward", lambda *coordinates: calls.append(1) or forward(*coordinates))
+    x = torch.ones(2, 4, dtype=dtype)
+    with parametrize.cached():
+        assert layer.weight is layer.weight
+        squares(layer(layer(x))).backward()
+    assert len(calls) == 1
+    assert layer.weight is not layer.weight
+    once = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    squares(layer(layer(x))).backward()
+    for p, expected in zip(layer.parameters(), once, strict=True):
+        assert close(p.grad, expected)
+
+
+@over_all_maps
+def test_functional_call_takes_coordinates_or_for_once_a_whole_weight(name, dtype):
+    layer, other = make(name, dtype), make(name, dtype)
+    x = torch.ones(2, 4, dtype=dtype)
+    w = layer.weight.detach().clone()
+    state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    assert torch.equal(torch.func.functional_call(layer, state, x), other(x))
+    assert torch.equal(layer.weight, w)
+
+
+@over_all_maps
+def test_ensembles_by_torchs_recipe(name, dtype):
+    models = [nn.Sequential(make(name, dtype), nn.Tanh(), make(name, dtype)) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    base = copy.deepcopy(models[0]).to("meta")
+    x = torch.ones(2, 4, dtype=dtype)
+
+    def run(parameters, buffers, x):
+        return torch.func.functional_call(base, (parameters, buffers), (x,))
+
+    out = torch.vmap(run, (0, 0, None))(parameters, buffers, x)
+    squares(out).backward()
+    for i, model in enumerate(models):
+        assert close(out[i], model(x))
+        squares(model(x)).backward()
+        for key, p in model.named_parameters():
+            assert close(parameters[key].grad[i], p.grad, 1e-4)
+
+
+def test_an_ensemble_of_bare_layers_is_refused_by_torch_as_for_its_own():
+    for pair in (
+        [make("cayley", torch.float32) for _ in range(2)],
+        [parametrizations.orthogonal(nn.Linear(4, 4)) for _ in range(2)],
+    ):
+        with pytest.raises(RuntimeError, match="same class"):
+            torch.func.stack_module_state(pair)
+
+
+@over_all_maps
+def test_registered_by_torchs_own_function_it_is_what_orthogonal_gives(name, dtype):
+    layer: Any = nn.Linear(4, 4, dtype=dtype)
+    map = sk.available()[name]((4, 4), dtype=dtype)
+    w = make(name, dtype).weight.detach()
+    before = layer.weight.detach().clone()
+    with pytest.raises((errors.NotAFrameError, errors.ImageError)):
+        parametrize.register_parametrization(layer, "weight", map)
+    assert torch.equal(layer.weight, before)
+    assert not parametrize.is_parametrized(layer)
+    if not map.traits.invertible:
+        return
+    with torch.no_grad():
+        layer.weight.copy_(w)
+    parametrize.register_parametrization(layer.eval(), "weight", map)
+    assert close(layer.weight, w)
+    assert isinstance(layer.parametrizations.weight, sk.CoordinateList)
+    assert not layer.parametrizations.weight.training
+    assert list(sk.coordinates(layer, "weight")) == list(map.coordinates)
+    assert list(sk.drift(layer)) == ["weight"]
+    other = make(name, dtype)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.weight, layer.weight)
+    with pytest.raises(errors.OptionError, match="new map"):
+        parametrize.register_parametrization(nn.Linear(4, 4, dtype=dtype), "weight", map)
+
+
+def test_a_frame_registered_by_torchs_own_function_is_guarded():
+    layer = nn.Linear(4, 4)
+    nn.init.orthogonal_(layer.weight)
+    parametrize.register_parametrization(layer, "weight", sk.parametrizations.StiefelPoint((4, 4)))
+    layer(torch.ones(4)).sum().backward()
+    with pytest.raises(errors.OptimizerError, match="must stay on its manifold"):
+        torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+
+@over_all_maps
+def test_transferred_a_weight_is_shared(name, dtype):
+    layer = make(name, dtype)
+    parametrize.register_parametrization(layer, "weight", Scale())
+    parametrize.register_parametrization(layer, "bias", Scale())
+    w = layer.weight.detach().clone()
+    others: list[Any] = [nn.Linear(4, 4, dtype=dtype), nn.Module()]
+    for other in others:
+        parametrize.transfer_parametrizations_and_params(layer, other)
+        assert torch.equal(layer.weight, w)
+        assert torch.equal(other.weight, w)
+        assert torch.equal(other.bias, layer.bias)
+        assert other.parametrizations.weight.original0 is layer.parametrizations.weight.original0
+    sk.reset_(layer, "weight")
+    for other in others:
+        assert torch.equal(other.weight, layer.weight)
+    sk.bake(layer, "weight")
+    assert parametrize.is_parametrized(others[0], "weight")
+
+
+def test_a_transfer_to_another_shape_or_a_parametrized_weight_is_refused():
+    layer = make("cayley", torch.float32)
+    for other, error in ((nn.Linear(3, 4), errors.ShapeError), (make("cayley", torch.float32), errors.OptionError)):
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(error, match="transfer"):
+            parametrize.transfer_parametrizations_and_params(layer, other, "weight")
+        assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+
+
+def moved(layer):
+    """Other values for a layer's parameters: large coordinates, another frame."""
+    carrier = layer.parametrizations.weight
+    drawn = random_coordinates(carrier.param, 3.0, seeds.generator(6))
+    with torch.no_grad():
+        carrier.fill_(drawn)
+    return layer
+
+
+@over_all_maps
+def test_symbolic_trace_has_the_weight_as_one_module(name, dtype):
+    layers = nn.Sequential(make(name, dtype), sk.nn.OrthogonalLinear(4, 4, parametrization=name, dtype=dtype))
+    traced = torch.fx.symbolic_trace(layers)
+    for layer in layers:
+        moved(layer)
+    x = torch.ones(2, 4, dtype=dtype)
+    assert close(traced(x), layers(x))
+    found, expected = (torch.autograd.grad(squares(f(x)), list(layers.parameters())) for f in (traced, layers))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@over_all_maps
+def test_make_fx_writes_down_the_weight_and_its_gradient_for_all_coordinates(name, dtype):
+    layer, mode = make(name, dtype), "real" if dtype.is_complex else "fake"
+
+    def gradients(parameters, buffers, x):
+        def loss(parameters):
+            return squares(torch.func.functional_call(layer, (parameters, buffers), (x,)))
+
+        return torch.func.grad_and_value(loss)(parameters)
+
+    def state():
+        return {key: p.detach() for key, p in layer.named_parameters()}, dict(layer.named_buffers())
+
+    x = torch.ones(2, 4, dtype=dtype)
+    traced = make_fx(gradients, tracing_mode=mode)(*state(), x)
+    moved(layer)
+    (found, value), (expected, other) = traced(*state(), x), gradients(*state(), x)
+    assert close(value, other)
+    assert all(close(found[key], expected[key], 1e-4) for key in expected)
+
+
+@over_all_maps
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_follows_the_coordinates_and_gives_their_gradients(name, dtype):
+    layer = make(name, dtype)
+    traced: Any = torch.jit.trace(layer, (torch.ones(2, 4, dtype=dtype),))
+    moved(layer)
+    x = torch.randn(3, 4, dtype=dtype)
+    assert close(traced(x), layer(x))
+    found, expected = (torch.autograd.grad(squares(f(x)), list(layer.parameters())) for f in (traced, layer))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("field", ["real", "complex"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_a_recurrent_layer_takes_any_length(field):
+    rnn = sk.nn.OrthogonalRNN(3, 4, field=field)
+    traced: Any = torch.jit.trace(rnn, (torch.ones(12, 2, 3),))
+    x = torch.randn(17, 5, 3)
+    assert close(traced(x)[0], rnn(x)[0])
+    found, expected = (torch.autograd.grad(squares(f(x)[0]), list(rnn.parameters())) for f in (traced, rnn))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in sk.available() if name != "fourier"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_embeddings_give_dense_gradients_of_coordinates(kind, name):
+    dense, sparse = kind(7, 3), kind(7, 3, sparse=True)
+    sk.orthogonal(dense, "weight", name)
+    sk.orthogonal(sparse, "weight", name).load_state_dict(dense.state_dict())
+    index = torch.tensor([[1, 4, 4]])
+    for layer in (dense, sparse):
+        squares(layer(index)).backward()
+    for p, q in zip(dense.parameters(), sparse.parameters(), strict=True):
+        assert not q.grad.is_sparse
+        assert close(q.grad, p.grad)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_casts_and_loading_work_with_torchs_swapping_of_tensors(swaps):
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(swaps)
+    try:
+        for name in ("cayley", "stiefel"):
+            layer, other = make(name, torch.float32), make(name, torch.float32)
+            w = layer.weight.detach().clone()
+            assert close(layer.double().float().weight, w)
+            assert layer.bfloat16().weight.dtype == torch.bfloat16
+            layer.float()
+            other.load_state_dict(layer.state_dict())
+            assert torch.equal(other.weight, layer.weight)
+            other.to_empty(device="cpu")
+            with pytest.raises(errors.UnfilledError):
+                other.weight  # noqa: B018
+            other.load_state_dict(layer.state_dict())
+            assert torch.equal(other.weight, layer.weight)
+            parametrize.remove_parametrizations(layer, "weight")
+            assert close(layer.weight, other.weight)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@over_all_maps
+def test_a_whole_weight_in_functional_call_is_assigned_for_the_call(name, dtype):
+    layer, other = make(name, dtype), make(name, dtype)
+    w, x = layer.weight.detach().clone(), torch.ones(2, 4, dtype=dtype)
+    call = {"weight": other.weight.detach()}
+    if not layer.parametrizations.weight.param.traits.invertible:
+        with pytest.raises(errors.ImageError):
+            torch.func.functional_call(layer, call, x)
+        return
+    assert close(torch.func.functional_call(layer, call, x), x @ other.weight.mT + layer.bias)
+    assert close(layer.weight, w)
+
+
+def test_torchs_orthogonal_on_top_fails_as_over_its_own():
+    for first in (sk.orthogonal(nn.Linear(4, 4), "weight"), nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))):
+        layer = nn.utils.parametrizations.orthogonal(first)
+        with pytest.raises(TypeError, match="NoneType"):
+            layer(torch.ones(4))

@@ -1,0 +1,213 @@
+"""Averages of weights stay frames, or become frames again before anybody reads or saves them."""
+
+import copy
+import io
+import math
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.testing import seeds
+
+MAPS = sorted(sk.available())
+STEPS = int(os.environ.get("STIEFELKIT_AVERAGES", "50"))
+DTYPES = [torch.float32, torch.float64, torch.complex64]
+
+
+def made(name, dtype=torch.float32, shape=(6, 4)) -> Any:
+    """A module whose only weight is orthogonal by some map."""
+    module = nn.Module()
+    shape = (shape[0], shape[0]) if name == "fourier" else shape
+    module.register_parameter("weight", nn.Parameter(torch.randn(shape, dtype=dtype)))
+    return sk.orthogonal(module, "weight", name)
+
+
+def averaging(module, **options) -> Any:
+    return AveragedModel(module, **options)
+
+
+def supported(name, dtype):
+    return sk.available()[name].supports((6, 6) if name == "fourier" else (6, 4), dtype) is None
+
+
+CASES = [(name, dtype) for name in MAPS for dtype in DTYPES if supported(name, dtype)]
+
+
+def turned_(module, k):
+    """Somewhere else: another frame, as training might have reached."""
+    sk.reset_(module, "weight", generator=seeds.generator(k))
+
+
+def written(module):
+    """State dict through a file, as a checkpoint is."""
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def at_the_limit(module):
+    if not all(carrier.param.traits.exact for _, _, _, carrier in sk.host.carriers(module)):
+        return True  # near-orthogonal by construction
+    w = next(host for host in module.modules() if hasattr(host, "parametrizations")).weight
+    return orthogonality_error(w).item() <= permitted_error(w.shape[-1], w.dtype)
+
+
+@pytest.mark.parametrize("decay", [0.9, None])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_averages_of_every_map_are_frames_and_load(name, dtype, decay):
+    module = made(name, dtype)
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(decay), use_buffers=True)
+    for k in range(6):
+        averaged.update_parameters(module)
+        if name == "stiefel" or k % 2:
+            turned_(module, k)
+        else:
+            with torch.no_grad():
+                for p in module.parameters():
+                    p.mul_(1.01)
+    assert at_the_limit(averaged)
+    fresh = averaging(made(name, dtype))
+    fresh.load_state_dict(written(averaged))
+    assert torch.equal(fresh.module.weight, averaged.module.weight)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[1] != torch.float64])
+def test_training_is_averaged_at_the_limit(name, dtype):
+    module = made(name, dtype)
+    groups = sk.optim.parameter_groups(module, lr=0.03)
+    optimizer = (sk.optim.CayleySGD if name == "stiefel" else torch.optim.SGD)(groups)
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.99))
+    generator = seeds.generator(7)
+    for _ in range(STEPS):
+        target = torch.randn(module.weight.shape, dtype=dtype, generator=generator)
+        optimizer.zero_grad()
+        (module.weight - target).abs().square().sum().backward()
+        optimizer.step()
+        averaged.update_parameters(module)
+    assert at_the_limit(averaged)
+    fresh = averaging(made(name, dtype))
+    fresh.load_state_dict(written(averaged))
+    assert torch.equal(fresh.module.weight, averaged.module.weight)
+
+
+def test_the_average_is_the_frame_nearest_to_the_mean():
+    module = made("stiefel", torch.float64)
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.75))
+    averaged.update_parameters(module)
+    first = module.weight.detach().clone()
+    turned_(module, 1)
+    averaged.update_parameters(module)
+    u, _, vh = torch.linalg.svd(0.75 * first + 0.25 * module.weight.detach(), full_matrices=False)
+    assert torch.dist(averaged.module.weight, u @ vh) < 1e-13
+
+
+def test_one_by_one_and_all_at_once_agree():
+    module: Any = nn.Sequential(made("stiefel"), made("rebased"), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    one = averaging(module, avg_fn=sk.optim.average_fn(0.9), use_buffers=True)
+    all_ = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9), use_buffers=True)
+    for k in range(3):
+        one.update_parameters(module)
+        all_.update_parameters(module)
+        turned_(module[0], k)
+        turned_(module[1], k)
+        with torch.no_grad():
+            module[2].weight.add_(1)
+    for a, b in zip(one.module.state_dict().values(), all_.module.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_free_is_averaged_as_torch_does():
+    module = nn.Sequential(nn.Linear(3, 2), made("cayley"))
+    ours = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.9))
+    theirs = averaging(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        for averaged in (ours, theirs):
+            averaged.update_parameters(module)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(0.1)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_frame_without_a_module_is_averaged_as_one():
+    module = nn.Module()
+    module.w = nn.Parameter(sk.init.haar((5, 3)))
+    sk.optim.frames(module.w)
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
+    averaged.update_parameters(module)
+    with torch.no_grad():
+        module.w.copy_(sk.init.haar((5, 3)))
+    averaged.update_parameters(module)
+    assert orthogonality_error(averaged.module.w).item() < 1e-14
+
+
+@pytest.mark.parametrize("name", ["stiefel", "rebased"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("look", ["read", "save", "copy"])
+def test_a_plain_average_is_mended_before_it_is_read_saved_or_copied(name, dtype, look):
+    module = made(name, dtype)
+    averaged = averaging(module, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+    for k in range(3):
+        averaged.update_parameters(module)
+        turned_(module, k)
+    fresh: Any
+    if look == "read":
+        fresh = averaged.module
+    elif look == "save":
+        fresh = made(name, dtype)
+        fresh.load_state_dict(averaged.module.state_dict())
+    else:
+        fresh = copy.deepcopy(averaged.module)
+    assert at_the_limit(fresh)
+
+
+def test_what_optimizers_assignments_and_checkpoints_write_is_not_touched():
+    module = made("stiefel")
+    carrier = module.parametrizations.weight
+    nearly = carrier.original0.detach() * (1 + 60 * sk.metrics.rounding_limit(4, torch.float32) / 4)
+    state = module.state_dict()
+    state["parametrizations.weight.original0"] = nearly
+    module.load_state_dict(state)
+    assert torch.equal(module.weight, nearly)
+    optimizer = sk.optim.POGO(sk.optim.parameter_groups(module, lr=0.1), precision="fast")
+    module.weight.sum().backward()
+    optimizer.step()
+    before = carrier.original0.detach().clone()
+    assert torch.equal(module.weight, before)
+
+
+def test_tensors_of_functional_call_are_nobodys_to_mend():
+    layer = sk.orthogonal(nn.Linear(4, 4, bias=False), "weight", "stiefel")
+    foreign = torch.randn(4, 4)
+    kept = foreign.clone()
+    foreign.mul_(1)
+    out = torch.func.functional_call(layer, {"parametrizations.weight.original0": foreign}, torch.eye(4))
+    assert torch.equal(foreign, kept)
+    assert torch.equal(out, kept.mT)
+
+
+def test_weights_that_cannot_be_averaged_say_so():
+    module = made("stiefel")
+    averaged = averaging(module, multi_avg_fn=sk.optim.multi_avg_fn(0.5))
+    averaged.update_parameters(module)
+    sk.assign_(module, "weight", -module.weight.detach())
+    before = averaged.module.weight.detach().clone()
+    with pytest.raises(errors.RankError):
+        averaged.update_parameters(module)
+    assert torch.equal(averaged.module.weight, before)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan, "0.9", True])
+def test_a_decay_out_of_range_is_refused(decay):
+    for make in (sk.optim.average_fn, sk.optim.multi_avg_fn):
+        with pytest.raises(errors.OptionError, match="decay"):
+            make(decay)

@@ -1,0 +1,109 @@
+"""Models of several layers and of both directions: beyond the papers, whose nets have one layer."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.models import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+each_model = pytest.mark.parametrize("name", sk.models.names())
+
+
+@each_model
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_every_model_stacks_and_trains_every_parameter(name, bidirectional):
+    net: Any = sk.models.create(name, 3, 8, 5, num_layers=2, bidirectional=bidirectional, dropout=0.1)
+    assert (net.rnn.num_layers, net.rnn.bidirectional, net.rnn.dropout) == (2, bidirectional, 0.1)
+    net.rnn.dropout = 0.0
+    x = torch.randn(2, 6, 3)
+    every = net(x)
+    assert every.shape == (2, 6, 5)
+    assert net(x, last_only=True).shape == (2, 5)
+    every.square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters() if p.requires_grad)
+
+
+@each_model
+def test_the_last_output_is_that_of_both_ends(name):
+    net: Any = sk.models.create(name, 3, 8, 5, num_layers=2, bidirectional=True)
+    x = torch.randn(2, 6, 3)
+    assert torch.allclose(net(x, last_only=True), _output(net, x), atol=1e-6)
+    one: Any = sk.models.create(name, 3, 8, 5, num_layers=2)
+    assert torch.allclose(one(x, last_only=True), one(x)[:, -1], atol=1e-6)
+
+
+def _output(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """Reads the states that one direction has after the last step, and the other after the first."""
+    states, _ = net.rnn(x)
+    forth, back = states.chunk(2, dim=-1)
+    ends = torch.cat([forth[:, -1], back[:, 0]], dim=-1)
+    if ends.is_complex():
+        ends = ends.real if net.real_part else torch.cat([ends.real, ends.imag], dim=-1)
+    return net.output(ends)
+
+
+@each_model
+def test_further_layers_start_as_the_first_does(name):
+    net: Any = sk.models.create(name, 200, 128, 2, num_layers=2, bidirectional=True)
+    pairs = 0
+    for key, first in net.rnn.named_parameters(recurse=False):
+        if not key.endswith("_l0"):
+            continue
+        for suffix in ("_l0_reverse", "_l1", "_l1_reverse"):
+            other = net.rnn.get_parameter(key.removesuffix("_l0") + suffix)
+            # Fan-in and fan-out are of another size in the second layer.
+            assert other.abs().mean().item() == pytest.approx(first.abs().mean().item(), rel=0.35)
+            pairs += 1
+    assert pairs >= 3
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_stacked_frame_gates_are_torchs_kernel(name):
+    net: Any = sk.models.create(name, 3, 4, 2, parametrization="cayley", num_layers=2, bidirectional=True)
+    kind = nn.LSTM if name == "lstm" else nn.GRU
+    twin = kind(3, 4, 2, batch_first=True, bidirectional=True)
+    with torch.no_grad():
+        for key, p in twin.named_parameters():
+            p.zero_() if key.startswith("bias_hh") else p.copy_(getattr(net.rnn, key).reshape(p.shape))
+    x = torch.randn(2, 6, 3)
+    ours, torchs = net.rnn(x), twin(x)
+    assert torch.allclose(ours[0], torchs[0], atol=1e-6)
+    assert "batch_first=True, num_layers=2, bidirectional=True" in repr(net.rnn)
+    assert len(sk.drift(net)) == 4
+
+
+@each_model
+def test_the_repr_of_a_model_says_that_the_batch_comes_first(name):
+    said = repr(sk.models.create(name, 3, 8, 5))
+    assert "(batch, time, features)" in said
+    assert "batch_first=True" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("scornn", {"num_layers": 0}, "needs num_layers >= 1, got 0"),
+        ("lstm", {"num_layers": 0}, "LSTM needs num_layers >= 1, got 0"),
+        ("gru", {"bidirectional": 1, "parametrization": "cayley"}, "GRU needs bidirectional to be True or False"),
+        ("gru", {"dropout": 2.0}, "GRU needs dropout between 0 and 1"),
+        ("scornn", {"num_layer": 2}, 'did you mean "num_layers"'),
+        ("scornn", {"bidirectionl": True}, 'did you mean "bidirectional"'),
+        ("scornn", {"batch_first": False}, "scornn reads (batch, time, features) always, got batch_first=False"),
+    ],
+)
+def test_what_does_not_stack_is_refused_in_one_sentence(name, options, text):
+    with pytest.raises(errors.OptionError) as caught:
+        sk.models.create(name, 3, 4, 2, **options)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OrthogonalRNN, nn.RNN, nn.LSTM])
+def test_a_layer_that_reads_time_first_is_no_part_of_a_model(kind):
+    with pytest.raises(errors.OptionError, match=r"batch_first=True, got one that reads \(T, B, m\)"):
+        SequenceModel(kind(3, 4), nn.Linear(4, 2))
+    assert SequenceModel(kind(3, 4, batch_first=True), nn.Linear(4, 2))(torch.zeros(2, 5, 3)).shape == (2, 5, 2)

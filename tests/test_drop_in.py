@@ -1,0 +1,143 @@
+"""Recurrent layers in the place of torch's: positions, names and words are those that users of torch.nn know."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stiefelkit import errors
+from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
+
+KINDS = [OrthogonalRNN, LinearTransitionRNN, GORU]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+DOUBLE = torch.float64
+
+
+def positional(kind: type) -> list[str]:
+    parameters = inspect.signature(kind).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+RNN = "input_size hidden_size num_layers nonlinearity bias batch_first dropout bidirectional device dtype"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (OrthogonalRNN, RNN),
+        (LinearTransitionRNN, RNN),
+        (GORU, RNN.replace("nonlinearity ", "")),
+        (OrthogonalRNNCell, "input_size hidden_size bias nonlinearity device dtype"),
+    ],
+)
+def test_positional_arguments_are_torchs(kind, names):
+    assert positional(kind) == names.split()
+
+
+def test_positional_arguments_reach_what_they_name():
+    arguments = (3, 4, 2, "tanh", False, True, 0.25, True)
+    ours: Any = OrthogonalRNN(*arguments, "cpu", DOUBLE)
+    torchs = nn.RNN(*arguments, dtype=DOUBLE)  # type: ignore[call-overload]
+    for name in ("input_size", "hidden_size", "num_layers", "nonlinearity", "batch_first", "dropout", "bidirectional"):
+        assert getattr(ours, name) == getattr(torchs, name)
+    assert ours.has_bias is torchs.bias is False
+    assert ours.weight_ih_l1_reverse.dtype is DOUBLE
+
+
+@pytest.mark.parametrize("kind", [OrthogonalRNN, LinearTransitionRNN, OrthogonalRNNCell])
+def test_nonlinearity_is_another_name_of_activation(kind):
+    assert kind(3, 4, nonlinearity="relu").activation == "relu"
+    assert kind(3, 4, nonlinearity="leaky_relu(0.2)").nonlinearity == "leaky_relu(0.2)"
+    assert kind(3, 4, activation="tanh").nonlinearity == "tanh"
+    assert kind(3, 4).activation == kind(3, 4, activation=None).activation == "modrelu"
+    for given in ("modrelu", "tanh"):
+        with pytest.raises(errors.OptionError, match=rf"{kind.__name__} needs one of activation= and nonlinearity="):
+            kind(3, 4, activation=given, nonlinearity="tanh")
+    with pytest.raises(errors.UnknownNameError, match='did you mean "tanh"'):
+        kind(3, 4, nonlinearity="tahn")
+
+
+@each_kind
+def test_first_states_are_given_as_hx(kind):
+    rnn: Any = kind(3, 4)
+    x, h = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
+    assert torch.equal(rnn(x, hx=h)[0], rnn(x, h)[0])
+    assert torch.equal(rnn(input=x, hx=h)[0], rnn(x, h)[0])
+    with pytest.raises(errors.ShapeError, match=rf"{kind.__name__} needs hx of shape \(1, 2, 4\)"):
+        rnn(x, hx=torch.randn(1, 3, 4))
+
+
+@each_kind
+@pytest.mark.parametrize("bias", [True, False])
+def test_all_weights_are_listed_by_layer_and_direction(kind, bias):
+    rnn: Any = kind(3, 4, 2, bias=bias, bidirectional=True)
+    listed = rnn.all_weights
+    suffixes = ["_l0", "_l0_reverse", "_l1", "_l1_reverse"]
+    gates = kind is GORU
+    names = ["weight_ih", *["weight_gates"] * gates, "weight_hh", *["bias_gates"] * (gates and bias), *["bias"] * bias]
+    assert len(listed) == len(suffixes)
+    for weights, suffix in zip(listed, suffixes, strict=True):
+        assert len(weights) == len(names)
+        for weight, name in zip(weights, names, strict=True):
+            assert torch.equal(weight, getattr(rnn, f"{name}{suffix}"))
+    assert listed[0][0] is rnn.weight_ih_l0
+
+
+@each_kind
+def test_flatten_parameters_changes_nothing(kind):
+    rnn: Any = kind(3, 4)
+    before = {name: value.clone() for name, value in rnn.state_dict().items()}
+    assert rnn.flatten_parameters() is None
+    assert all(torch.equal(value, before[name]) for name, value in rnn.state_dict().items())
+
+
+@each_kind
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_repr_says_which_dimension_is_the_batch(kind, batch_first):
+    assert f"batch_first={batch_first}" in repr(kind(3, 4, batch_first=batch_first))
+
+
+@each_kind
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_first_state_of_the_other_batch_is_told_how_the_input_is_read(kind, batch_first):
+    rnn: Any = kind(3, 4, batch_first=batch_first)
+    batch = 5 if batch_first else 2
+    with pytest.raises(errors.ShapeError, match=rf"shape \(1, {batch}, 4\) \(batch_first={batch_first}\)"):
+        rnn(torch.zeros(5, 2, 3), torch.zeros(1, 7 - batch, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [(OrthogonalRNN, "cayley"), (LinearTransitionRNN, "cayley"), (GORU, "givens"), (OrthogonalRNNCell, "cayley")],
+)
+@pytest.mark.parametrize(
+    ("options", "whose", "meant"),
+    [
+        (dict(bach_first=True), " with {}", "batch_first"),
+        (dict(trainable_h_0=True), " with {}", "trainable_h0"),
+        (dict(parametrization="householder", reflection=2), " with householder", "reflections"),
+        (dict(parametrization=None, activaton="tanh"), " without a parametrization", "activation"),
+        (dict(parametrization=None, precison="fast"), " without a parametrization", None),
+        (dict(parametrization="margin", margn=0.1), " with margin", "margin"),
+    ],
+)
+def test_a_mistyped_option_is_the_layers(kind, default, options, whose, meant):
+    if "bach_first" in options and kind is OrthogonalRNNCell:
+        meant = None
+    mistyped = list(options)[-1]
+    with pytest.raises(errors.OptionError) as caught:
+        kind(3, 4, **options)
+    said = str(caught.value)
+    assert said.startswith(f"{kind.__name__}{whose.format(default)} has no option {mistyped!r}; ")
+    if meant is not None:
+        assert said.endswith(f'did you mean "{meant}"?')
+
+
+def test_options_of_every_map_pass_the_check_of_the_layer():
+    assert OrthogonalRNN(3, 4, parametrization="householder", reflections=2, precision="exact", view="matrix")
+    assert OrthogonalRNN(3, 4, parametrization="rebased", inner="matrix_exp", init="identity")
+    with pytest.raises(errors.OptionError, match="GORU with givens has no option 'nonlinearity'"):
+        GORU(3, 4, nonlinearity="tanh")

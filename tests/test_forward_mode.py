@@ -1,0 +1,82 @@
+"""Forward mode, alone and over reverse mode, and batched gradients: of every map and public function."""
+
+import pytest
+import torch
+from test_every_public_function import CASES, row
+
+import stiefelkit as sk
+from stiefelkit.errors import OptionError
+from stiefelkit.functional import cayley, scan, skew_size
+from stiefelkit.testing import cases, seeds
+from stiefelkit.testing.derivatives import of_free
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_functions_have_right_tangents_and_batched_gradients_or_refuse(name, dtype):
+    function, inputs = row(name, dtype)
+    options = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_forward_grad": False}
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True, **options)
+
+
+SMALL = [
+    pytest.param(case, id=str(case))
+    for cls in sk.available().values()
+    for case in cases(cls)
+    if case.dtype in (torch.float64, torch.complex128) and torch.Size(case.shape).numel() <= 16
+]
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_hessians_by_forward_over_reverse_mode_are_those_of_reverse_mode_twice(case):
+    param, coordinates = case.random(1.0)
+    fn, leaves = of_free(param, coordinates)
+    free = [i for i, c in enumerate(leaves) if c.numel()]
+    if not param.traits.twice_differentiable or not free or any(c.is_complex() for c in leaves):
+        return
+    leaves = tuple(c.detach() for c in leaves)
+    g = torch.randn(case.shape, generator=seeds.generator(1), dtype=case.dtype)
+
+    def loss(*leaves):
+        w = (fn(*leaves) * g.conj()).sum()
+        return w.real.sin() + w.real.square()
+
+    places = tuple(free)
+    expected = torch.func.jacrev(torch.func.jacrev(loss, places), places)(*leaves)
+    size = max(block.abs().max().item() for line in expected for block in line)
+    for hessian in (
+        torch.func.hessian(loss, places)(*leaves),
+        torch.func.jacrev(torch.func.jacfwd(loss, places), places)(*leaves),
+    ):
+        for line, blocks in zip(hessian, expected, strict=True):
+            for ours, theirs in zip(line, blocks, strict=True):
+                assert (ours - theirs).abs().max() <= 1e-10 * (1 + size)
+
+
+def test_dual_numbers_have_the_tangents_of_torch_func():
+    v, t = (torch.randn(skew_size(5, 3, False), dtype=torch.float64, generator=seeds.generator(k)) for k in (1, 2))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v, t)
+        found = torch.autograd.forward_ad.unpack_dual(cayley(dual, 5, 3)).tangent
+    assert torch.equal(found, torch.func.jvp(lambda v: cayley(v, 5, 3), (v,), (t,))[1])  # type: ignore[arg-type]
+
+
+def test_what_has_no_tangents_says_so():
+    x, w = torch.randn(9, 2, 4, generator=seeds.generator(1)), torch.eye(4)
+    for options, needs in (
+        ({"backend": "inplace", "activation": "tanh"}, 'backend="reference"'),
+        ({"backend": "reference", "activation": "identity", "gradient": "reference"}, 'gradient="exact"'),
+    ):
+        dtype = torch.float32 if "gradient" not in options else torch.complex64
+        h0 = torch.zeros(2, 4, dtype=dtype)
+
+        def last(w, h0=h0, dtype=dtype, options=options):
+            return scan(x.to(dtype), w.to(dtype), h0, **options)[0]
+
+        with pytest.raises(OptionError, match=f"{needs} for forward mode"):
+            torch.func.jvp(last, (w,), (w,))
+
+
+def test_forward_mode_over_forward_mode_is_refused():
+    v = torch.randn(skew_size(4, 4, False), dtype=torch.float64, generator=seeds.generator(1))
+    with pytest.raises(NotImplementedError, match=r"jacrev\(jacfwd"):
+        torch.func.jacfwd(torch.func.jacfwd(lambda v: cayley(v, 4, 4)))(v)

@@ -1,0 +1,137 @@
+"""Frames that need no module: a parameter, a group and an optimizer."""
+
+import copy
+import gc
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors, guard
+from stiefelkit.metrics import orthogonality_error
+from stiefelkit.testing import seeds
+
+
+def test_an_optimizer_without_frames_says_so():
+    w = nn.Parameter(sk.init.haar((5, 3)))
+    for name in ("MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"):
+        with pytest.warns(UserWarning, match=rf"{name} holds no frame.*sk\.optim\.frames"):
+            getattr(sk.optim, name)([w], lr=0.1)
+
+
+def test_other_optimizers_are_refused_from_then_on():
+    w = nn.Parameter(sk.init.haar((5, 3)))
+    free = torch.optim.SGD([w], lr=0.1)
+    w.sum().backward()
+    free.step()
+    w.data = sk.init.haar((5, 3))
+    sk.optim.frames(w)
+    before = w.detach().clone()
+    with pytest.raises(errors.OptimizerError, match=r"SGD needs.*sk\.optim\.frames"):
+        free.step()
+    with pytest.raises(errors.OptimizerError, match=r"RiemannianSGD needs.*ManifoldParameter"):
+        geoopt.optim.RiemannianSGD([w], lr=0.1).step()
+    with pytest.raises(errors.OptimizerError, match=r"sk\.optim\.frames"):
+        sk.optim.CayleySGD([w], lr=0.1)
+    assert torch.equal(w, before)
+
+
+def test_a_group_that_names_its_manifold_is_watched_as_well():
+    w = nn.Parameter(sk.init.haar((5, 3)))
+    sk.optim.CayleySGD([{"params": [w], "manifold": "stiefel:euclidean"}], lr=0.1)
+    assert guard.frames()[id(w)].manifold == "stiefel:euclidean"
+
+
+def test_frames_that_die_are_forgotten():
+    w = nn.Parameter(sk.init.haar((5, 3)))
+    sk.optim.frames(w)
+    key = id(w)
+    del w
+    gc.collect()
+    assert key not in guard.frames()
+
+
+def test_frames_and_others_train_together_and_resume_to_the_same_bits():
+    def start():
+        w = nn.Parameter(sk.init.haar((5, 3), generator=seeds.generator(1)).float())
+        b = nn.Parameter(torch.zeros(3))
+        groups = [*sk.optim.frames([w], lr=0.03), {"params": [b]}]
+        return w, b, sk.optim.CayleyAdam(groups, lr=0.1)
+
+    def step(w, b, optimizer):
+        optimizer.zero_grad()
+        (w.sum(0) + b - 1).square().sum().backward()
+        optimizer.step()
+
+    w, b, optimizer = start()
+    for _ in range(3):
+        step(w, b, optimizer)
+    w2, b2, resumed = start()
+    w2.data, b2.data = w.detach().clone(), b.detach().clone()
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(3):
+        step(w, b, optimizer)
+        step(w2, b2, resumed)
+    assert torch.equal(w, w2)
+    assert torch.equal(b, b2)
+    assert not torch.equal(b, torch.zeros(3))
+
+
+def test_a_models_groups_know_a_frame_that_is_its_parameter():
+    net = nn.Module()
+    net.w, net.b = nn.Parameter(sk.init.haar((5, 3))), nn.Parameter(torch.zeros(3))
+    sk.optim.frames(net.w)
+    plain, bound = sk.optim.parameter_groups(net, lr=0.1, stiefel=0.01)
+    assert plain["params"] == [net.b]
+    assert bound["params"][0] is net.w
+    assert (bound["manifold"], bound["lr"]) == ("stiefel:canonical", 0.01)
+
+
+def test_a_point_registered_by_torch_itself_is_guarded():
+    layer = nn.Linear(4, 4)
+    nn.init.orthogonal_(layer.weight)
+    point = sk.parametrizations.StiefelPoint((4, 4), dtype=torch.float32)
+    nn.utils.parametrize.register_parametrization(layer, "weight", point)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(torch.ones(4)).sum().backward()
+    with pytest.raises(errors.OptimizerError, match="SGD needs parameters that may move freely"):
+        optimizer.step()
+    moving = sk.optim.CayleySGD(sk.optim.parameter_groups(layer, lr=0.1))
+    moving.step()
+    assert orthogonality_error(layer.weight).item() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (lambda: torch.randn(5, 3), errors.NotAFrameError, "nearest_frame"),
+        (lambda: sk.init.haar((5, 3)).mT.contiguous(), errors.ShapeError, r"n >= p.*w.detach\(\).mH"),
+        (lambda: torch.ones(3), errors.ShapeError, r"n >= p"),
+        (lambda: torch.nn.Linear(2, 2), errors.DtypeError, "needs tensors, got Linear; a model's come from"),
+        (lambda: "w", errors.DtypeError, "needs tensors, got str"),
+        (lambda: [sk.init.haar((2, 2))] * 1 + [3], errors.DtypeError, "needs tensors, got int"),
+    ],
+)
+def test_what_is_no_frame_is_refused_in_a_sentence(given, error, text):
+    with pytest.raises(error, match=text):
+        sk.optim.frames(given())
+
+
+@pytest.mark.parametrize(
+    ("w", "text"),
+    [
+        (sk.init.haar((5, 3)), "does not require grad"),
+        (sk.init.haar((5, 3)).requires_grad_() * 1, "was computed"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_remedy_that_works(w, text):
+    with pytest.raises(errors.OptionError, match=text):
+        sk.optim.frames(w)
+    sk.optim.frames(torch.nn.Parameter(w.detach()))
+
+
+def test_a_manifold_that_is_unknown_is_refused():
+    with pytest.raises(errors.OptionError, match='did you mean "stiefel:canonical"'):
+        sk.optim.frames(sk.init.haar((3, 2)), manifold="stiefel:canonicle")

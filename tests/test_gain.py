@@ -1,0 +1,226 @@
+"""Weights that are a frame times a gain: fixed, or learned as a coordinate of its own."""
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.parametrizations import Cayley, Householder, Margin, Scaled
+from stiefelkit.testing import check_parametrization, seeds
+
+LEARNED: dict[str, Any] = {"gain": "learned"}
+
+
+class LearnedCayley(Scaled):
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        super().__init__(Cayley(shape, dtype=dtype, device=device, precision=precision), "learned")
+
+    @classmethod
+    def examples(cls):
+        return [((4, 3), {})]
+
+
+class DoubleHouseholder(LearnedCayley):
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        Scaled.__init__(self, Householder(shape, dtype=dtype, device=device, precision=precision), 2)
+
+    @classmethod
+    def examples(cls):
+        return [((2, 3, 2), {})]
+
+
+# Those that do not ask for a frame, nor name the chart, which is the inner map's.
+LAWS = ["frames", "gradients", "pure", "threads", "finite_gradients", "precision", "schemes", "linear", "checkpoint"]
+LAWS += ["functional_call", "forward_mode", "batched_gradients"]
+
+
+@pytest.mark.parametrize("cls", [LearnedCayley, DoubleHouseholder])
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_that_do_not_ask_for_a_frame_hold(cls, law):
+    check_parametrization(cls, [law])
+
+
+@pytest.mark.parametrize(("law", "dtype"), [("second_derivatives", "float64"), ("compile", "complex64")])
+def test_a_scaled_map_has_second_derivatives_and_compiles(law, dtype):
+    check_parametrization(LearnedCayley, [law], only=f"LearnedCayley-4x3-{dtype}")
+
+
+def test_a_frame_comes_back_from_a_learned_gain():
+    map = LearnedCayley((6, 4), dtype=torch.float32)
+    for g in (1e-3, 1.0, 300.0):
+        w = (g * sk.init.haar((6, 4))).float()
+        assert torch.linalg.matrix_norm(map(*map.right_inverse(w)) - w) <= g * map.return_bound
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "stiefel", "rebased"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize(("rows", "columns"), [(6, 6), (7, 3), (3, 7)])
+@pytest.mark.parametrize("gain", [math.sqrt(2), "learned"])
+def test_the_weight_is_the_gain_times_a_frame_and_drift_measures_the_frame(name, dtype, rows, columns, gain):
+    layer: Any = nn.Linear(columns, rows, dtype=dtype)
+    old = layer.weight.detach().clone()
+    sk.orthogonal(layer, "weight", name, gain=gain)
+    nearest = sk.functional.nearest_frame(old)
+    g = math.sqrt(2) if gain != "learned" else torch.linalg.svdvals(old).mean().item()
+    assert torch.allclose(layer.weight, g * nearest, atol=2e-6)
+    measured = sk.drift(layer)["weight"]
+    assert measured.error <= sk.metrics.permitted_error(min(rows, columns), dtype)
+    layer(torch.randn(2, columns, dtype=dtype)).abs().sum().backward()
+    grads: list[Any] = [c.grad for c in sk.coordinates(layer, "weight").values()]
+    assert all(torch.isfinite(g).all() for g in grads)
+
+
+def test_a_learned_gain_is_one_coordinate_trained_in_a_group_of_its_own():
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", init="haar", **LEARNED)
+    assert {key: tuple(c.shape) for key, c in sk.coordinates(layer, "weight").items()} == {"skew": (6,), "gain": (1,)}
+    assert layer.parametrizations.weight.gain.item() == 1.0
+    groups = sk.optim.parameter_groups(layer, lr=0.1, gain=0.5)
+    assert [(group.get("name"), group["lr"]) for group in groups] == [(None, 0.1), ("skew", 0.1), ("gain", 0.5)]
+    optimizer = torch.optim.SGD(groups)
+    w = layer.weight
+    (3 * w.norm()).backward()
+    optimizer.step()
+    assert layer.parametrizations.weight.gain.item() == pytest.approx(1 - 0.5 * 3 * 2, rel=1e-5)
+    assert torch.allclose(layer.weight, -2 * w, atol=1e-4)
+    sk.optim.parameter_groups(nn.Linear(2, 2), lr=0.1, gain=0.5)
+
+
+def test_an_optimizer_of_frames_trains_the_gain_as_any_other_parameter():
+    layer: Any = sk.orthogonal(nn.Linear(5, 5, bias=False), "weight", "stiefel", init="haar", **LEARNED)
+    target = 3 * sk.init.haar((5, 5), generator=seeds.generator(0)).float()
+    target = target if torch.linalg.det(target) * torch.linalg.det(layer.weight) > 0 else -target
+    optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(layer, lr=0.1))
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = (layer.weight - target).square().sum()
+        loss.backward()
+        optimizer.step()
+    assert layer.parametrizations.weight.gain.item() > 1.5
+    assert sk.drift(layer)["weight"].error < 1e-6
+
+
+@pytest.mark.parametrize("gain", [0.5, "learned"])
+def test_a_gain_times_a_frame_is_assigned_and_kept(gain):
+    w = 0.5 * sk.init.haar((4, 6)[::-1]).mT.float()
+    layer: Any = nn.Linear(6, 4)
+    layer.weight.data.copy_(w)
+    sk.orthogonal(layer, "weight", gain=gain)
+    assert torch.allclose(layer.weight, w, atol=1e-6)
+    layer.weight = -w
+    assert torch.allclose(layer.weight, -w, atol=1e-6)
+    before = layer.weight.detach().clone()
+    for wrong, error in ((torch.ones(4, 6), errors.NotAFrameError), (0 * w, errors.NotAFrameError)):
+        with pytest.raises(error, match="Cayley with") as caught:
+            layer.weight = wrong
+        assert "gain" in str(caught.value)
+    if gain == 0.5:
+        with pytest.raises(errors.NotAFrameError, match=r"a frame times 0\.5"):
+            layer.weight = 2 * w
+    assert torch.equal(layer.weight, before)
+    sk.assign_(layer, "weight", w.double())
+    sk.reset_(layer, "weight")
+    scale = torch.linalg.matrix_norm(layer.weight, 2).item()
+    assert scale == pytest.approx(1.0 if gain == "learned" else 0.5, rel=1e-5)
+
+
+def test_torchs_gains_are_taken():
+    gain = nn.init.calculate_gain("leaky_relu", 0.1)
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", gain=gain)
+    assert torch.linalg.matrix_norm(layer.weight, 2).item() == pytest.approx(gain, rel=1e-6)
+    plain: Any = sk.orthogonal(nn.Linear(4, 4), "weight", gain=1)
+    assert not isinstance(plain.parametrizations.weight.param, Scaled)
+
+
+@pytest.mark.parametrize("gain", [0, -1.0, math.inf, math.nan, "learnd", True, None])
+def test_what_is_no_gain_is_refused(gain):
+    layer: Any = nn.Linear(4, 4)
+    with pytest.raises(errors.OptionError, match="gain to be a positive number"):
+        sk.orthogonal(layer, "weight", gain=gain)
+    assert not hasattr(layer, "parametrizations")
+
+
+def test_checkpoints_say_the_gain():
+    kinds: list[dict[str, Any]] = [{}, {"gain": 2.0}, {"gain": 3.0}, LEARNED]
+    layers = [sk.orthogonal(nn.Linear(4, 4), "weight", **kind) for kind in kinds]
+    for i, a in enumerate(layers):
+        for j, b in enumerate(layers):
+            if i == j:
+                twin = copy.deepcopy(b)
+                sk.reset_(twin, "weight")
+                twin.load_state_dict(a.state_dict())
+                assert torch.equal(twin.weight, a.weight)
+                continue
+            with pytest.raises(errors.CheckpointError, match="weight needs a checkpoint"):
+                b.load_state_dict(a.state_dict())
+    state = layers[3].state_dict()
+    state["parametrizations.weight.original1"] = torch.tensor([3e4])
+    layers[3].load_state_dict(state)
+    assert sk.drift(layers[3])["weight"].error < 1e-6
+
+
+def test_a_gain_stays_where_it_is_when_a_weight_is_rebased():
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "rebased", **LEARNED)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    layer.weight.sum().backward()
+    optimizer.step()
+    w, skew, gain = layer.weight.detach(), *sk.coordinates(layer, "weight").values()
+    sk.rebase_(layer, "weight", optimizer)
+    assert torch.allclose(layer.weight, w, atol=1e-6)
+    assert skew.abs().max() == 0
+    assert gain in optimizer.state
+    assert skew not in optimizer.state
+
+
+def test_a_near_frame_is_scaled_as_a_frame_is():
+    w = 2 * Margin((5, 5), dtype=torch.float64, margin=0.2).project(torch.randn(5, 5, dtype=torch.float64))
+    layer: Any = nn.Linear(5, 5)
+    layer.weight.data.copy_(w)
+    sk.orthogonal(layer, "weight", "margin", margin=0.3, gain=2)
+    assert torch.allclose(layer.weight.double(), w, atol=1e-5)
+    other: Any = sk.orthogonal(nn.Linear(5, 5), "weight", "margin", init="project", **LEARNED)
+    s = torch.linalg.svdvals(other.weight)
+    assert s.max() / s.min() < 1.3
+
+
+def test_a_scaled_layer_moves_casts_bakes_and_is_saved_as_any_other():
+    layer: Any = sk.nn.OrthogonalLinear(128, 128, parametrization="householder", reflections=4, gain=2.0)
+    x = torch.randn(3, 128)
+    assert torch.allclose(layer(x), nn.functional.linear(x, layer.weight, layer.bias), atol=1e-5)
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    assert torch.equal(torch.load(stream, weights_only=False).weight, layer.weight)
+    half: Any = sk.orthogonal(nn.Linear(64, 64, dtype=torch.bfloat16), "weight", **LEARNED)
+    assert half.weight.dtype == torch.bfloat16
+    assert all(c.dtype == torch.float32 for c in sk.coordinates(half, "weight").values())
+    kept = half.weight.detach().clone()
+    half.weight = kept
+    assert torch.dist(half.weight.float(), kept.float()) < 0.05 * kept.float().norm()
+    w = layer.weight.detach().clone()
+    assert torch.equal(sk.bake(layer, "weight").weight, w)
+
+
+def test_a_recurrent_layer_takes_a_gain():
+    rnn: Any = sk.nn.OrthogonalRNN(3, 8, gain=0.9)
+    assert torch.linalg.matrix_norm(rnn.weight_hh_l0, 2).item() == pytest.approx(0.9, rel=1e-6)
+    unitary: Any = sk.nn.OrthogonalRNN(3, 8, field="complex", **LEARNED)
+    unitary(torch.randn(4, 2, 3))[0].abs().sum().backward()
+    assert unitary.parametrizations.weight_hh_l0.gain.grad.abs() > 0
+
+
+def test_a_map_that_has_a_coordinate_of_that_name_is_told():
+    class Named(Cayley):
+        @property
+        def coordinates(self):
+            return {"gain": super().coordinates["skew"]}
+
+    assert issubclass(Named, OrthogonalParam)
+    with pytest.raises(errors.OptionError, match="has a coordinate 'gain' itself"):
+        sk.orthogonal(nn.Linear(3, 3), "weight", Named, **LEARNED)

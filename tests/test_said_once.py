@@ -1,0 +1,109 @@
+"""What an optimizer would do without a word is said once, with the remedy."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+
+
+def linear(name="cayley", **options) -> Any:
+    return sk.orthogonal(nn.Linear(4, 4), "weight", name, **options)
+
+
+def train(module, optimizer, steps=1):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.ones(4)).square().sum().backward()
+        optimizer.step()
+
+
+def said(module, optimizer, steps=1) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(module, optimizer, steps)
+    return [str(warning.message) for warning in caught]
+
+
+def test_an_optimizer_made_before_the_weight_was_orthogonal():
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    train(layer, optimizer)
+    sk.orthogonal(layer, "weight")
+    (text,) = said(layer, optimizer, 3)
+    assert "SGD holds Linear.weight as it was before sk.orthogonal" in text
+    assert "make the optimizer afterwards" in text
+
+
+def test_an_optimizer_made_before_the_weight_was_baked():
+    layer = linear()
+    optimizer = torch.optim.SGD(sk.optim.parameter_groups(layer, lr=0.1))
+    train(layer, optimizer)
+    sk.bake(layer, "weight")
+    (text,) = said(layer, optimizer, 3)
+    assert "the coordinates of Linear.weight as they were before sk.bake" in text
+
+
+def test_an_optimizer_that_was_given_the_coordinates_since_is_left_in_peace():
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    sk.orthogonal(layer, "weight")
+    optimizer.add_param_group({"params": list(sk.coordinates(layer, "weight").values())})
+    assert said(layer, optimizer, 2) == []
+    frozen = nn.Linear(4, 4)
+    frozen.weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
+    sk.orthogonal(frozen, "weight")
+    assert said(frozen, optimizer) == []
+
+
+def test_tied_weights_that_have_come_apart():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    net = Tied()
+    sk.orthogonal(net.b, "weight")
+    (text,) = said(net, torch.optim.SGD(net.parameters(), lr=0.1), 3)
+    assert "another module is tied to it" in text
+    assert 'sk.tie(module, "weight", other, "weight")' in text
+    sk.tie(net.b, "weight", net.a, "weight")
+    assert said(net, torch.optim.SGD(net.parameters(), lr=0.1), 3) == []
+
+
+def test_weight_decay_of_coordinates():
+    layer = linear()
+    (text,) = said(layer, torch.optim.AdamW(layer.parameters(), lr=0.1), 3)
+    assert "AdamW shrinks 'skew' of Linear.weight by weight_decay=0.01" in text
+    assert "sk.optim.parameter_groups" in text
+
+
+def test_decay_that_is_absent_or_asked_for_is_left_in_peace():
+    for groups in (
+        sk.optim.parameter_groups(linear(), lr=0.1),
+        sk.optim.parameter_groups(linear(), lr=0.1, weight_decay=0.1, skew=dict(weight_decay=0.1)),
+    ):
+        optimizer = torch.optim.AdamW(groups)
+        for p in optimizer.param_groups[-1]["params"]:
+            p.grad = torch.ones_like(p)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "LBFGS"])
+def test_models_without_orthogonal_weights_hear_nothing(name):
+    layer = nn.Linear(4, 4)
+    optimizer: Any = getattr(torch.optim, name)(layer.parameters(), lr=0.1)
+    layer(torch.ones(4)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(*([lambda: 0.0] if name == "LBFGS" else []))

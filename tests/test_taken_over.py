@@ -1,0 +1,192 @@
+"""`OrthogonalRNN.from_torch`: a trained torch.nn.RNN goes on as an orthogonal one, or is refused whole."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.nn import OrthogonalRNN
+
+DOUBLE = torch.float64
+
+
+def framed(*sizes: Any, **options: Any) -> Any:
+    """A torch.nn.RNN whose recurrent matrices are frames."""
+    rnn = nn.RNN(*sizes, **options)
+    for name, weight in rnn.named_parameters():
+        if name.startswith("weight_hh"):
+            nn.init.orthogonal_(weight)
+    return rnn
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("init", ["project", None])
+def test_frames_are_taken_over_to_rounding(nonlinearity, bidirectional, batch_first, bias, layers, init):
+    options = dict(nonlinearity=nonlinearity, bidirectional=bidirectional, batch_first=batch_first, bias=bias)
+    source = framed(3, 5, layers, dtype=DOUBLE, **options)
+    hidden = {key: options[key] for key in ("nonlinearity", "batch_first")}
+    h = torch.randn(layers * (1 + bidirectional), 4 if batch_first else 6, 5, dtype=DOUBLE)
+    x = torch.randn(4, 6, 3, dtype=DOUBLE)
+    for taken in (
+        OrthogonalRNN.from_torch(source, init=init),
+        OrthogonalRNN.from_torch(source.state_dict(), init=init, **hidden),
+    ):
+        for arguments in ((x,), (x, h), (x[0],)):
+            for ours, torchs in zip(taken(*arguments), source(*arguments), strict=True):
+                assert torch.allclose(ours, torchs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+def test_packed_sequences_go_on_as_before(enforce_sorted):
+    source = framed(3, 5, 2, bidirectional=True)
+    taken = OrthogonalRNN.from_torch(source)
+    packed = pack_padded_sequence(torch.randn(6, 3, 3), [6, 4, 1], enforce_sorted=enforce_sorted)
+    h = torch.randn(4, 3, 5)
+    for arguments in ((packed,), (packed, h)):
+        (ours, last), (torchs, expected) = taken(*arguments), source(*arguments)
+        assert torch.allclose(pad_packed_sequence(ours)[0], pad_packed_sequence(torchs)[0], rtol=0, atol=1e-5)
+        assert torch.allclose(last, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("parametrization", ["cayley", "householder", "givens", "rebased", "stiefel", None])
+def test_a_bidirectional_net_of_two_layers_takes_its_nearest_frames(parametrization):
+    source = nn.RNN(3, 6, num_layers=2, bidirectional=True, batch_first=True)
+    taken: Any = OrthogonalRNN.from_torch(source, parametrization=parametrization)
+    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
+        weight = getattr(source, f"weight_hh{suffix}")
+        near = weight if parametrization is None else sk.functional.nearest_frame(weight)
+        assert torch.allclose(getattr(taken, f"weight_hh{suffix}"), near, atol=1e-5)
+        assert torch.equal(getattr(taken, f"weight_ih{suffix}"), getattr(source, f"weight_ih{suffix}"))
+        bias = getattr(source, f"bias_ih{suffix}") + getattr(source, f"bias_hh{suffix}")
+        assert torch.allclose(getattr(taken, f"bias{suffix}"), bias)
+    assert len(sk.drift(taken)) == (0 if parametrization is None else 4)
+    out, h_n = taken(torch.randn(2, 7, 3))
+    assert out.shape == (2, 7, 12)
+    assert h_n.shape == (4, 2, 6)
+    out.square().mean().backward()
+    assert all(p.grad is not None for p in taken.parameters())
+
+
+def test_every_option_is_taken_over():
+    source = nn.RNN(3, 4, 3, "relu", False, True, 0.25, True, dtype=DOUBLE).eval()  # type: ignore[call-overload]
+    source.weight_ih_l1.requires_grad_(False)
+    source.weight_hh_l2.requires_grad_(False)
+    taken: Any = OrthogonalRNN.from_torch(source)
+    for name in ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional", "training"):
+        assert getattr(taken, name) == getattr(source, name)
+    assert taken.nonlinearity == "relu"
+    assert taken.has_bias is False
+    assert taken.weight_hh_l0.dtype is DOUBLE
+    assert not taken.weight_ih_l1.requires_grad
+    assert not taken.weight_hh_l2.requires_grad
+    assert taken.weight_hh_l2_reverse.requires_grad
+    asked = OrthogonalRNN.from_torch(source, batch_first=False, dropout=0.0, nonlinearity="tanh", backend="reference")
+    assert (asked.batch_first, asked.dropout, asked.activation, asked.backend) == (False, 0.0, "tanh", "reference")
+
+
+def test_the_source_stays_as_it_is_and_nothing_is_shared():
+    source = nn.RNN(3, 4, 2)
+    before = copy.deepcopy(source.state_dict())
+    taken: Any = OrthogonalRNN.from_torch(source)
+    with torch.no_grad():
+        for p in taken.parameters():
+            p.zero_()
+    assert all(torch.equal(value, before[key]) for key, value in source.state_dict().items())
+
+
+def test_without_projection_what_is_no_frame_is_refused_by_name():
+    source = framed(3, 4, 2)
+    nn.init.uniform_(source.weight_hh_l1, -0.5, 0.5)
+    with pytest.raises(errors.NotAFrameError) as caught:
+        OrthogonalRNN.from_torch(source, init=None)
+    said = str(caught.value)
+    assert said.startswith("OrthogonalRNN.from_torch needs orthonormal columns in weight_hh_l1, ")
+    assert 'init="project"' in said
+    OrthogonalRNN.from_torch(source, init=None, parametrization=None)
+
+
+def state(**changes: Any) -> dict[str, Any]:
+    """The state dict of nn.RNN(3, 4, 2) with other entries; None takes one out."""
+    return {key: value for key, value in {**nn.RNN(3, 4, 2).state_dict(), **changes}.items() if value is not None}
+
+
+SINGULAR = torch.ones(4, 4)
+REFLECTION = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "text"),
+    [
+        (nn.LSTM(3, 4), {}, errors.OptionError, "a torch.nn.RNN or its state dict, got LSTM"),
+        (nn.GRU(3, 4), {}, errors.OptionError, "got GRU"),
+        (nn.RNNCell(3, 4), {}, errors.OptionError, "got RNNCell"),
+        (3, {}, errors.OptionError, "got int"),
+        (nn.LSTM(3, 4).state_dict(), {}, errors.ShapeError, "weight_hh_l0 of shape (n, n), got (16, 4)"),
+        (nn.GRU(3, 4).state_dict(), {}, errors.ShapeError, "weight_hh_l0 of shape (n, n), got (12, 4)"),
+        (nn.RNNCell(3, 4).state_dict(), {}, errors.CheckpointError, "got 'weight_ih'"),
+        ({}, {}, errors.CheckpointError, "weight_hh_l0, got none"),
+        (state(weight_hh_l0=None), {}, errors.CheckpointError, "weight_hh_l0, got none"),
+        (state(bias_hh_l1=None), {}, errors.CheckpointError, "bias_hh_l1, got none"),
+        (state(weight_ih_l3=torch.zeros(4, 4)), {}, errors.CheckpointError, "weight_hh_l2, got none"),
+        ({f"rnn.{key}": value for key, value in state().items()}, {}, errors.CheckpointError, "got 'rnn.weight_ih_l0'"),
+        (state(weight_ih_l1=torch.zeros(4, 8)), {}, errors.ShapeError, "weight_ih_l1 of shape (4, 4), got (4, 8)"),
+        (state(weight_ih_l0=torch.zeros(4)), {}, errors.ShapeError, "weight_ih_l0 of shape (4, m), got (4,)"),
+        (state(bias_ih_l0=torch.zeros(5)), {}, errors.ShapeError, "bias_ih_l0 of shape (4,), got (5,)"),
+        (state(bias_ih_l0=[0.0] * 4), {}, errors.DtypeError, "bias_ih_l0 that is a tensor, got list"),
+        (state(bias_ih_l0=torch.zeros(4, dtype=DOUBLE)), {}, errors.DtypeError, "one dtype"),
+        (state(weight_hh_l1=SINGULAR * torch.nan), {}, errors.NonFiniteError, "finite entries in weight_hh_l1"),
+        (state(weight_hh_l1=SINGULAR), {}, errors.RankError, "full rank in weight_hh_l1"),
+        (state(weight_hh_l0=REFLECTION), {"parametrization": "matrix_exp"}, errors.ImageError, "weight_hh_l0"),
+        (state(weight_hh_l0=REFLECTION), {"parametrization": "cayley", "negative": 0}, errors.ImageError, "_l0"),
+        (state(), {"init": "haar"}, errors.OptionError, "init \"project\" or None, got 'haar'"),
+        (state(), {"num_layers": 2}, errors.OptionError, "takes num_layers from its source"),
+        (state(), {"field": "complex"}, errors.OptionError, "takes field from its source"),
+        (state(), {"bach_first": True}, errors.OptionError, 'did you mean "batch_first"'),
+        (nn.RNN(3, 4).to("meta"), {}, errors.OptionError, "weights that hold values"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused_in_one_sentence(source, options, error, text):
+    with pytest.raises(error) as caught:
+        OrthogonalRNN.from_torch(source, **options)
+    said = str(caught.value)
+    assert text in said
+    assert said.startswith("OrthogonalRNN")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE, torch.bfloat16])
+def test_the_dtype_stays(dtype):
+    taken: Any = OrthogonalRNN.from_torch(nn.RNN(3, 4, dtype=dtype))
+    assert taken.weight_hh_l0.dtype is taken.weight_ih_l0.dtype is taken.bias_l0.dtype is dtype
+    assert taken(torch.zeros(5, 2, 3, dtype=dtype))[0].dtype is dtype
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "text"),
+    [
+        (nn.LSTM(3, 4), {}, errors.OptionError, r'got LSTM; use sk.models.create\("lstm", .*torch.nn.LSTMCell'),
+        (nn.GRU(3, 4), {}, errors.OptionError, r'got GRU; use sk.models.create\("gru", .*torch.nn.GRUCell'),
+        (nn.RNN(3, 4), {"activation": "relu"}, errors.OptionError, "besides; nonlinearity= asks for another"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(source, options, error, text):
+    with pytest.raises(error, match=text):
+        OrthogonalRNN.from_torch(source, **options)
+
+
+def test_a_matrix_without_a_nearest_frame_can_be_drawn():
+    source: Any = nn.RNN(3, 4)
+    nn.init.zeros_(source.weight_hh_l0)
+    with pytest.raises(errors.RankError, match=r"full rank in weight_hh_l0.*torch.nn.init.orthogonal_"):
+        OrthogonalRNN.from_torch(source)
+    nn.init.orthogonal_(source.weight_hh_l0)
+    OrthogonalRNN.from_torch(source)

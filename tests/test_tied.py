@@ -1,0 +1,113 @@
+"""Two modules that read one orthogonal weight."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.metrics import orthogonality_error
+
+
+class Language(nn.Module):
+    """An embedding whose weight is that of the last layer too."""
+
+    def __init__(self, name="cayley", tied=True):
+        super().__init__()
+        self.encoder, self.decoder = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
+        sk.orthogonal(self.encoder, "weight", name)
+        if tied:
+            sk.tie(self.encoder, "weight", self.decoder, "weight")
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x).tanh())
+
+
+def loss(net: Any) -> torch.Tensor:
+    return net(torch.arange(7)).log_softmax(-1).diagonal().sum()
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder", "stiefel", "rebased"])
+def test_gradients_of_both_add_up(name):
+    tied = Language(name)
+    loss(tied).backward()
+    w = tied.encoder.weight.detach().clone().requires_grad_()
+    out = nn.functional.linear(nn.functional.embedding(torch.arange(7), w).tanh(), w)
+    out.log_softmax(-1).diagonal().sum().backward()
+    coordinates = list(sk.coordinates(tied.encoder, "weight").values())
+    expected = torch.autograd.grad(tied.encoder.weight, coordinates, w.grad)
+    for c, e in zip(coordinates, expected, strict=True):
+        assert c.grad is not None
+        assert torch.allclose(c.grad, e, rtol=1e-4, atol=1e-6)
+
+
+def test_one_set_of_coordinates_stands_in_parameters_groups_and_drift():
+    net = Language()
+    assert len(list(net.parameters())) == 1
+    (group,) = sk.optim.parameter_groups(net, lr=0.1)
+    assert len(group["params"]) == 1
+    assert set(sk.drift(net)) == {"encoder.weight", "decoder.weight"}
+
+
+def test_copies_checkpoints_and_casts_stay_tied():
+    net = Language()
+    for other in (copy.deepcopy(net), Language().double().float()):
+        other.load_state_dict(net.state_dict())
+        sk.reset_(other.encoder, "weight", init="identity")
+        assert torch.equal(other.decoder.weight, torch.eye(7, 3))
+    assert not torch.equal(net.decoder.weight, torch.eye(7, 3))
+
+
+def test_training_keeps_both_the_same_frame():
+    net = Language("stiefel")
+    optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(net, lr=0.1))
+    for _ in range(20):
+        optimizer.zero_grad()
+        (-loss(net)).backward()
+        optimizer.step()
+    assert torch.equal(net.encoder.weight, net.decoder.weight)
+    assert orthogonality_error(net.decoder.weight).item() < 1e-6
+
+
+def test_baking_a_model_leaves_one_parameter_and_baking_one_module_two():
+    net = sk.bake(Language())
+    assert net.encoder.weight is net.decoder.weight
+    net = Language()
+    sk.bake(net.encoder, "weight")
+    assert isinstance(net.encoder.weight, nn.Parameter)
+    assert torch.equal(net.encoder.weight, net.decoder.weight)
+    assert list(sk.drift(net)) == ["decoder.weight"]
+
+
+def test_what_is_orthogonal_already_is_tied_anew():
+    net = Language(tied=False)
+    sk.orthogonal(net.decoder, "weight", "householder")
+    sk.tie(net.encoder, "weight", net.decoder, "weight")
+    sk.tie(net.encoder, "weight", net.decoder, "weight")
+    assert len(list(net.parameters())) == 1
+    assert torch.equal(net.encoder.weight, net.decoder.weight)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "text"),
+    [
+        (nn.Linear(7, 3), errors.ShapeError, "one shape"),
+        (nn.Linear(3, 7, dtype=torch.float64), errors.DtypeError, "one dtype"),
+        (nn.Linear(3, 7, device="meta"), errors.DtypeError, "one dtype and device"),
+        (nn.ReLU(), errors.UnknownNameError, "weight"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_changes(other, error, text):
+    encoder = sk.orthogonal(nn.Embedding(7, 3), "weight")
+    before = dict(other.named_parameters())
+    with pytest.raises(error, match=text):
+        sk.tie(encoder, "weight", other, "weight")
+    assert dict(other.named_parameters()) == before
+
+
+def test_a_plain_weight_ties_nothing():
+    with pytest.raises(errors.UnknownNameError, match=r"no orthogonal weight .*plain one; sk\.orthogonal"):
+        sk.tie(nn.Linear(3, 3), "weight", nn.Linear(3, 3), "weight")

@@ -1,0 +1,119 @@
+"""Weights that are no plain parameters, and what torch puts on top of ours: it works, or a sentence says what does."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import stiefelkit as sk
+from stiefelkit import errors
+
+
+def holder(kind) -> Any:
+    layer: Any = nn.Linear(3, 3)
+    if kind == "a buffer":
+        del layer.weight
+        layer.register_buffer("weight", torch.randn(3, 3))
+    if kind == "a tensor":
+        del layer.weight
+        layer.weight = torch.randn(3, 3)
+    return layer
+
+
+STANDING = {
+    "a buffer": lambda: holder("a buffer"),
+    "a tensor": lambda: holder("a tensor"),
+    "weight_norm by hooks": lambda: torch.nn.utils.weight_norm(nn.Linear(3, 3)),
+    "spectral_norm by hooks": lambda: torch.nn.utils.spectral_norm(nn.Linear(3, 3)),
+    "pruned": lambda: prune.l1_unstructured(nn.Linear(3, 3), "weight", 2),
+    "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(3, 3)),
+    "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(3, 3)),
+    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(3, 3)),
+    "ours": lambda: sk.orthogonal(nn.Linear(3, 3), "weight", "householder"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize("kind", STANDING)
+@pytest.mark.parametrize("path", ["", "0.", "inner."])
+def test_the_remedy_that_is_printed_works(kind, path):
+    layer = STANDING[kind]()
+    model = layer if not path else nn.Sequential(layer) if path == "0." else nn.ModuleDict({"inner": layer})
+    with pytest.raises(errors.OptionError, match="needs a plain parameter") as caught:
+        sk.orthogonal(model, f"{path}weight")
+    said = str(caught.value)
+    assert "\n" not in said
+    if kind == "ours":
+        assert "sk.bake it first" in said
+        sk.bake(model, f"{path}weight")
+    else:
+        (remedy,) = re.findall(r"; (.*?)(?: first| makes it one)\.$", said)
+        exec(remedy, {"model": model, "torch": torch})
+    assert isinstance(layer._parameters["weight"], nn.Parameter)
+    sk.orthogonal(model, f"{path}weight")
+    assert list(sk.drift(model)) == [f"{path}weight"]
+
+
+def test_a_lazy_weight_is_asked_to_be_made_first():
+    net: Any = nn.Sequential(nn.LazyLinear(4), nn.LazyConv1d(2, 3))
+    chosen: Any
+    for chosen in ({"name": "0.weight"}, {"where": "*.weight", "view": "out_by_rest"}):
+        with pytest.raises(errors.OptionError, match="call the model on a batch first"):
+            sk.orthogonal(net, **chosen)
+    net[0](torch.randn(2, 5))
+    assert sk.orthogonal(net, "0.weight")[0].weight.shape == (4, 5)
+
+
+def test_spectral_norm_goes_on_top_and_changes_nothing():
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", init="haar")
+    w = layer.weight.detach()
+    parametrizations.spectral_norm(layer)
+    assert len(layer.parametrizations.weight) == 2
+    assert torch.allclose(layer.weight, w, atol=1e-5)
+    assert sk.drift(layer)["weight"].error < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize(
+    "put", [parametrizations.weight_norm, torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm]
+)
+def test_what_needs_a_plain_weight_says_so_and_takes_a_baked_one(put):
+    layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight")
+    w, keys = layer.weight.detach(), list(layer.state_dict())
+    with pytest.raises(errors.OptionError, match=r"Linear\.weight.*sk\.bake") as caught:
+        put(layer)
+    assert "gain=" in str(caught.value)
+    assert list(layer.state_dict()) == keys
+    assert len(layer.parametrizations.weight) == 1
+    put(sk.bake(layer))
+    assert torch.allclose(layer(torch.eye(4)), w.mT + layer.bias, atol=1e-5)
+    put(nn.Linear(4, 4))
+
+
+def test_torchs_own_warning_still_names_the_line_that_it_named():
+    sk.orthogonal(nn.Linear(4, 4), "weight")
+    with pytest.warns(FutureWarning, match="weight_norm") as caught:
+        torch.nn.utils.weight_norm(nn.Linear(4, 4))
+    assert "torch" in caught[0].filename
+    assert "stiefelkit" not in caught[0].filename
+
+
+@pytest.mark.parametrize("make", [lambda w: nn.ParameterList([w]), lambda w: nn.ParameterDict({"0": w})])
+def test_parameters_of_lists_and_dicts_are_read_as_before(make):
+    w = torch.randn(3, 3)
+    held: Any = sk.orthogonal(make(nn.Parameter(w)), "0")
+    read = held[0] if isinstance(held, nn.ParameterList) else held["0"]
+    assert torch.allclose(read, sk.functional.nearest_frame(w), atol=1e-6)
+    assert parametrize.is_parametrized(held, "0")
+
+
+def test_attention_is_made_orthogonal_by_its_own_names():
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    sk.orthogonal(attention, where=["in_proj_weight", "out_proj.weight"])
+    x = torch.randn(2, 5, 8)
+    trained = attention(x, x, x)[0]
+    assert torch.allclose(attention.eval()(x, x, x)[0], trained, atol=1e-5)
+    assert list(sk.drift(attention)) == ["in_proj_weight", "out_proj.weight"]
