@@ -224,3 +224,68 @@ def test_a_map_that_has_a_coordinate_of_that_name_is_told():
     assert issubclass(Named, OrthogonalParam)
     with pytest.raises(errors.OptionError, match="has a coordinate 'gain' itself"):
         sk.orthogonal(nn.Linear(3, 3), "weight", Named, **LEARNED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 4), (3, 5)])
+def test_a_weight_of_another_scale_is_told_what_takes_it(shape, dtype):
+    n, p = shape
+    frame = sk.init.haar((max(shape), min(shape))).to(dtype)
+    frame = frame if n >= p else frame.mT
+    layer: Any = sk.orthogonal(nn.Linear(p, n, dtype=dtype), "weight", gain=2.0)
+    said = r'gain=2 needs a frame times 2, got one times 3; assign w \* \(2 / 3\), or sk\.bake .* gain=3 or gain="le'
+    with pytest.raises(errors.NotAFrameError, match=said):
+        layer.weight = 3 * frame
+    layer.weight = 3 * frame * (2 / 3)
+    for gain in (3, "learned"):
+        sk.orthogonal(sk.bake(layer, "weight"), "weight", gain=gain)
+        layer.weight = 3 * frame
+    with pytest.raises(
+        errors.NotAFrameError, match=r'"learned" needs a frame times a number, got singular values from'
+    ):
+        layer.weight = frame.cumsum(0)
+    layer.weight = 5 * sk.functional.nearest_frame(frame.cumsum(0))
+    with pytest.raises(errors.NotAFrameError, match=r"got zero; sk\.bake makes the weight a plain one"):
+        layer.weight = 0 * frame
+    plain: Any = sk.orthogonal(nn.Linear(p, n, dtype=dtype), "weight")
+    with pytest.raises(errors.NotAFrameError, match=r"and gain=3 of sk\.orthogonal makes weights of this scale"):
+        plain.weight = 3 * frame
+
+
+WITH: dict[Any, str] = {
+    None: "without a gain",
+    2.0: "with gain=2.0",
+    3.0: "with gain=3.0",
+    "learned": 'with gain="learned"',
+}
+
+
+@pytest.mark.parametrize("rows", [4, 6, 3])
+@pytest.mark.parametrize("theirs", WITH)
+@pytest.mark.parametrize("ours", WITH)
+def test_a_checkpoint_of_another_gain_says_what_takes_it_and_how_the_weight_goes_on(ours, theirs, rows):
+    def layer(gain) -> Any:
+        return sk.orthogonal(nn.Linear(4, rows), "weight", **({} if gain is None else {"gain": gain}))
+
+    new, old = layer(ours), layer(theirs)
+    if ours == theirs:
+        return
+    with pytest.raises(errors.CheckpointError) as caught:
+        new.load_state_dict(old.state_dict())
+    said = f"weight needs a checkpoint {WITH[ours]}, got one {WITH[theirs]}; a weight that sk.orthogonal makes "
+    assert str(caught.value).startswith(f"{said}{WITH[theirs]} takes it, and sk.assign_ hands that on to this one")
+    between = layer(theirs)
+    between.load_state_dict(old.state_dict())
+    w, rest = between.weight.detach(), str(caught.value).partition("to this one")[2].rstrip(".")
+    for step in rest.removeprefix(", ").split(" and "):
+        factor = (
+            between.parametrizations.weight.gain if step.endswith("gain") else float(step.split()[-1] if step else 1)
+        )
+        w = w / factor if step.startswith("divided") else w * factor
+    sk.assign_(new, "weight", w)
+
+
+def test_a_checkpoint_that_differs_in_more_than_its_gain_names_the_map():
+    old = sk.orthogonal(nn.Linear(4, 4), "weight", "householder", gain=2)
+    with pytest.raises(errors.CheckpointError, match=r"map cayley, version 1, got householder, version 1; to change"):
+        sk.orthogonal(nn.Linear(4, 4), "weight", gain=3).load_state_dict(old.state_dict())
