@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 from typing import Any
 
@@ -36,7 +37,40 @@ class DoubleHouseholder(LearnedCayley):
         return [((2, 3, 2), {})]
 
 
-# Those that do not ask for a frame, nor name the chart, which is the inner map's.
+class DividedHouseholder(Scaled):
+    """A scaled map divided by its gain, which is a map to frames."""
+
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        super().__init__(Householder(shape, dtype=dtype, device=device, precision=precision), math.sqrt(2))
+
+    @classmethod
+    def examples(cls):
+        return [((2, 3, 2), {}), ((5, 4), {})]
+
+    def forward(self, *coordinates):
+        return (super().forward(*coordinates) / self._split(coordinates)[1]).to(self.dtype)
+
+    def linear(self, x, *coordinates):
+        return super().linear(x, *coordinates) / self._split(coordinates)[1]
+
+    def frames(self, weight):
+        return self.inner.frames(weight)
+
+    def right_inverse(self, w):
+        self.check_frame(w)
+        return super().right_inverse(w * (3.0 if self.gain is None else self.gain))
+
+
+class DividedCayley(DividedHouseholder):
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        Scaled.__init__(self, Cayley(shape, dtype=dtype, device=device, precision=precision), "learned")
+
+    @classmethod
+    def examples(cls):
+        return [((4, 3), {}), ((5, 5), {})]
+
+
+# Those that do not ask for a frame.
 LAWS = ["frames", "gradients", "pure", "threads", "finite_gradients", "precision", "schemes", "linear", "checkpoint"]
 LAWS += ["functional_call", "forward_mode", "batched_gradients"]
 
@@ -45,6 +79,30 @@ LAWS += ["functional_call", "forward_mode", "batched_gradients"]
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_that_do_not_ask_for_a_frame_hold(cls, law):
     check_parametrization(cls, [law])
+
+
+@pytest.mark.parametrize(
+    "law", ["frames", "gradients", "batch", "round_trip", "decay", "contract"]
+)
+def test_divided_by_its_gain_a_scaled_map_keeps_the_laws_of_frames(law):
+    check_parametrization(DividedHouseholder, [law])
+
+
+# At gain 0, which the others ask for, nothing is left to divide.
+@pytest.mark.parametrize("law", ["round_trip", "decay", "contract", "functional_call"])
+def test_divided_by_a_learned_gain_it_keeps_those_that_leave_the_gain_alone(law):
+    check_parametrization(DividedCayley, [law])
+
+
+def test_a_batch_with_one_learned_gain_is_the_loop():
+    param = LearnedCayley((2, 3, 4, 3), dtype=torch.float64)
+    (skew, _), _ = param.initial("haar", seeds.generator(3))
+    gain = torch.tensor([1.7], dtype=torch.float64)
+    together = param(skew, gain)
+    single = LearnedCayley((4, 3), dtype=torch.float64)
+    for i, j in itertools.product(range(2), range(3)):
+        single.load_chart_({name: value[i, j] for name, value in param.chart.items()})
+        assert torch.dist(single(skew[i, j], gain), together[i, j]) < 1e-14
 
 
 @pytest.mark.parametrize(("law", "dtype"), [("second_derivatives", "float64"), ("compile", "complex64")])
