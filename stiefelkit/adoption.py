@@ -91,4 +91,4 @@ def _share(carrier: CoordinateList, to_module: nn.Module, name: str) -> None:
         )
     if present is None:
         to_module.register_parameter(name, None)
-    attach_carrier(to_module, name, carrier)
+    attach_carrier(to_module, name, carrier, "transfer_parametrizations_and_params")

@@ -51,13 +51,13 @@ def carrier_of(module: nn.Module, name: str) -> CoordinateList | None:
     return carrier if isinstance(carrier, CoordinateList) else None
 
 
-def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
-    """Replaces a plain parameter of a module by what a carrier evaluates to."""
+def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList, event: str = "sk.orthogonal") -> None:
+    """Replaces a plain parameter of a module by what a carrier evaluates to; the event is who asked for it."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
     old = module._parameters.get(name)
     if old is not None:
-        retire([old], f"{plain.__name__}.{name} as it was before sk.orthogonal", carrier)
+        retire([old], f"{plain.__name__}.{name}", event, carrier)
     delattr(module, name)
     if held is None:
         held = module.parametrizations = nn.ModuleDict()

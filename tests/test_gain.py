@@ -81,9 +81,7 @@ def test_laws_that_do_not_ask_for_a_frame_hold(cls, law):
     check_parametrization(cls, [law])
 
 
-@pytest.mark.parametrize(
-    "law", ["frames", "gradients", "batch", "round_trip", "decay", "contract"]
-)
+@pytest.mark.parametrize("law", ["frames", "gradients", "batch", "round_trip", "decay", "contract"])
 def test_divided_by_its_gain_a_scaled_map_keeps_the_laws_of_frames(law):
     check_parametrization(DividedHouseholder, [law])
 
