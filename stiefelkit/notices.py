@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-__all__ = ["retire", "watch"]
+__all__ = ["retire", "warn_caller", "watch"]
 
 _LISTED = 3
 """Weights that a warning names; of others it says how many."""
@@ -78,6 +78,14 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
     _count()
 
 
+def warn_caller(text: str) -> None:
+    """Warns as from the line outside of this package and of torch that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "stiefelkit.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
 def _count() -> None:
     global _changes
     _changes += 1
@@ -114,14 +122,14 @@ def _look_for_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor])
             stale.setdefault(kind, []).append(found)
     for some in loose.values():
         what, is_one = _in_words(some)
-        _warn(
+        warn_caller(
             f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
             f"{'it' if is_one else 'each'}, and the two have come apart; "
             'sk.tie(module, "weight", other, "weight") ties them again, and the optimizer is to be made after that.'
         )
     for some in stale.values():
         what, is_one = _in_words(some)
-        _warn(
+        warn_caller(
             f"{type(optimizer).__name__} holds {what}, which no module reads any more, and does not train what "
             f"took {'its' if is_one else 'their'} place; make the optimizer afterwards."
         )
@@ -152,7 +160,7 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
     weights = list({id(carrier): names.get(id(carrier), carrier.weight) for carrier, _, _ in found}.values())
     coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in found))
     decays = {float(group["weight_decay"]) for _, _, group in found}
-    _warn(
+    warn_caller(
         f"{type(optimizer).__name__} shrinks {coordinates} of {_listed(weights)} by weight_decay"
         f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
         "regularises nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
@@ -206,11 +214,3 @@ def _held(module: nn.Module, key: str) -> dict[str, Any]:
     # Not by getattr: a module may be half made, or pass on the attributes of another.
     held = vars(module).get(key)
     return held if isinstance(held, dict) else {}
-
-
-def _warn(text: str) -> None:
-    """Warns as from the line that called `step`."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", __name__)):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)

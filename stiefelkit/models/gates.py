@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import Map, each
-from stiefelkit.nn.layers import check_stack
+from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["FrameGates", "gated"]
@@ -31,6 +31,7 @@ def gated(
     """
     check_stack(kind.__name__, **stack)
     if parametrization is not None:
+        check_dropout(kind.__name__, stack["num_layers"], stack["dropout"])
         return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
     if options:
         raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
