@@ -20,6 +20,7 @@ from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
 
 __all__ = [
+    "adopt_carrier",
     "attach_carrier",
     "carrier_of",
     "carriers",
@@ -62,10 +63,25 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList, event:
     if held is None:
         held = module.parametrizations = nn.ModuleDict()
     held[name] = carrier.train(module.training)
+    _introduce(module, plain, name, carrier)
+    _inject(module, plain, list(held))
+
+
+def adopt_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
+    """Does for a carrier that torch is about to put on a module what `attach_carrier` does.
+
+    The module has a class injected by torch already, and the property of this name.
+    """
+    plain = type(module).__bases__[0]
+    _introduce(module, plain, name, carrier)
+    _inject(module, plain, [*module.parametrizations, name])  # type: ignore[misc]
+
+
+def _introduce(module: nn.Module, plain: Any, name: str, carrier: CoordinateList) -> None:
+    """Tells a carrier whose weight it is."""
     carrier.weight = f"{plain.__name__}.{name}"
     carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     carrier.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    _inject(module, plain, list(held))
 
 
 def share_carrier(places: Sequence[tuple[nn.Module, str]], carrier: CoordinateList) -> None:
