@@ -95,18 +95,20 @@ def _replace(carrier: CoordinateList, weight: Tensor, generator: torch.Generator
     """Takes the nearest frame if the map may and can, or else draws."""
     param = carrier.param
     why = "its map is drawn unless the weight fits"
-    finite = bool(torch.isfinite(weight).all())
-    for nearest in (param.nearest, param.project) if param.takes_nearest and finite else ():
+    for nearest in (param.nearest, param.project) if param.takes_nearest else ():
         try:
             carrier.right_inverse(nearest(weight))
-        except (ImageError, NonFiniteError, RankError) as error:
+        except ImageError as error:
             why = _without_stop(error)
+        except (NonFiniteError, RankError) as error:
+            why = _without_stop(error)
+            break
         else:
             away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
             _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
             return
     draw_(carrier, None, generator)
-    if finite and bool((weight != 0).any()):
+    if torch.isfinite(weight).all() and bool((weight != 0).any()):
         away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
         scheme = param.schemes[0]
         _log.info("%s, which was no frame, is drawn anew by %r, %.3g away: %s.", title, scheme, away.item(), why)
