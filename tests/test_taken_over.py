@@ -149,7 +149,7 @@ REFLECTION = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
         (state(weight_hh_l1=SINGULAR), {}, errors.RankError, "full rank in weight_hh_l1"),
         (
             state(weight_hh_l0=REFLECTION),
-            {"parametrization": "matrix_exp", "init": None},
+            {"parametrization": "matrix_exp"},
             errors.ImageError,
             "weight_hh_l0",
         ),
