@@ -95,8 +95,6 @@ def with_weight(w) -> Any:
         (torch.ones(6, 6), "cayley", {}),
         (torch.full((6, 6), float("nan")), "cayley", {}),
         (torch.full((6, 6), float("inf")), "cayley", {}),
-        (torch.full((6, 6), float("nan")), "margin", {}),
-        (torch.full((6, 4), float("inf"), dtype=torch.complex64), "margin", {}),
         (torch.randn(6, 6), "cayley", {"negative": 0}),
         (torch.randn(6, 6), "cayley", {"bandwidth": 2}),
         (torch.randn(6, 6), "householder", {"reflections": 1}),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit import registry
-from stiefelkit.errors import DtypeError, NonFiniteError, NotAFrameError, OptionError
+from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.param import (
@@ -188,8 +188,6 @@ class Margin(OrthogonalParam):
 
     def project(self, weight: Tensor) -> Tensor:
         """Clamps the singular values."""
-        if not torch.isfinite(weight).all():
-            raise NonFiniteError(f"{self.title} needs finite entries, got a matrix with NaN or infinity.")
         u, s, vh = torch.linalg.svd(weight.to(working_dtype(self.dtype)), full_matrices=False)
         return u * s.clamp(1 - self.margin, 1 + self.margin).unsqueeze(-2) @ vh
 
