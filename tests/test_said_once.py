@@ -86,11 +86,6 @@ def test_weight_decay_of_coordinates():
     assert "sk.optim.parameter_groups" in text
 
 
-def test_decay_of_what_is_frozen_is_left_in_peace():
-    net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
-    assert said(net, torch.optim.AdamW(net.parameters())) == []
-
-
 def test_decay_that_is_absent_or_asked_for_is_left_in_peace():
     for groups in (
         sk.optim.parameter_groups(linear(), lr=0.1),
@@ -112,3 +107,8 @@ def test_models_without_orthogonal_weights_hear_nothing(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step(*([lambda: 0.0] if name == "LBFGS" else []))
+
+
+def test_decay_of_what_is_frozen_is_left_in_peace():
+    net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
+    assert said(net, torch.optim.AdamW(net.parameters())) == []
