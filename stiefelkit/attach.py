@@ -280,7 +280,7 @@ def _bake(module: nn.Module, name: str, carrier: CoordinateList, frame: nn.Param
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)
     module.register_parameter(name, frame)
-    retire(carrier.coordinates.values(), f"the coordinates of {carrier.weight} as they were before sk.bake", frame)
+    retire(carrier.coordinates.values(), carrier.weight, "sk.bake", frame, are_coordinates=True)
     return frame
 
 
@@ -371,6 +371,6 @@ def _of_ties(module: nn.Module, tied: Iterable[Sequence[Place]]) -> list[str]:
             notes.append(
                 f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
-                f"where={names!r} in place of the name does."
+                f"where={names!r} in place of the name does; the optimizer is to be made after that."
             )
     return notes
