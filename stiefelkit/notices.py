@@ -140,7 +140,7 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         decay = group.get("weight_decay", 0)
         if isinstance(decay, int | float) and decay > 0:
-            decayed.update((id(p), group) for p in group["params"])
+            decayed.update((id(p), group) for p in group["params"] if p.requires_grad)
     if not decayed:
         return
     found = [

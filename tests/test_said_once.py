@@ -187,3 +187,8 @@ def test_models_without_orthogonal_weights_hear_nothing(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step(*([lambda: 0.0] if name == "LBFGS" else []))
+
+
+def test_decay_of_what_is_frozen_is_left_in_peace():
+    net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
+    assert said(net, torch.optim.AdamW(net.parameters())) == []

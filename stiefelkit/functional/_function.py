@@ -29,7 +29,7 @@ class Function(torch.autograd.Function):
             return
         own: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
         if hasattr(cls, "tangent"):
-            own["jvp"] = staticmethod(cls.tangent)  # type: ignore[attr-defined]
+            own["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
         cls._eager = type(cls.__name__, (cls,), own)
         cls._eager._eager = cls._eager  # type: ignore[attr-defined]
 

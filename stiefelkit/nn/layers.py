@@ -20,7 +20,7 @@ def check_stack(name: str, *, num_layers: Any, bidirectional: Any, dropout: Any)
     """Raises OptionError unless layers can be stacked like that."""
     require_flags(name, bidirectional=bidirectional)
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise OptionError(f"{name} needs num_layers >= 1, got {num_layers!r}.")
+        raise OptionError(f"{name} needs an integer num_layers >= 1, got {num_layers!r}.")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise OptionError(f"{name} needs dropout between 0 and 1, got {dropout!r}.")
 

@@ -80,7 +80,7 @@ class Recurrent(nn.Module):
         name = self._name
         for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+                raise OptionError(f"{name} needs an integer {key} >= 1, got {value!r}.")
         require_flags(name, bias=bias, trainable_h0=trainable_h0)
         if field not in ("real", "complex"):
             raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
