@@ -6,6 +6,7 @@
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn.utils import parametrize
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.host import adopt_carrier, attach_carrier, carrier_of, check_before_loading
+from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["install"]
@@ -45,6 +47,22 @@ def install() -> None:
 
     transfer.knows_carriers = True  # type: ignore[attr-defined]
     parametrize.transfer_parametrizations_and_params = transfer
+    parametrize.remove_parametrizations = _removing(parametrize.remove_parametrizations)
+
+
+def _removing(plain: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Has optimizers told, as `sk.bake` does, that the coordinates of a weight are no more."""
+
+    @functools.wraps(plain)
+    def remove(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
+        carrier = carrier_of(module, tensor_name)
+        plain(module, tensor_name, leave_parametrized)
+        if carrier is not None:
+            given_up, heir = carrier.coordinates.values(), getattr(module, tensor_name)
+            retire(given_up, carrier.weight, "remove_parametrizations", heir, are_coordinates=True)
+        return module
+
+    return remove
 
 
 def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module | None:

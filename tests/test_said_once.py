@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 
@@ -38,13 +39,14 @@ def test_an_optimizer_made_before_the_weight_was_orthogonal():
     assert "make the optimizer afterwards" in text
 
 
-def test_an_optimizer_made_before_the_weight_was_baked():
+@pytest.mark.parametrize(("place", "event"), [(sk, "sk.bake"), (parametrize, "remove_parametrizations")])
+def test_an_optimizer_made_before_the_weight_was_baked(place, event):
     layer = linear()
     optimizer = torch.optim.SGD(sk.optim.parameter_groups(layer, lr=0.1))
     train(layer, optimizer)
-    sk.bake(layer, "weight")
+    getattr(place, event.removeprefix("sk."))(layer, "weight")
     (text,) = said(layer, optimizer, 3)
-    assert "the coordinates of Linear.weight as they were before sk.bake" in text
+    assert f"the coordinates of Linear.weight as they were before {event}" in text
 
 
 def test_an_optimizer_that_was_given_the_coordinates_since_is_left_in_peace():
