@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.blocks import row_blocks
-from stiefelkit.functional._scan.chunks import Chunk
-from stiefelkit.functional._scan.loops import Loops
-from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
+from stiefelkit.scan.engines.blocks import row_blocks
+from stiefelkit.scan.engines.chunks import Chunk
+from stiefelkit.scan.engines.loops import Loops
+from stiefelkit.scan.engines.problem import Gradients, Problem, shaped
 
 __all__ = ["InPlace"]
 

@@ -11,11 +11,11 @@ from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_
 from stiefelkit.functional._activations import find_activation, split_activation
 from stiefelkit.functional._onnx import is_exported
 from stiefelkit.functional._product import FullPrecision
-from stiefelkit.functional._scan.backends import GATED
-from stiefelkit.functional._scan.dispatch import DTYPES, prefers_loop
-from stiefelkit.functional._scan.fused import fused_scan
-from stiefelkit.functional._scan.onnx import exported_goru
-from stiefelkit.functional._scan.reference import multiplication
+from stiefelkit.scan.backends import GATED
+from stiefelkit.scan.dispatch import DTYPES, prefers_loop
+from stiefelkit.scan.fused import fused_scan
+from stiefelkit.scan.onnx import exported_goru
+from stiefelkit.scan.reference import multiplication
 
 __all__ = ["GORU_BACKENDS", "goru_scan"]
 

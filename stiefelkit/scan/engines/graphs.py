@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.loops import Loops, steps_back, steps_forward
-from stiefelkit.functional._scan.pointwise import activate
-from stiefelkit.functional._scan.problem import Problem
+from stiefelkit.scan.engines.loops import Loops, steps_back, steps_forward
+from stiefelkit.scan.pointwise import activate
+from stiefelkit.scan.engines.problem import Problem
 
 __all__ = ["GRAPHS", "GraphLoops", "Graphs", "capture"]
 

@@ -266,7 +266,7 @@ def _is_interpreted() -> bool:
 @functools.cache
 def programs(is_interpreted: bool) -> ModuleType:
     """The programs. triton.jit asks for the interpreter when it decorates, so there is one module for each answer."""
-    spec = importlib.util.find_spec("stiefelkit.functional._scan.triton_programs")
+    spec = importlib.util.find_spec("stiefelkit.scan.kernels.programs")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

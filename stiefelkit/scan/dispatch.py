@@ -11,10 +11,10 @@ from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
 from stiefelkit.functional._activations import find_activation, split_activation
 from stiefelkit.functional._onnx import is_exported
-from stiefelkit.functional._scan.backends import Request, choose
-from stiefelkit.functional._scan.fused import fused_scan
-from stiefelkit.functional._scan.onnx import exported_scan
-from stiefelkit.functional._scan.reference import reference_scan
+from stiefelkit.scan.backends import Request, choose
+from stiefelkit.scan.fused import fused_scan
+from stiefelkit.scan.onnx import exported_scan
+from stiefelkit.scan.reference import reference_scan
 
 __all__ = ["DTYPES", "prefers_loop", "scan", "scan_backend"]
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.chunks import segments
-from stiefelkit.functional._scan.engine import Engine
-from stiefelkit.functional._scan.problem import Gradients, Problem
+from stiefelkit.scan.engines.chunks import segments
+from stiefelkit.scan.engines.engine import Engine
+from stiefelkit.scan.engines.problem import Gradients, Problem
 
 __all__ = ["last_backward", "last_forward"]
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stiefelkit.functional._scan.problem import Gradients, Problem
+from stiefelkit.scan.engines.problem import Gradients, Problem
 
 __all__ = ["Engine", "PlainEngine"]
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.chunks import Chunk
-from stiefelkit.functional._scan.pointwise import Pointwise, Step, saved_like
-from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
+from stiefelkit.scan.engines.chunks import Chunk
+from stiefelkit.scan.pointwise import Pointwise, Step, saved_like
+from stiefelkit.scan.engines.problem import Gradients, Problem, shaped
 
 __all__ = ["Gated"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.blocks import (
+from stiefelkit.scan.engines.blocks import (
     fold,
     from_blocks,
     matrix_blocks,
@@ -16,8 +16,8 @@ from stiefelkit.functional._scan.blocks import (
     row_blocks,
     write_blocks,
 )
-from stiefelkit.functional._scan.chunks import Chunk, cut
-from stiefelkit.functional._scan.pointwise import Pointwise, activate, saved_like
+from stiefelkit.scan.engines.chunks import Chunk, cut
+from stiefelkit.scan.pointwise import Pointwise, activate, saved_like
 
 __all__ = ["Gradients", "Problem"]
 

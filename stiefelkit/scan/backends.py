@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.functional._scan.engine import Engine, PlainEngine
-from stiefelkit.functional._scan.triton_kernels import supports
+from stiefelkit.scan.engines.engine import Engine, PlainEngine
+from stiefelkit.scan.kernels.launch import supports
 
 __all__ = ["BACKENDS", "GATED", "Request", "choose", "engine", "plain_engine"]
 
@@ -66,7 +66,7 @@ def choose(backend: str, request: Request) -> str:
 def engine(backend: str) -> Engine:
     """The implementation of a fast backend, or of the gated recurrence."""
     if backend == GATED:
-        from stiefelkit.functional._scan.goru_fused import Gated
+        from stiefelkit.scan.engines.gated import Gated
 
         return Gated()
     return plain_engine(backend)
@@ -76,13 +76,13 @@ def engine(backend: str) -> Engine:
 def plain_engine(backend: str) -> PlainEngine:
     """The implementation of a fast backend of `scan`."""
     if backend == "triton":
-        from stiefelkit.functional._scan.triton import Triton
+        from stiefelkit.scan.engines.triton import Triton
 
         return Triton()
-    from stiefelkit.functional._scan.inplace import InPlace
+    from stiefelkit.scan.engines.inplace import InPlace
 
     if backend == "cuda_graphs":
-        from stiefelkit.functional._scan.graphs import GraphLoops
+        from stiefelkit.scan.engines.graphs import GraphLoops
 
         return InPlace(GraphLoops)
     return InPlace()

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
-from stiefelkit.functional._scan.backends import GATED
-from stiefelkit.functional._scan.folding import fold, is_foldable, one_by_one, sample_gradients, unfold
-from stiefelkit.functional._scan.operators import (
+from stiefelkit.scan.backends import GATED
+from stiefelkit.scan.folding import fold, is_foldable, one_by_one, sample_gradients, unfold
+from stiefelkit.scan.operators import (
     scan_backward,
     scan_deltas,
     scan_forward,

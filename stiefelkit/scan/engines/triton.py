@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._activations import split_activation
-from stiefelkit.functional._scan import triton_kernels
-from stiefelkit.functional._scan.blocks import from_blocks, row_blocks
-from stiefelkit.functional._scan.problem import Gradients, Problem
+from stiefelkit.scan import triton_kernels
+from stiefelkit.scan.engines.blocks import from_blocks, row_blocks
+from stiefelkit.scan.engines.problem import Gradients, Problem
 
 __all__ = ["Triton"]
 

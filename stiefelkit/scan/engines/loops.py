@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.pointwise import Pointwise, Step
-from stiefelkit.functional._scan.problem import Problem
+from stiefelkit.scan.pointwise import Pointwise, Step
+from stiefelkit.scan.engines.problem import Problem
 
 __all__ = ["Loops", "steps_back", "steps_forward"]
 

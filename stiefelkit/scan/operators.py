@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._product import FullPrecision, is_plain
-from stiefelkit.functional._scan.backends import engine, plain_engine
-from stiefelkit.functional._scan.checkpoints import last_backward, last_forward
-from stiefelkit.functional._scan.chunks import segments
-from stiefelkit.functional._scan.pointwise import saved_like
-from stiefelkit.functional._scan.problem import Gradients, Problem
+from stiefelkit.scan.backends import engine, plain_engine
+from stiefelkit.scan.engines.checkpoints import last_backward, last_forward
+from stiefelkit.scan.engines.chunks import segments
+from stiefelkit.scan.pointwise import saved_like
+from stiefelkit.scan.engines.problem import Gradients, Problem
 
 __all__ = ["scan_backward", "scan_deltas", "scan_forward", "scan_last", "scan_last_backward"]
 
