@@ -132,7 +132,7 @@ def _check_map(net: Any, parametrization: str | None, weight: str) -> None:
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("activation", sk.functional.ACTIVATIONS)
+@pytest.mark.parametrize("activation", sk.scan.activations.names())
 @pytest.mark.parametrize("name", REAL)
 def test_every_real_model_takes_every_activation(name, activation):
     net: Any = sk.models.create(name, 2, 4, 3, activation=activation)

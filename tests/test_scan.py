@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from stiefelkit import errors
-from stiefelkit.functional import scan, scan_backend
-from stiefelkit.functional._scan import chunks
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.scan import scan, scan_backend
+from stiefelkit.scan.engines import chunks
 
 DOUBLE = torch.float64
 REAL_ACTIVATIONS = ["modrelu", "tanh", "relu", "leaky_relu", "leaky_relu(0.3)", "abs", "oplu", "identity"]
@@ -401,7 +401,7 @@ def test_the_choice_of_a_backend_is_visible_and_checked():
         (
             dict(w=torch.eye(5, dtype=torch.complex64), activation_bias=torch.zeros(5, dtype=torch.complex64)),
             errors.DtypeError,
-            "real activation_bias with modReLU",
+            "real activation_bias with modrelu",
         ),
         (dict(w=torch.eye(5, dtype=torch.int64)), errors.DtypeError, "int64"),
         (dict(x=torch.zeros(6, 5), h0=torch.zeros(0, 5), batch_sizes=[]), errors.ShapeError, "add up to the rows of x"),

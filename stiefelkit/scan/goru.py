@@ -1,21 +1,15 @@
 """`goru_scan`: the gated orthogonal recurrence over a whole sequence."""
 
-import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_mean
-from stiefelkit.functional._activations import find_activation, split_activation
-from stiefelkit.functional._onnx import is_exported
-from stiefelkit.functional._product import FullPrecision
-from stiefelkit.scan.backends import GATED
-from stiefelkit.scan.dispatch import DTYPES, prefers_loop
-from stiefelkit.scan.fused import fused_scan
-from stiefelkit.scan.onnx import exported_goru
-from stiefelkit.scan.reference import multiplication
+from stiefelkit.errors import DtypeError, UnknownNameError, did_you_mean
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.checks import DTYPES, check_shapes, require_pairs, sizes_of
+from stiefelkit.scan.dispatch import prefers_loop, run
+from stiefelkit.scan.recurrence import GATED, Recurrence
 
 __all__ = ["GORU_BACKENDS", "goru_scan"]
 
@@ -57,7 +51,7 @@ def goru_scan(
         u: input matrices, [u_r; u_g; u_c], shape (3n, m).
         bias: of the gates, [b_r; b_g], shape (2n,).
         activation_bias: b_c, second argument of the activation, shape (n,).
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`; without a bias modReLU is the identity.
+        activation: one of `stiefelkit.scan.activations.names()`; without a bias modReLU is the identity.
         batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
         reverse: run from the last step to the first; outputs stay at their own steps.
         last_only: return None for the outputs.
@@ -84,116 +78,31 @@ def goru_scan(
     """
     if backend not in GORU_BACKENDS:
         raise UnknownNameError(f"goru_scan has no backend {backend!r}{did_you_mean(backend, GORU_BACKENDS)}")
-    find_activation(activation, False)
-    kind, _ = split_activation(activation)
-    _check_dtypes(x=x, h0=h0, q=q, w=w, u=u, bias=bias, activation_bias=activation_bias)
-    _check_shapes(x, h0, q, w, u, bias, activation_bias, batch_sizes)
-    if kind == "oplu" and q.shape[0] % 2:
-        raise ShapeError(f"OPLU needs an even number of units, got {q.shape[0]}.")
-    dtype, inner = DTYPES[q.dtype][0], None
-    last_bias = bias.new_zeros(q.shape[0])
-    if kind == "modrelu":
-        activation, inner = (
-            (activation, activation_bias.to(dtype)) if activation_bias is not None else ("identity", None)
-        )
-    elif activation_bias is not None:
-        last_bias = activation_bias
-    tensors = (
+    act, name = find_activation(activation, False), activation
+    given = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias, "activation_bias": activation_bias}
+    for key, tensor in given.items():
+        if tensor is not None and tensor.is_complex():
+            raise DtypeError(f"goru_scan needs a real {key}, since its gates are, got {tensor.dtype}.")
+    if q.dtype not in DTYPES:
+        raise DtypeError(f"goru_scan needs q of a floating dtype, got {q.dtype}.")
+    n, m, batch, steps = sizes_of("goru_scan", "q", q, x, batch_sizes)
+    shapes = {"h0": (batch, n), "w": (2 * n, n), "u": (3 * n, m), "bias": (2 * n,), "activation_bias": (n,)}
+    check_shapes("goru_scan", x, batch_sizes, {key: (given[key], shape) for key, shape in shapes.items()})
+    require_pairs(act, n)
+    dtype = DTYPES[q.dtype][0]
+    inner, outer = (activation_bias, None) if act.bias_inside else (None, activation_bias)
+    if act.bias_inside and inner is None:
+        name = "identity"
+    if backend == "auto":
+        backend = "reference" if prefers_loop(steps) else "inplace"
+    sizes = None if batch_sizes is None else tuple(batch_sizes)
+    out, last = run(
+        Recurrence(GATED, name, sizes, reverse, last_only, False, backend),
         x.to(dtype),
         torch.cat([q.to(dtype), w.to(dtype)]),
         h0.to(dtype),
         u.to(dtype),
-        torch.cat([bias.to(dtype), last_bias.to(dtype)]),
-        inner,
+        torch.cat([bias.to(dtype), (bias.new_zeros(n) if outer is None else outer).to(dtype)]),
+        None if inner is None else inner.to(dtype),
     )
-    settings: dict[str, Any] = {
-        "activation": activation,
-        "sizes": None if batch_sizes is None else tuple(batch_sizes),
-        "reverse": reverse,
-        "last_only": last_only,
-    }
-    steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
-    if is_exported():
-        out, last = exported_goru(*tensors, **settings)
-    elif backend == "reference" or (backend == "auto" and prefers_loop(steps)):
-        with FullPrecision(x.device):
-            out, last = _loop(*tensors, **settings)
-    else:
-        out, last = fused_scan(*tensors, backend=GATED, half=False, **settings)
     return None if out is None else out.to(q.dtype), last.to(q.dtype)
-
-
-def _loop(
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor,
-    bias: Tensor,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: Sequence[int] | None,
-    reverse: bool,
-    last_only: bool,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs the recurrence step by step, from w = [q; w_r; w_g], and from u and bias for [r; g; c]."""
-    act, n, wt = find_activation(activation, False), h0.shape[-1], w.mT.contiguous()
-    times = multiplication(x.device)
-    rows = times(x.flatten(0, -2), u.mT) + bias
-    steps = rows.split(list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
-    h, outputs, ended = (h0 if sizes is None else h0[: steps[-1 if reverse else 0].shape[0]]), [], []
-    for row in reversed(steps) if reverse else steps:
-        if sizes is not None and (alive := row.shape[0]) != h.shape[0]:
-            ended.append(h[alive:])
-            h = torch.cat([h[:alive], h0[h.shape[0] : alive]])
-        moved = times(h, wt)
-        r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
-        c = act(torch.addcmul(row[:, 2 * n :], r, moved[:, :n]), activation_bias)
-        h = torch.lerp(c, h, g)
-        outputs.append(h)
-    last = torch.cat([h, *reversed(ended)]) if ended else h
-    if last_only:
-        return None, last
-    ordered = outputs[::-1] if reverse else outputs
-    return (torch.stack(ordered) if sizes is None else torch.cat(ordered)), last
-
-
-def _check_dtypes(**given: Tensor | None) -> None:
-    for name, tensor in given.items():
-        if tensor is not None and tensor.is_complex():
-            raise DtypeError(f"goru_scan needs a real {name}, since its gates are, got {tensor.dtype}.")
-    q = given["q"]
-    if q is not None and q.dtype not in DTYPES:
-        raise DtypeError(f"goru_scan needs q of a floating dtype, got {q.dtype}.")
-
-
-def _check_shapes(
-    x: Tensor,
-    h0: Tensor,
-    q: Tensor,
-    w: Tensor,
-    u: Tensor,
-    bias: Tensor,
-    activation_bias: Tensor | None,
-    batch_sizes: Sequence[int] | None,
-) -> None:
-    if q.dim() != 2 or q.shape[0] != q.shape[1]:
-        raise ShapeError(f"goru_scan needs a square q, got shape {tuple(q.shape)}.")
-    n = q.shape[-1]
-    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
-        wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
-        raise ShapeError(f"goru_scan needs x of shape {wanted}, got {tuple(x.shape)}.")
-    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
-    given = {"h0": (h0, (batch, n)), "w": (w, (2 * n, n)), "u": (u, (3 * n, x.shape[-1])), "bias": (bias, (2 * n,))}
-    if activation_bias is not None:
-        given["activation_bias"] = activation_bias, (n,)
-    for name, (tensor, shape) in given.items():
-        if tensor.shape != shape:
-            raise ShapeError(f"goru_scan needs {name} of shape {shape}, got {tuple(tensor.shape)}.")
-    if batch_sizes is None:
-        return
-    if any(b > a or b < 1 for a, b in itertools.pairwise(batch_sizes)):
-        raise ShapeError(f"goru_scan needs batch_sizes that do not increase, got {list(batch_sizes)}.")
-    if sum(batch_sizes) != x.shape[0]:
-        raise ShapeError(
-            f"goru_scan needs batch_sizes that add up to the rows of x, {x.shape[0]}, got {sum(batch_sizes)}."
-        )

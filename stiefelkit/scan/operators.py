@@ -1,81 +1,38 @@
 """The fast scan as operators that tracing does not look into, in full precision."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._product import FullPrecision, is_plain
+from stiefelkit.functional._product import opaque
+from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.backends import engine, plain_engine
-from stiefelkit.scan.engines.checkpoints import last_backward, last_forward
 from stiefelkit.scan.engines.chunks import segments
-from stiefelkit.scan.pointwise import saved_like
-from stiefelkit.scan.engines.problem import Gradients, Problem
+from stiefelkit.scan.engines.problem import Problem
+from stiefelkit.scan.recurrence import GATED, SETTINGS, TENSORS, Recurrence
 
-__all__ = ["scan_backward", "scan_deltas", "scan_forward", "scan_last", "scan_last_backward"]
+__all__ = ["scan_backward", "scan_deltas", "scan_forward"]
 
-NAMES = ("x", "w", "h0", "u", "bias", "activation_bias")
-
-
-def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function that allocates what it returns an operator; in plain eager mode it is called directly."""
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        def in_full_precision(*args: Any) -> Any:
-            with FullPrecision(next(a.device for a in args if isinstance(a, Tensor))):
-                return fn(*args)
-
-        op = torch.library.custom_op(f"stiefelkit::{fn.__name__}", in_full_precision, mutates_args=())
-        op.register_fake(fake)
-
-        @functools.wraps(fn)
-        def call(*args: Any) -> Any:
-            return in_full_precision(*args) if is_plain(*args) else op(*args)
-
-        return call
-
-    return decorate
+ARGUMENTS = f"Tensor x, Tensor w, Tensor h0, Tensor? u, Tensor? bias, Tensor? activation_bias, {SETTINGS}"
+COUNT = len(TENSORS) + len(Recurrence._fields)
+STATES = "Tensor out, Tensor saved, Tensor? g_out, Tensor? g_last"
 
 
-def _states_like(x: Tensor, h0: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], h0.shape[-1], dtype=h0.dtype)
+def _split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Recurrence, tuple[Any, ...]]:
+    return args[: len(TENSORS)], Recurrence(*args[len(TENSORS) : COUNT]), args[COUNT:]
 
 
-def _fake_forward(
-    x: Tensor, w: Tensor, h0: Tensor, u: Any, bias: Any, b: Any, activation: str, sizes: Any, reverse: bool, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    keep = rest[-1]
-    width, dtype = saved_like(activation, h0.shape[-1], w.dtype)
-    rows = x.shape[:-1] if keep else (0, *x.shape[1:-1])
-    return _states_like(x, h0), h0.new_empty(h0.shape), x.new_empty(*rows, width, dtype=dtype)
-
-
-@_operator(_fake_forward)
-def scan_forward(
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: list[int] | None,
-    reverse: bool,
-    backend: str,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All states, the last ones, and what the derivative needs besides them (with `keep`)."""
-    return engine(backend).forward(Problem(x, w, h0, u, bias, activation_bias, activation, sizes, reverse), keep)
-
-
-def _fake_last(
-    x: Tensor, w: Tensor, h0: Tensor, u: Any, bias: Any, b: Any, activation: str, sizes: Any, reverse: bool, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    keep = rest[-1]
-    return h0.new_empty(h0.shape), h0.new_empty(_marks(x.shape[0] if sizes is None else len(sizes), keep), *h0.shape)
+def _like_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (x, w, h0, *_), recurrence, (keep,) = _split(args)
+    n, rows = h0.shape[-1], x.shape[:-1]
+    width, dtype = find_activation(recurrence.activation, w.is_complex()).saved_like(n, w.dtype)
+    # Between checkpoints, and of a gated recurrence, everything is worked out again.
+    kept = rows if keep and not recurrence.last_only and recurrence.cell != GATED else (0, *rows[1:])
+    if recurrence.last_only:
+        steps = x.shape[0] if recurrence.sizes is None else len(recurrence.sizes)
+        rows = (_marks(steps, keep), *h0.shape[:-1])
+    return x.new_empty(*rows, n, dtype=h0.dtype), h0.new_empty(h0.shape), x.new_empty(*kept, width, dtype=dtype)
 
 
 def _marks(steps: Any, keep: bool) -> Any:
@@ -85,123 +42,41 @@ def _marks(steps: Any, keep: bool) -> Any:
     return len(segments(steps)) if isinstance(steps, int) else torch.library.get_ctx().new_dynamic_size()
 
 
-@_operator(_fake_last)
-def scan_last(
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: list[int] | None,
-    reverse: bool,
-    backend: str,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
-    """The last states, and the checkpoints (with `keep`)."""
-    p = Problem(x, w, h0, u, bias, activation_bias, activation, sizes, reverse)
-    return last_forward(engine(backend), p, keep)
+@opaque(_like_forward, dims=None, schema=f"({ARGUMENTS}, bool keep) -> (Tensor, Tensor, Tensor)")
+def scan_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """All states or the checkpoints, the last ones, and what the derivative needs besides them (with `keep`)."""
+    tensors, recurrence, (keep,) = _split(args)
+    return engine(recurrence).forward(Problem(recurrence, *tensors), keep)
 
 
-def _fake_backward(
-    g_out: Any,
-    g_last: Any,
-    kept: Any,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    b: Tensor | None,
-    *rest: Any,
-) -> list[Tensor]:
-    return _filled(rest[-2], [x, w, h0, u, bias, b], None)
+def _like_backward(*args: Any) -> list[Tensor]:
+    tensors, needs = args[: len(TENSORS)], args[-1]
+    return _wanted(needs, tensors, [None if t is None else t.new_empty(t.shape) for t in tensors])
 
 
-def _filled(needs: list[bool], arguments: list[Tensor | None], found: Gradients | None) -> list[Tensor]:
+def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list[Tensor]:
     """One tensor an argument: its gradient, or an empty one if it is not wanted."""
-    like = next(t for t in arguments if t is not None)
-    tensors = []
-    for name, needed, argument in zip(NAMES, needs, arguments, strict=True):
-        if not needed or argument is None:
-            tensors.append(like.new_empty(0))
-        elif found is None:
-            tensors.append(argument.new_empty(argument.shape))
-        else:
-            tensors.append(getattr(found, name))
-    return tensors
+    return [
+        gradient if needed and t is not None else tensors[0].new_empty(0)
+        for needed, t, gradient in zip(needs, tensors, gradients, strict=True)
+    ]
 
 
-@_operator(lambda g_out, g_last, kept, *rest: _fake_backward(g_out, g_last, kept, *rest[1:]))
-def scan_backward(
-    g_out: Tensor | None,
-    g_last: Tensor | None,
-    out: Tensor,
-    saved: Tensor,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: list[int] | None,
-    reverse: bool,
-    backend: str,
-    needs: list[bool],
-    half: bool,
-) -> list[Tensor]:
+@opaque(_like_backward, dims=None, schema=f"({ARGUMENTS}, {STATES}, bool[] needs) -> Tensor[]")
+def scan_backward(*args: Any) -> list[Tensor]:
     """Gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
-    p = Problem(x, w, h0, u, bias, activation_bias, activation, sizes, reverse)
-    found = engine(backend).backward(p, g_out, g_last, out, saved, needs, half)
-    return _filled(needs, [x, w, h0, u, bias, activation_bias], found)
+    tensors, recurrence, (out, saved, g_out, g_last, needs) = _split(args)
+    found = engine(recurrence).backward(Problem(recurrence, *tensors), g_out, g_last, out, saved, needs)
+    return _wanted(needs, tensors, [getattr(found, name) for name in TENSORS])
 
 
-@_operator(lambda g_last, marks, *rest: _fake_backward(None, g_last, marks, *rest))
-def scan_last_backward(
-    g_last: Tensor,
-    marks: Tensor,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: list[int] | None,
-    reverse: bool,
-    backend: str,
-    needs: list[bool],
-    half: bool,
-) -> list[Tensor]:
-    """The same from the gradient by the last states alone."""
-    p = Problem(x, w, h0, u, bias, activation_bias, activation, sizes, reverse)
-    found = last_backward(engine(backend), p, g_last, marks, needs, half)
-    return _filled(needs, [x, w, h0, u, bias, activation_bias], found)
-
-
-def _fake_deltas(g_out: Any, g_last: Any, out: Tensor, saved: Any, x: Any, w: Any, h0: Tensor, *rest: Any) -> Any:
+def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
+    (_, _, h0, *_), _, (out, *_) = _split(args)
     return out.new_empty(out.shape), h0.new_empty(h0.shape)
 
 
-@_operator(_fake_deltas)
-def scan_deltas(
-    g_out: Tensor | None,
-    g_last: Tensor | None,
-    out: Tensor,
-    saved: Tensor,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: list[int] | None,
-    reverse: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+@opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
+def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
     """Gradients by the pre-activations, like `out`, and by h0."""
-    p = Problem(x, w, h0, u, bias, activation_bias, activation, sizes, reverse)
-    return plain_engine(backend).deltas(p, g_out, g_last, out, saved)
+    tensors, recurrence, (out, saved, g_out, g_last) = _split(args)
+    return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), g_out, g_last, out, saved)
