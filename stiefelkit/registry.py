@@ -174,9 +174,8 @@ class Registry:
 
 
 def _check_parametrization(cls: Any) -> None:
-    from stiefelkit.param import OrthogonalParam
-
-    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+    contract = EntryPoint("", "stiefelkit.param:OrthogonalParam", "").load()
+    if not (isinstance(cls, type) and issubclass(cls, contract)):
         raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
     if not hasattr(cls, "coordinate_names"):
         raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")

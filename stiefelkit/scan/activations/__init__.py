@@ -1,6 +1,7 @@
 """Activations, one a file, by name: built-ins and plugins on the same road, imported at first use."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +12,14 @@ from stiefelkit.scan.activations.activation import Activation, Step
 
 __all__ = ["Activation", "Step", "find_activation", "names", "register"]
 
+
+def _check(target: Any) -> None:
+    if not (isinstance(target, type) and issubclass(target, Activation)):
+        raise OptionError(f"An activation needs to be a subclass of Activation, got {target!r}.")
+
+
 _activations = Registry(
+    "stiefelkit.activations",
     "activation",
     {
         "abs": "stiefelkit.scan.activations.abs:Abs",
@@ -22,9 +30,10 @@ _activations = Registry(
         "relu": "stiefelkit.scan.activations.relu:ReLU",
         "tanh": "stiefelkit.scan.activations.tanh:Tanh",
     },
-    group="stiefelkit.activations",
+    _check,
 )
 _found: dict[tuple[str, bool], Activation] = {}
+_learnt = SimpleNamespace()
 
 
 def names() -> list[str]:
@@ -43,7 +52,7 @@ def register(name: str, target: "str | type[Activation]") -> None:
         OptionError: the name is taken or is no plain word, or the class is no activation.
     """
     if not isinstance(target, str):
-        _require_class(target)
+        _activations.check(target)
     _activations.register(name, target)
 
 
@@ -61,23 +70,24 @@ def find_activation(name: str, is_complex: bool) -> Activation:
     try:
         return _found[name, is_complex]
     except (KeyError, TypeError):
-        _learn(name, is_complex)
-        return _found[name, is_complex]
+        pass
+    _learn(name, is_complex)
+    # Traced code sees a dict as it was at the first look, and an attribute as it is.
+    return getattr(_learnt, f"{name} {is_complex}")
 
 
 @torch.compiler.assume_constant_result
 def _learn(name: str, is_complex: bool) -> None:
     """Makes a name known, outside of traced code: a compiler would look into the registry's imports."""
-    global _found
-    # A table that has been looked at in traced code does not grow there: another one takes its place.
-    _found = {**_found, (name, is_complex): _parsed(name, is_complex)}
+    _found[name, is_complex] = found = _parsed(name, is_complex)
+    setattr(_learnt, f"{name} {is_complex}", found)
 
 
 def _parsed(name: Any, is_complex: bool) -> Activation:
     kind, parenthesis, rest = name.partition("(") if isinstance(name, str) else ("", "", "")
     if kind not in names():
         raise UnknownNameError(f"No activation is named {name!r}{did_you_mean(name, names())}")
-    cls = _require_class(_activations.get(kind))
+    cls = _activations.find(kind)
     slope = cls.default_slope or 0.0
     if parenthesis:
         try:
@@ -94,9 +104,3 @@ def _parsed(name: Any, is_complex: bool) -> Activation:
         fitting = [each for each, other in _activations.available().items() if other.of_complex()]
         raise DtypeError(f"Complex states need an activation in {fitting}, got {name!r}.")
     return own(name, slope)
-
-
-def _require_class(target: Any) -> type[Activation]:
-    if not (isinstance(target, type) and issubclass(target, Activation)):
-        raise OptionError(f"An activation needs to be a subclass of Activation, got {target!r}.")
-    return target
