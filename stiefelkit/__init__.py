@@ -8,7 +8,19 @@ from stiefelkit._version import __version__
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 
 if TYPE_CHECKING:
-    from stiefelkit import errors, functional, init, manifolds, metrics, models, nn, optim, parametrizations, testing
+    from stiefelkit import (
+        errors,
+        functional,
+        init,
+        manifolds,
+        metrics,
+        models,
+        nn,
+        optim,
+        parametrizations,
+        scan,
+        testing,
+    )
     from stiefelkit.attach import assign_, available, bake, coordinates, orthogonal, rebase_, register, reset_
     from stiefelkit.carrier import CoordinateList
     from stiefelkit.distributed import fully_shard_coordinates
@@ -45,6 +57,7 @@ __all__ = [
     "rebase_",
     "register",
     "reset_",
+    "scan",
     "testing",
     "tie",
 ]

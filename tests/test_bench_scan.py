@@ -27,8 +27,8 @@ from stiefelkit.experiments.bench.recurrences import (
 )
 from stiefelkit.experiments.bench.rows import RecurrenceRow
 from stiefelkit.experiments.bench.training_step import whole_and_scan
-from stiefelkit.functional import ACTIVATIONS, COMPLEX_ACTIVATIONS
 from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.scan import activations, find_activation
 from stiefelkit.testing import seeds
 
 REAL = Case("real", T=6, n=4, B=3, m=2, matched=5)
@@ -88,10 +88,10 @@ def test_weights_are_drawn_as_the_help_says(case):
 # Who takes part
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", activations.names())
 @pytest.mark.parametrize("case", [REAL, COMPLEX])
 def test_our_scan_and_the_loop_compute_the_same_states_and_gradients(case, activation):
-    if case.is_complex and activation not in COMPLEX_ACTIVATIONS:
+    if case.is_complex and find_activation(activation, False).of_complex() is None:
         return
     drawn = float64(case, activation)
     entries = {name: enter(drawn) for name, enter in ours(["reference", *fast_backends(drawn)]).items()}
@@ -182,7 +182,7 @@ def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
         raise RuntimeError("no kernel\nand a long trace")
 
     table: dict[str, Any] = {"theirs": recurrence_peers.get(LOOP), "broken": broken}
-    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("peer", table, "nobody.home"))
+    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("nobody.home", "peer", table))
     (heat,) = heats(plan())
     assert {row.contender for row, is_peer in zip(heat.rows, heat.is_peer, strict=True) if is_peer} == {"theirs"}
     assert heat.left_out == {"broken": "no kernel"}

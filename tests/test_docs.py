@@ -15,9 +15,11 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending",
 @pytest.mark.parametrize("page", PAGES)
 def test_printed_python_runs(page, monkeypatch, tmp_path):
     from stiefelkit import registry
+    from stiefelkit.scan import activations
 
-    own = registry.Registry("parametrization", dict(registry.parametrizations._targets), "nobody.home")
-    monkeypatch.setattr(registry, "parametrizations", own)
+    monkeypatch.setattr(registry, "parametrizations", registry.parametrizations.copy())
+    monkeypatch.setattr(activations, "_activations", activations._activations.copy())
+    monkeypatch.setattr(activations, "_found", {})
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     name = "printed_" + re.sub(r"\W", "_", page)

@@ -6,7 +6,8 @@ from test_every_public_function import CASES, row
 
 import stiefelkit as sk
 from stiefelkit.errors import OptionError
-from stiefelkit.functional import cayley, scan, skew_size
+from stiefelkit.functional import cayley, skew_size
+from stiefelkit.scan import scan
 from stiefelkit.testing import cases, seeds
 from stiefelkit.testing.derivatives import of_free
 

@@ -7,13 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors
-from stiefelkit.functional import ACTIVATIONS, find_activation, goru_scan
-from stiefelkit.functional._scan import chunks
 from stiefelkit.nn import GORU
+from stiefelkit.scan import activations, find_activation, goru_scan
+from stiefelkit.scan.engines import chunks
 from stiefelkit.testing import seeds
 
 DOUBLE = torch.float64
 M, N = 3, 4
+ACTIVATIONS = activations.names()
 NAMES = [*ACTIVATIONS, "leaky_relu(0.3)"]
 LAYOUTS = [(None, False), (None, True), ([5, 5, 5, 3, 3, 1], False), ([5, 5, 5, 3, 3, 1], True)]
 

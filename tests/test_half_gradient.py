@@ -10,8 +10,8 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors, init
-from stiefelkit.functional import scan
 from stiefelkit.nn import OrthogonalRNN, OrthogonalRNNCell
+from stiefelkit.scan import scan
 from stiefelkit.testing import seeds
 
 DOUBLE, N = torch.float64, 6

@@ -9,7 +9,6 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.registry import Registry
 from stiefelkit.testing import seeds
 
 # name, (input, hidden, output), count: the figures that the papers print, in full.
@@ -132,7 +131,7 @@ def _check_map(net: Any, parametrization: str | None, weight: str) -> None:
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("activation", sk.functional.ACTIVATIONS)
+@pytest.mark.parametrize("activation", sk.scan.activations.names())
 @pytest.mark.parametrize("name", REAL)
 def test_every_real_model_takes_every_activation(name, activation):
     net: Any = sk.models.create(name, 2, 4, 3, activation=activation)
@@ -434,7 +433,7 @@ def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):
 
 
 def test_a_model_is_registered_by_name(monkeypatch):
-    own = Registry("model", dict(sk.models._models._targets), "nobody.home")
+    own = sk.models._models.copy()
     monkeypatch.setattr(sk.models, "_models", own)
     sk.models.register("mine", "stiefelkit.models.scornn:scornn")
     net: Any = sk.models.create("mine", 1, 2, 3)

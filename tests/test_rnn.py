@@ -10,8 +10,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.functional import modrelu, scan
+from stiefelkit.functional import modrelu
 from stiefelkit.nn import ModReLU, OrthogonalRNN, OrthogonalRNNCell
+from stiefelkit.scan import scan
 
 DOUBLE = torch.float64
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from stiefelkit.functional._scan import chunks
-from stiefelkit.functional._scan.graphs import GraphLoops, Graphs
-from stiefelkit.functional._scan.inplace import InPlace
-from stiefelkit.functional._scan.problem import Problem
+from stiefelkit.scan.engines import chunks
+from stiefelkit.scan.engines.graphs import GraphLoops, Graphs
+from stiefelkit.scan.engines.inplace import InPlace
+from stiefelkit.scan.engines.problem import Problem
+from stiefelkit.scan.recurrence import PLAIN, Recurrence
 from stiefelkit.testing import seeds
 
 NAMES = ("x", "w", "h0", "u", "bias", "activation_bias")
@@ -38,7 +39,8 @@ def problem(dtype, activation, reverse=False, steps=8, batch=4, n=6, sizes=None)
     x = random(steps, batch, 3) if sizes is None else random(sum(sizes), 3)
     b = random(n, dtype=dtype.to_real()) if activation == "modrelu" else None
     w = torch.linalg.qr(random(n, n))[0]
-    return Problem(x, w, random(batch, n), random(n, 3), random(n), b, activation, sizes, reverse)
+    recurrence = Recurrence(PLAIN, activation, sizes, reverse, False, False, "cuda_graphs")
+    return Problem(recurrence, x, w, random(batch, n), random(n, 3), random(n), b)
 
 
 def results(engine, p):

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from stiefelkit.functional import scan
+from stiefelkit.scan import scan
+from stiefelkit.scan.recurrence import PLAIN, Recurrence
 from stiefelkit.testing import lowered_products
 
 DOUBLE = torch.float64
@@ -42,15 +43,12 @@ def test_last_states_alone_lie_in_memory_as_tracing_says_whatever_h0_and_its_gra
     w = torch.linalg.qr(torch.randn(4, 4, dtype=dtype))[0].contiguous()
     h0, g = torch.randn(4, 3, dtype=dtype).mT.requires_grad_(), torch.randn(4, 3, dtype=dtype).mT
     x = torch.randn(9, 3, 4, dtype=dtype)
-    leaves = (x, w, h0, None, None, None, "identity", None, False, "inplace")
-    torch.library.opcheck(torch.ops.stiefelkit.scan_last.default, (*leaves, True), test_utils="test_faketensor")
-    marks = torch.ops.stiefelkit.scan_last.default(*leaves, True)[1].detach()
+    forward, backward = torch.ops.stiefelkit.scan_forward.default, torch.ops.stiefelkit.scan_backward.default
+    leaves = (x, w, h0, None, None, None, *Recurrence(PLAIN, "identity", None, False, True, False, "inplace"))
+    torch.library.opcheck(forward, (*leaves, True), test_utils="test_faketensor")
+    marks, _, saved = (t.detach() for t in forward(*leaves, True))
     needs = [True, True, True, False, False, False]
-    torch.library.opcheck(
-        torch.ops.stiefelkit.scan_last_backward.default,
-        (g, marks, *leaves, needs, False),
-        test_utils="test_faketensor",
-    )
+    torch.library.opcheck(backward, (*leaves, marks, saved, None, g, needs), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("last_only", [False, True])

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from stiefelkit.functional import modrelu, scan
-from stiefelkit.functional._scan import triton_kernels
+from stiefelkit.functional import modrelu
+from stiefelkit.scan import find_activation, scan
+from stiefelkit.scan.kernels import launch
 
 pytest.importorskip("triton")
 
@@ -62,19 +63,14 @@ def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, w
 
     # The real matrix by which [Re h | Im h] becomes that of h w^T.
     wt = floats(torch.cat([w.mT, 1j * w.mT]) if is_complex else w.mT)
-    options: dict[str, Any] = {
-        "activation": activation,
-        "slope": 0.1,
-        "sizes": None if sizes is None else torch.tensor(sizes),
-        "reverse": reverse,
-        "is_complex": is_complex,
-    }
+    act = find_activation(activation, is_complex)
+    options: dict[str, Any] = {"sizes": None if sizes is None else torch.tensor(sizes), "reverse": reverse}
     states = floats(z)
-    found_last, saved = triton_kernels.forward(states, wt, floats(h0), b, **options)
+    found_last, saved = launch.forward(states, wt, floats(h0), act, b, **options, units=n)
     assert is_close(states, out)
     assert is_close(found_last, last)
     outer, ending = (None if g is None else floats(g) for g in (g_out, g_last))
-    delta, found_dh0 = triton_kernels.backward(outer, ending, states, saved, wt.mT, b, **options, batch=batch)
+    delta, found_dh0 = launch.backward(outer, ending, states, saved, wt.mT, act, **options, batch=batch)
     assert is_close(delta, dz)
     assert is_close(found_dh0, dh0)
 
@@ -112,9 +108,9 @@ def test_edges_of_steps_batches_and_tiles(steps, batch, n):
 
 @pytest.mark.usefixtures("_interpreter")
 def test_no_sequences_are_left_alone():
-    z, w = torch.empty(0, 5), torch.eye(5)
-    assert triton_kernels.forward(z, w, torch.empty(0, 5), None, "tanh")[0].shape == (0, 5)
-    delta, dh0 = triton_kernels.backward(None, None, z, None, w, None, "tanh", batch=0)
+    z, w, act = torch.empty(0, 5), torch.eye(5), find_activation("tanh", False)
+    assert launch.forward(z, w, torch.empty(0, 5), act, units=5)[0].shape == (0, 5)
+    delta, dh0 = launch.backward(None, None, z, None, w, act, batch=0)
     assert delta.shape == dh0.shape == (0, 5)
 
 
@@ -135,7 +131,7 @@ def test_tanh_has_all_digits_near_zero_and_keeps_its_limits():
     z = torch.cat([torch.logspace(-30, 2, 200), torch.tensor([0.0, torch.inf])])
     z = torch.cat([z, -z])
     out = z.unsqueeze(1).clone()
-    triton_kernels.forward(out, torch.zeros(1, 1), torch.zeros(len(z), 1), None, "tanh")
+    launch.forward(out, torch.zeros(1, 1), torch.zeros(len(z), 1), find_activation("tanh", False), units=1)
     assert torch.allclose(out.squeeze(1).double(), z.double().tanh(), rtol=5e-7, atol=0)
 
 
@@ -147,11 +143,10 @@ def test_complex_modrelu_takes_moduli_of_every_size(bias):
     b = torch.full((len(modulus),), bias)
     n = len(modulus)
     out = blocks(z).clone()
-    _, q = triton_kernels.forward(out, torch.zeros(2 * n, 2 * n), torch.zeros(1, 2 * n), b, "modrelu", is_complex=True)
+    act, w = find_activation("modrelu", True), torch.zeros(2 * n, 2 * n)
+    _, q = launch.forward(out, w, torch.zeros(1, 2 * n), act, b, units=n)
     assert torch.allclose(torch.complex(*out.double().chunk(2, -1)), modrelu(z, b).to(torch.complex128), rtol=1e-6)
-    delta, _ = triton_kernels.backward(
-        torch.ones_like(out), None, out, q, torch.zeros(2 * n, 2 * n), b, "modrelu", is_complex=True, batch=1
-    )
+    delta, _ = launch.backward(torch.ones_like(out), None, out, q, w, act, batch=1)
     assert torch.isfinite(delta).all()
     still = z.abs() < torch.finfo(torch.float32).tiny
     assert not delta.view(2, n)[:, still.squeeze(0)].any()
@@ -161,13 +156,13 @@ def test_complex_modrelu_takes_moduli_of_every_size(bias):
 def test_modrelu_is_zero_and_flat_at_zero_and_the_identity_without_a_bias():
     out = torch.tensor([[-2.0, 0.0, 0.5]])
     w, h0, b = torch.zeros(3, 3), torch.zeros(1, 3), torch.tensor([1.0, 1.0, -1.0])
-    triton_kernels.forward(out, w, h0, b, "modrelu")
+    act = find_activation("modrelu", False)
+    launch.forward(out, w, h0, act, b, units=3)
     assert out.tolist() == [[-3.0, 0.0, 0.0]]
-    delta, _ = triton_kernels.backward(torch.ones(1, 3), None, out, None, w, b, "modrelu", batch=1)
+    delta, _ = launch.backward(torch.ones(1, 3), None, out, None, w, act, batch=1)
     assert delta.tolist() == [[1.0, 0.0, 0.0]]
     z = torch.randn(2, 3)
-    out = z.clone()
-    triton_kernels.forward(out, w, torch.zeros(2, 3), None, "modrelu")
+    out = scan(z.unsqueeze(0), w, torch.zeros(2, 3), activation="modrelu", backend="triton")[1]
     assert torch.equal(out, z)
 
 
@@ -177,8 +172,9 @@ def test_nothing_is_kept_where_no_derivative_is_asked_for():
     for activation in ("abs", "oplu"):
         z = torch.randn(6, 4)
         kept = z.clone()
-        assert triton_kernels.forward(z, w, h0, None, activation, keep=False)[1] is None
-        saved = triton_kernels.forward(kept, w, h0, None, activation)[1]
+        act = find_activation(activation, False)
+        assert launch.forward(z, w, h0, act, keep=False, units=4)[1] is None
+        saved = launch.forward(kept, w, h0, act, units=4)[1]
         assert saved is not None
         assert saved.dtype == torch.int8
         assert torch.equal(z, kept)
@@ -187,21 +183,22 @@ def test_nothing_is_kept_where_no_derivative_is_asked_for():
 def test_support_is_a_reason_or_none(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     cpu = torch.device("cpu")
-    assert triton_kernels.supports(cpu, torch.complex64, 512, "modrelu") is None
+    tanh = find_activation("tanh", False)
+    assert launch.supports(cpu, torch.complex64, 512, find_activation("modrelu", True)) is None
     for dtype, width, activation, part in [
         (torch.float64, 8, "tanh", "float32"),
-        (torch.float32, triton_kernels.WIDEST + 1, "tanh", "at most 512"),
+        (torch.float32, launch.WIDEST + 1, "tanh", "at most 512"),
         (torch.float32, 7, "oplu", "even"),
     ]:
-        assert part in str(triton_kernels.supports(cpu, dtype, width, activation))
-    assert "a GPU" in str(triton_kernels.supports(torch.device("meta"), torch.float32, 8, "tanh"))
+        assert part in str(launch.supports(cpu, dtype, width, find_activation(activation, False)))
+    assert "a GPU" in str(launch.supports(torch.device("meta"), torch.float32, 8, tanh))
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert "a GPU" in str(triton_kernels.supports(cpu, torch.float32, 8, "tanh"))
+    assert "a GPU" in str(launch.supports(cpu, torch.float32, 8, tanh))
 
 
 def test_without_triton_there_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert "triton" in str(triton_kernels.supports(torch.device("cuda"), torch.float32, 8, "tanh"))
+    assert "triton" in str(launch.supports(torch.device("cuda"), torch.float32, 8, find_activation("tanh", False)))
 
 
 def compiled(name, kind, width, packed):
@@ -210,8 +207,8 @@ def compiled(name, kind, width, packed):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    program = getattr(triton_kernels.programs(False), name)
-    fixed = triton_kernels.settings(width, kind)
+    program = getattr(launch.programs(False), name)
+    fixed = launch.settings(width, find_activation(kind.removeprefix("complex_"), kind.startswith("complex")))
     options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
     fixed |= {"KEEP": True} if name == "run_forward" else {"HAS_OUT": True, "HAS_LAST": True}

@@ -1,14 +1,6 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
-from stiefelkit.functional._activations import (
-    ACTIVATIONS,
-    COMPLEX_ACTIVATIONS,
-    find_activation,
-    leaky_relu,
-    modrelu,
-    oplu,
-    split_activation,
-)
+from stiefelkit.functional._activations import leaky_relu, modrelu, oplu
 from stiefelkit.functional._butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._cayley import cayley
 from stiefelkit.functional._cayley_inverse import cayley_inverse
@@ -35,14 +27,9 @@ from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations import brickwall
 from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations_plan import mesh_size
-from stiefelkit.functional._scan import BACKENDS, GORU_BACKENDS, goru_scan, scan, scan_backend
 from stiefelkit.functional._stiefel_step import Tangent, cayley_increment, norms_of, riemannian_gradient
 
 __all__ = [
-    "ACTIVATIONS",
-    "BACKENDS",
-    "COMPLEX_ACTIVATIONS",
-    "GORU_BACKENDS",
     "Tangent",
     "band_size",
     "brickwall",
@@ -54,8 +41,6 @@ __all__ = [
     "cayley_inverse",
     "diagonal",
     "exponential",
-    "find_activation",
-    "goru_scan",
     "haar_angles",
     "haar_indices",
     "householder",
@@ -78,11 +63,8 @@ __all__ = [
     "product",
     "riemannian_gradient",
     "rotate_butterfly",
-    "scan",
-    "scan_backend",
     "skew_logarithm",
     "skew_size",
-    "split_activation",
     "split_defect",
     "spread_band",
     "tall_logarithm",

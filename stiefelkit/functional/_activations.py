@@ -1,26 +1,11 @@
-"""Activations of recurrent cells, real and complex, by name."""
-
-import math
-from collections.abc import Callable
+"""Activations of recurrent cells that torch has not, real and complex."""
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
+from stiefelkit.errors import ShapeError
 
-__all__ = [
-    "ACTIVATIONS",
-    "COMPLEX_ACTIVATIONS",
-    "find_activation",
-    "leaky_relu",
-    "modrelu",
-    "oplu",
-    "split_activation",
-]
-
-Activation = Callable[[Tensor, Tensor | None], Tensor]
-
-DEFAULT_SLOPE = 0.1
+__all__ = ["leaky_relu", "modrelu", "oplu"]
 
 
 def modrelu(z: Tensor, b: Tensor) -> Tensor:
@@ -79,68 +64,6 @@ def oplu(z: Tensor) -> Tensor:
     return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=-1)
 
 
-def leaky_relu(z: Tensor, slope: float = DEFAULT_SLOPE) -> Tensor:
+def leaky_relu(z: Tensor, slope: float = 0.1) -> Tensor:
     """Z where it is positive, else slope z; at 0 the gradient is the slope's."""
     return torch.nn.functional.leaky_relu(z, slope)
-
-
-def _additive(function: Callable[[Tensor], Tensor]) -> Activation:
-    def apply(z: Tensor, b: Tensor | None) -> Tensor:
-        return function(z if b is None else z + b)
-
-    return apply
-
-
-def _modrelu_or_identity(z: Tensor, b: Tensor | None) -> Tensor:
-    # Without a bias modReLU changes nothing.
-    return z if b is None else modrelu(z, b)
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "modrelu": _modrelu_or_identity,
-    "tanh": _additive(torch.tanh),
-    "relu": _additive(torch.relu),
-    "leaky_relu": _additive(leaky_relu),
-    "abs": _additive(torch.abs),
-    "oplu": _additive(oplu),
-    "identity": _additive(lambda z: z),
-}
-"""Name to function of pre-activation and bias. modReLU shifts the modulus by a real bias, the others add theirs."""
-
-COMPLEX_ACTIVATIONS = frozenset({"modrelu", "identity"})
-"""Those that are defined for complex states."""
-
-
-def split_activation(name: str) -> tuple[str, float]:
-    """Takes the slope from an activation's name: "leaky_relu(0.2)"; 0.1 when it names none, as in Mhammedi et al.
-
-    Raises:
-        UnknownNameError: nothing has this name.
-        OptionError: the slope is no positive number, or the activation has none.
-    """
-    kind, parenthesis, rest = name.partition("(") if isinstance(name, str) else ("", "", "")
-    if kind not in ACTIVATIONS:
-        raise UnknownNameError(f"No activation is named {name!r}{did_you_mean(name, ACTIVATIONS)}")
-    if not parenthesis:
-        return kind, DEFAULT_SLOPE
-    try:
-        slope = float(rest.removesuffix(")")) if rest.endswith(")") else math.nan
-    except ValueError:
-        slope = math.nan
-    if kind != "leaky_relu" or not 0 < slope < math.inf:
-        raise OptionError(f"Only leaky_relu takes a slope, as in 'leaky_relu(0.2)', and one above zero; got {name!r}.")
-    return kind, slope
-
-
-def find_activation(name: str, is_complex: bool) -> Activation:
-    """Looks an activation up.
-
-    Raises:
-        UnknownNameError: nothing has this name.
-        OptionError: the name holds a slope that is none.
-        DtypeError: it is not defined for complex states.
-    """
-    kind, slope = split_activation(name)
-    if is_complex and kind not in COMPLEX_ACTIVATIONS:
-        raise DtypeError(f"Complex states need an activation in {sorted(COMPLEX_ACTIVATIONS)}, got {name!r}.")
-    return _additive(lambda z: leaky_relu(z, slope)) if kind == "leaky_relu" else ACTIVATIONS[kind]

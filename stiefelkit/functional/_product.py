@@ -100,18 +100,19 @@ class FullPrecision:
 
 
 def opaque(
-    like: Callable[..., Any], *, dims: tuple[int, ...] = ()
+    like: Callable[..., Any], *, dims: tuple[int, ...] | None = (), schema: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of tensors an operator that tracing does not look into, in full precision.
 
-    The function may branch on values. It takes any number of leading batch dimensions, needs annotations for its
-    schema, returns new tensors only and has no derivative: call it inside a `Function`. In plain eager mode it is
-    called directly.
+    The function may branch on values. It takes a tensor first, and any number of leading batch dimensions, returns new
+    tensors only and has no derivative: call it inside a `Function`. In plain eager mode it is called directly.
 
     Args:
         like: empty results for given arguments, for tracing.
         dims: how many dimensions of the first arguments, all tensors, are no batch dimensions; to be told where batch
-            dimensions broadcast. The others must have the same number of them.
+            dimensions broadcast. The others must have the same number of them. None for a function without a vmap rule,
+            which is that of the `Function` around it.
+        schema: that of the operator; by default the function's annotations.
     """
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,9 +121,11 @@ def opaque(
             with FullPrecision(args[0].device):
                 return fn(*args)
 
-        op = torch.library.custom_op(f"stiefelkit::{fn.__name__.lstrip('_')}", in_full_precision, mutates_args=())
+        name = f"stiefelkit::{fn.__name__.lstrip('_')}"
+        op = torch.library.custom_op(name, in_full_precision, mutates_args=(), schema=schema)
         op.register_fake(like)
-        op.register_vmap(functools.partial(_batched, op, dims))
+        if dims is not None:
+            op.register_vmap(functools.partial(_batched, op, dims))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:

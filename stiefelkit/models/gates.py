@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._onnx import is_exported
-from stiefelkit.functional._scan.onnx import exported_gates
+from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.models.parts import Map, each
 from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.param import OrthogonalParam

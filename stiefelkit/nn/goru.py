@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.functional import GORU_BACKENDS, goru_scan
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.scan import GORU_BACKENDS, goru_scan
 
 __all__ = ["GORU"]
 
@@ -29,13 +29,13 @@ class GORU(Layers):
         hidden_size: width n of the state.
         num_layers: how many layers are stacked.
         parametrization: of Q, a registered name or a class; None for a free matrix, which is only drawn as a frame.
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`.
+        activation: one of `stiefelkit.scan.activations.names()`.
         bias: whether there are biases.
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
         dropout: probability with which outputs between layers are zeroed in training; one layer has none, and warns.
         bidirectional: whether a second direction runs from the end.
         trainable_h0: whether the first state is a parameter, used when no h_0 is given.
-        backend: what runs the recurrence, as in `stiefelkit.functional.goru_scan`.
+        backend: what runs the recurrence, as in `stiefelkit.scan.goru_scan`.
         device: of the parameters.
         dtype: of the parameters.
         **options: options of the parametrization and `init=`.

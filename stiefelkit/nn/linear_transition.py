@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import find_activation, product, scan
+from stiefelkit.functional import product
 from stiefelkit.nn.layers import Layers
+from stiefelkit.scan import find_activation, scan
 
 __all__ = ["LinearTransitionRNN"]
 
@@ -35,7 +36,7 @@ class LinearTransitionRNN(Layers):
     ) -> tuple[Tensor | None, Tensor]:
         w, u = (self._join(getattr(self, f"{name}{suffix}")) for name in ("weight_hh", "weight_ih"))
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
-        if bias is not None and self.activation != "modrelu":
+        if bias is not None and not self._bias_inside:
             bias = self._join(bias)
         # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
         dtype = torch.promote_types(w.dtype, torch.float32)

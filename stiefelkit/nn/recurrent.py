@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import orthogonal, reset_
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
-from stiefelkit.functional import BACKENDS, find_activation, split_activation
 from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam, option_names
 from stiefelkit.registry import find_parametrization, parametrizations
+from stiefelkit.scan import BACKENDS, find_activation
 
 __all__ = ["Field", "Recurrent", "require_flags", "require_options"]
 
@@ -94,9 +94,8 @@ class Recurrent(nn.Module):
                 f"{nonlinearity!r}."
             )
         activation = next((given for given in (activation, nonlinearity) if given is not None), "modrelu")
-        find_activation(activation, field == "complex")
-        if split_activation(activation)[0] == "oplu" and hidden_size % 2:
-            raise OptionError(f'{name} needs an even hidden_size with activation="oplu", got {hidden_size}.')
+        if find_activation(activation, field == "complex").is_paired and field == "real" and hidden_size % 2:
+            raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
         if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
         require_options(type(self), parametrization, options)
@@ -120,6 +119,10 @@ class Recurrent(nn.Module):
         """Whether states are complex."""
         return self.field == "complex"
 
+    @property
+    def _bias_inside(self) -> bool:
+        return find_activation(self.activation, self.field == "complex").bias_inside
+
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         """Registers U (Glorot-uniform), W, the bias (zero) and the first state (U(-0.01, 0.01))."""
         n, parts = self.hidden_size, 1 + self.is_complex
@@ -140,7 +143,7 @@ class Recurrent(nn.Module):
             self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
             orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
         if self.has_bias:
-            size = n if self.activation == "modrelu" else parts * n
+            size = n if self._bias_inside else parts * n
             self.register_parameter(f"bias{suffix}", parameter(size))
         if self.trainable_h0:
             self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))

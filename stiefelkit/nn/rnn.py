@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.functional import scan
 from stiefelkit.host import carrier_of
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.scan import scan
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
 
@@ -36,7 +36,7 @@ class _Scanned(Recurrent):
         w, u = self._join(getattr(self, f"weight_hh{suffix}")), getattr(self, f"weight_ih{suffix}")
         carrier = carrier_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
-        inside = self.activation == "modrelu"
+        inside = self._bias_inside
         first = self._first(suffix, h_0, batch, w)
         return scan(
             x,
@@ -84,10 +84,10 @@ class OrthogonalRNN(_Scanned, Layers):
         dtype: real dtype of the parameters; the complex field uses its complex counterpart.
         parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
         field: "real" (orthogonal W) or "complex" (unitary W).
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`, or "leaky_relu(0.2)" for a slope; complex: "modrelu"
+        activation: one of `stiefelkit.scan.activations.names()`, or "leaky_relu(0.2)" for a slope; complex: "modrelu"
             or "identity". None is "modrelu".
         trainable_h0: whether the first state is a parameter, initially U(-0.01, 0.01), used when no hx is given.
-        backend: what runs the recurrence, as in `stiefelkit.functional.scan`.
+        backend: what runs the recurrence, as in `stiefelkit.scan.scan`.
         **options: options of the parametrization (`negative=`) and `init=`; a free W takes the schemes of
             `stiefelkit.init`, "haar" when none is named.
 
@@ -178,7 +178,7 @@ class OrthogonalRNNCell(_Scanned):
         field: "real" or "complex".
         activation: as in `OrthogonalRNN`.
         trainable_h0: whether the state used when none is given is a parameter.
-        backend: what runs the step, as in `stiefelkit.functional.scan`.
+        backend: what runs the step, as in `stiefelkit.scan.scan`.
         **options: options of the parametrization and `init=`.
 
     Shape:

@@ -10,6 +10,8 @@ or `check_parametrization(MyMap)` in a script. Each law runs on the member's `ex
 about, and a member that breaks some raises `LawBroken`, which lists all of them: law, case, figure and bound, seed,
 coordinates, and one line that repeats it.
 
+`check_activation` does the same for an activation of recurrences, by its name.
+
 `check_manifold` does the same for a Stiefel manifold in geoopt's interface, and `retraction_order` measures how closely
 a retraction follows the geodesic.
 """
@@ -22,6 +24,7 @@ import torch
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
+from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.failure import Failure, LawBroken, drawing, last_draw, machine
 from stiefelkit.testing.laws import LAWS
@@ -30,12 +33,14 @@ from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retractio
 from stiefelkit.testing.numerical import require_repeats
 
 __all__ = [
+    "ACTIVATION_LAWS",
     "LAWS",
     "MANIFOLD_LAWS",
     "Case",
     "Failure",
     "LawBroken",
     "cases",
+    "check_activation",
     "check_manifold",
     "check_parametrization",
     "lowered_products",

@@ -24,7 +24,7 @@ from stiefelkit.experiments.bench.rows import RecurrenceRow
 from stiefelkit.experiments.bench.training_step import MODEL, whole_and_scan
 from stiefelkit.experiments.checks import known_words
 from stiefelkit.experiments.threads import threads
-from stiefelkit.functional import BACKENDS, COMPLEX_ACTIVATIONS, find_activation, split_activation
+from stiefelkit.scan import BACKENDS, find_activation
 
 __all__ = ["CASES", "DTYPES", "LOSSES", "Case", "Heat", "Plan", "heats"]
 
@@ -63,15 +63,17 @@ class Plan(Rules):
         known_words(WHO, "dtype", [self.dtype], DTYPES)
         known_words(WHO, "backend", self.backends, BACKENDS)
         known_words(WHO, "peer", self.rivals, recurrence_peers.names())
-        kind, _ = split_activation(self.activation)
+        of_complex = find_activation(self.activation, False).of_complex()
         if not self.cases:
-            able = [case for case in CASES.values() if not case.is_complex or kind in COMPLEX_ACTIVATIONS]
+            able = [case for case in CASES.values() if not case.is_complex or of_complex]
             object.__setattr__(self, "cases", tuple(able))
         for case in self.cases:
             find_activation(self.activation, case.is_complex)
         if self.training_step:
             if self.dtype != "float32" or self.activation != "modrelu":
-                raise OptionError(f"{WHO} needs float32 and modrelu for the training step, got {self.dtype}, {kind}.")
+                raise OptionError(
+                    f"{WHO} needs float32 and modrelu for the training step, got {self.dtype}, {self.activation}."
+                )
             if all(case.is_complex for case in self.cases):
                 raise OptionError(f"{WHO} needs a real case for the training step, got complex ones only.")
 

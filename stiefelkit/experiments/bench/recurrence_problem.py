@@ -9,6 +9,7 @@ from stiefelkit import init
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.bench.course import WHO
 from stiefelkit.experiments.checks import at_least
+from stiefelkit.scan import find_activation
 
 __all__ = ["CASES", "Case", "Sequences", "read_case"]
 
@@ -120,7 +121,7 @@ class Sequences:
         self.w = self._placed(frame, self.state_dtype)
         bound = (6 / (parts * n + case.m)) ** 0.5
         self.u = of_states(uniform(parts * n, case.m, low=-bound, high=bound))
-        if self.activation == "modrelu":
+        if find_activation(self.activation, case.is_complex).bias_inside:
             self.bias = self._placed(uniform(n, low=-0.01, high=0.01 if case.is_complex else 0.0), self.dtype)
         else:
             self.bias = of_states(uniform(parts * n, low=-0.01, high=0.01))

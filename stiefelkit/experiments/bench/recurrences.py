@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError
 from stiefelkit.experiments.bench.measure import Run
 from stiefelkit.experiments.bench.recurrence_problem import Sequences
-from stiefelkit.functional import BACKENDS, find_activation, scan, scan_backend
 from stiefelkit.registry import Registry
+from stiefelkit.scan import BACKENDS, find_activation, scan, scan_backend
 
 __all__ = [
     "LOOP",
@@ -99,7 +99,7 @@ def limit(drawn: Sequences) -> Run:
 
 
 def ours(backends: Iterable[str]) -> dict[str, Enter]:
-    """Returns backend to `functional.scan` with it."""
+    """Returns backend to `scan` with it."""
     return {backend: partial(_scan, backend) for backend in backends}
 
 
@@ -127,7 +127,7 @@ def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
 
 def _scan(backend: str, drawn: Sequences) -> Recurrence:
     w, u, b = _leaves(drawn)
-    inside = drawn.activation == "modrelu"
+    inside = find_activation(drawn.activation, w.is_complex()).bias_inside
 
     def run(last_only: bool) -> tuple[Tensor | None, Tensor]:
         return scan(
@@ -159,8 +159,8 @@ def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
 def _eager_loop(drawn: Sequences) -> Recurrence:
     """The cell as a user writes it, step by step, with autograd."""
     w, u, b = _leaves(drawn)
-    inside = drawn.activation == "modrelu"
-    activation = _plain_modrelu if inside else find_activation(drawn.activation, w.is_complex())
+    inside = find_activation(drawn.activation, w.is_complex()).bias_inside
+    activation = _plain_modrelu if drawn.activation == "modrelu" else find_activation(drawn.activation, w.is_complex())
     before, within = (None, b) if inside else (b, None)
 
     def states() -> list[Tensor]:
@@ -201,6 +201,7 @@ def _torch_lstm_matched(drawn: Sequences) -> Recurrence:
 
 
 recurrence_peers = Registry(
+    "stiefelkit.recurrence_peers",
     "peer",
     {
         LOOP: _eager_loop,
@@ -208,6 +209,5 @@ recurrence_peers = Registry(
         "torch_lstm": _torch_lstm,
         "torch_lstm_matched": _torch_lstm_matched,
     },
-    group="stiefelkit.recurrence_peers",
 )
 """Name to what gets ready."""

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import torch
 
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.functional._scan.engine import Engine, PlainEngine
-from stiefelkit.functional._scan.triton_kernels import supports
+from stiefelkit.scan.activations import Activation
+from stiefelkit.scan.engines.checkpoints import Checkpointed
+from stiefelkit.scan.engines.engine import Engine, PlainEngine
+from stiefelkit.scan.kernels.launch import supports
+from stiefelkit.scan.recurrence import GATED, Recurrence
 
-__all__ = ["BACKENDS", "GATED", "Request", "choose", "engine", "plain_engine"]
+__all__ = ["BACKENDS", "Request", "choose", "engine", "plain_engine"]
 
 BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
 """Names that `scan` takes as `backend`."""
-GATED = "gated"
-"""The name of the engine of `goru_scan` beside those."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,13 @@ class Request:
         device: of the tensors.
         dtype: that is computed with.
         n: units of the state.
-        activation: its name.
+        activation: what it is looked up as.
     """
 
     device: torch.device
     dtype: torch.dtype
     n: int
-    activation: str
+    activation: Activation
 
 
 def reason_against(backend: str, request: Request) -> str | None:
@@ -62,27 +63,30 @@ def choose(backend: str, request: Request) -> str:
     return "cuda_graphs" if reason_against("triton", request) else "triton"
 
 
-@functools.cache
-def engine(backend: str) -> Engine:
-    """The implementation of a fast backend, or of the gated recurrence."""
-    if backend == GATED:
-        from stiefelkit.functional._scan.goru_fused import Gated
+def engine(recurrence: Recurrence) -> Engine:
+    """The implementation of a recurrence, by its cell, its backend and what is asked of it."""
+    found = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
+    return Checkpointed(found) if recurrence.last_only else found
 
-        return Gated()
-    return plain_engine(backend)
+
+@functools.cache
+def _gated_engine() -> Engine:
+    from stiefelkit.scan.engines.gated import Gated
+
+    return Gated()
 
 
 @functools.cache
 def plain_engine(backend: str) -> PlainEngine:
     """The implementation of a fast backend of `scan`."""
     if backend == "triton":
-        from stiefelkit.functional._scan.triton import Triton
+        from stiefelkit.scan.engines.triton import Triton
 
         return Triton()
-    from stiefelkit.functional._scan.inplace import InPlace
+    from stiefelkit.scan.engines.inplace import InPlace
 
     if backend == "cuda_graphs":
-        from stiefelkit.functional._scan.graphs import GraphLoops
+        from stiefelkit.scan.engines.graphs import GraphLoops
 
         return InPlace(GraphLoops)
     return InPlace()

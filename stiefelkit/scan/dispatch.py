@@ -1,6 +1,5 @@
 """`scan`: checks, what all backends share, and the choice among them."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,27 +8,20 @@ from torch import Tensor
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
-from stiefelkit.functional._activations import find_activation, split_activation
 from stiefelkit.functional._onnx import is_exported
-from stiefelkit.functional._scan.backends import Request, choose
-from stiefelkit.functional._scan.fused import fused_scan
-from stiefelkit.functional._scan.onnx import exported_scan
-from stiefelkit.functional._scan.reference import reference_scan
+from stiefelkit.scan.activations import Activation, find_activation
+from stiefelkit.scan.backends import Request, choose
+from stiefelkit.scan.checks import DTYPES, check_shapes, require_pairs, sizes_of
+from stiefelkit.scan.fused import fused_scan
+from stiefelkit.scan.onnx import exported_scan
+from stiefelkit.scan.recurrence import PLAIN, Recurrence
+from stiefelkit.scan.reference import reference_scan
 
-__all__ = ["DTYPES", "prefers_loop", "scan", "scan_backend"]
+__all__ = ["prefers_loop", "run", "scan", "scan_backend"]
 
 GRADIENTS = ("exact", "reference")
 FEW = 8
 """Steps below which a loop is faster."""
-DTYPES = {
-    torch.bfloat16: (torch.float32, torch.float32),
-    torch.float16: (torch.float32, torch.float32),
-    torch.float32: (torch.float32, torch.float32),
-    torch.float64: (torch.float64, torch.float64),
-    torch.complex64: (torch.complex64, torch.float32),
-    torch.complex128: (torch.complex128, torch.float64),
-}
-"""From the dtype of w to the one that is computed with, and its real counterpart."""
 
 
 def scan(
@@ -64,7 +56,7 @@ def scan(
         u: input matrix, shape (n, m).
         bias: added to the input projection, shape (n,).
         activation_bias: second argument of the activation, shape (n,): modReLU's real bias.
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`, or "leaky_relu(0.2)" for a slope.
+        activation: one of `stiefelkit.scan.activations.names()`, or "leaky_relu(0.2)" for a slope.
         batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
         reverse: run from the last step to the first; outputs stay at their own steps.
         backend: "auto", the fastest that can do it (`scan_backend`); "reference", a loop of autograd's; "inplace",
@@ -93,24 +85,33 @@ def scan(
     for name, given in (("x", x), ("w", w), ("h0", h0)):
         if not isinstance(given, Tensor):
             raise DtypeError(f"scan needs {name} that is a tensor, got {type(given).__name__}.")
-    _check(x, w, h0, u, bias, activation_bias, batch_sizes)
+    for name, given in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
+        if given is not None and given.is_complex() and not w.is_complex():
+            raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
+    n, m, batch, steps = sizes_of("scan", "w", w, x, batch_sizes)
+    if u is None and m != n:
+        raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")
+    biases = {"bias": (bias, (n,)), "activation_bias": (activation_bias, (n,))}
+    check_shapes("scan", x, batch_sizes, {"u": (u, (n, m)), **biases, "h0": (h0, (batch, n))})
     if gradient not in GRADIENTS:
         raise OptionError(f"scan knows no gradient {gradient!r}{did_you_mean(gradient, GRADIENTS)}")
     if gradient == "reference" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="reference", got {w.dtype}.')
-    steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
-    chosen = scan_backend(w, steps, activation=activation, backend=backend)
-    kind, _ = split_activation(activation)
-    if kind == "oplu" and w.shape[0] % 2:
-        raise ShapeError(f"OPLU needs an even number of units, got {w.shape[0]}.")
-    if kind == "modrelu":
-        if activation_bias is not None and activation_bias.is_complex():
-            raise DtypeError(f"scan needs a real activation_bias with modReLU, got {activation_bias.dtype}.")
-        activation = activation if activation_bias is not None else "identity"
+    act, name = find_activation(activation, w.is_complex()), activation
+    chosen = _chosen(act, w, steps, backend)
+    require_pairs(act, n * (1 + w.is_complex()))
+    if act.bias_inside:
+        if activation_bias is None:
+            name = "identity"
+        elif activation_bias.is_complex():
+            raise DtypeError(f"scan needs a real activation_bias with {activation}, got {activation_bias.dtype}.")
     elif activation_bias is not None:
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
     dtype, real = DTYPES[w.dtype]
-    tensors: tuple[Any, ...] = (
+    sizes = None if batch_sizes is None else tuple(batch_sizes)
+    recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "reference", chosen)
+    out, last = run(
+        recurrence,
         x.to(dtype if x.is_complex() or not dtype.is_complex else real),
         w.to(dtype),
         h0.to(dtype),
@@ -118,20 +119,16 @@ def scan(
         None if bias is None else bias.to(dtype),
         None if activation_bias is None else activation_bias.to(real),
     )
-    settings: dict[str, Any] = {
-        "activation": activation,
-        "sizes": None if batch_sizes is None else tuple(batch_sizes),
-        "reverse": reverse,
-        "last_only": last_only,
-        "half": gradient == "reference",
-    }
-    if is_exported():
-        out, last = exported_scan(*tensors, **settings)
-    elif chosen == "reference":
-        out, last = reference_scan(*tensors, **settings)
-    else:
-        out, last = fused_scan(*tensors, backend=chosen, **settings)
     return None if out is None else out.to(w.dtype), last.to(w.dtype)
+
+
+def run(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a recurrence on tensors that have been checked and are of the dtypes that are computed with."""
+    if is_exported():
+        return exported_scan(recurrence, *tensors)
+    if recurrence.backend == "reference":
+        return reference_scan(recurrence, *tensors)
+    return fused_scan(recurrence, *tensors)
 
 
 def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modrelu", backend: str = "auto") -> str:
@@ -152,7 +149,10 @@ def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modr
     >>> scan_backend(torch.eye(4))
     'inplace'
     """
-    find_activation(activation, w.is_complex())
+    return _chosen(find_activation(activation, w.is_complex()), w, steps, backend)
+
+
+def _chosen(activation: Activation, w: Tensor, steps: int | None, backend: str) -> str:
     if w.dtype not in DTYPES:
         raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
     if backend == "auto" and prefers_loop(steps):
@@ -168,39 +168,3 @@ def prefers_loop(steps: int | None) -> bool:
         return True
     stack = functorch.get_interpreter_stack() or []
     return any(level.key() == functorch.TransformType.Jvp for level in stack)
-
-
-def _check(
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    batch_sizes: Sequence[int] | None,
-) -> None:
-    if w.dim() != 2 or w.shape[0] != w.shape[1]:
-        raise ShapeError(f"scan needs a square w, got shape {tuple(w.shape)}.")
-    n = w.shape[-1]
-    for name, given in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
-        if given is not None and given.is_complex() and not w.is_complex():
-            raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
-    if x.dim() != (3 if batch_sizes is None else 2) or x.shape[0] == 0:
-        wanted = "(T, B, m) with T >= 1" if batch_sizes is None else "(rows, m) with batch_sizes"
-        raise ShapeError(f"scan needs x of shape {wanted}, got {tuple(x.shape)}.")
-    if u is not None and u.shape != (n, x.shape[-1]):
-        raise ShapeError(f"scan needs u of shape {(n, x.shape[-1])}, got {tuple(u.shape)}.")
-    if u is None and x.shape[-1] != n:
-        raise ShapeError(f"scan without u needs x of width n = {n}, got {x.shape[-1]}.")
-    for name, given in (("bias", bias), ("activation_bias", activation_bias)):
-        if given is not None and given.shape != (n,):
-            raise ShapeError(f"scan needs {name} of shape {(n,)}, got {tuple(given.shape)}.")
-    batch = x.shape[1] if batch_sizes is None else next(iter(batch_sizes), 0)
-    if h0.shape != (batch, n):
-        raise ShapeError(f"scan needs h0 of shape {(batch, n)}, got {tuple(h0.shape)}.")
-    if batch_sizes is None:
-        return
-    if any(b > a or b < 1 for a, b in itertools.pairwise(batch_sizes)):
-        raise ShapeError(f"scan needs batch_sizes that do not increase, got {list(batch_sizes)}.")
-    if sum(batch_sizes) != x.shape[0]:
-        raise ShapeError(f"scan needs batch_sizes that add up to the rows of x, {x.shape[0]}, got {sum(batch_sizes)}.")

@@ -8,72 +8,62 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan as higher_order_scan
 
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._activations import find_activation
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.recurrence import GATED, Recurrence
 
-__all__ = ["exported_gates", "exported_goru", "exported_scan"]
+__all__ = ["exported_gates", "exported_scan"]
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Takes a state and projected inputs, both (B, .), to the next state."""
 
 
 def exported_scan(
+    recurrence: Recurrence,
     x: Tensor,
     w: Tensor,
     h0: Tensor,
     u: Tensor | None,
     bias: Tensor | None,
     activation_bias: Tensor | None,
-    *,
-    activation: str,
-    sizes: Sequence[int] | None,
-    reverse: bool,
-    last_only: bool,
-    half: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Runs a scan; see `scan` for the arguments, which are checked there. Complex states go as rows [Re h | Im h]."""
-    _refuse_packed("scan", sizes)
-    act, is_complex = find_activation(activation, w.is_complex()), w.is_complex()
+    """Runs a recurrence; see `scan` for the arguments, which are checked there. Complex states go as [Re h | Im h]."""
+    if recurrence.sizes is not None:  # which a graph cannot hold
+        who = "goru_scan" if recurrence.cell == GATED else "scan"
+        raise OptionError(f"{who} needs sequences of one length for ONNX, got batch_sizes.")
+    is_complex = w.is_complex()
+    function = find_activation(recurrence.activation, is_complex).of_rows
     if is_complex:
-        act = _complex_modrelu if activation == "modrelu" else find_activation("identity", False)
         w, u = _block(w), None if u is None else _block(u)
         h0, bias = _parts(h0), None if bias is None else _parts(bias)
         x = _parts(x)
     rows = x if u is None else x @ u.mT
     rows = rows if bias is None else rows + bias
-    rows, wt, h0, activation_bias = _constant(rows, w.mT.contiguous(), h0, activation_bias)
-
-    def step(h: Tensor, row: Tensor) -> Tensor:
-        return act(row + h @ wt, activation_bias)
-
-    out, last = _run(step, rows, h0, reverse)
+    rows, wt, h0, inner = (_constant(t) for t in (rows, w.mT.contiguous(), h0, activation_bias))
+    step = (_gated_step if recurrence.cell == GATED else _plain_step)(wt, function, () if inner is None else (inner,))
+    out, last = _run(step, rows, h0, recurrence.reverse)
     if is_complex:
         out, last = (torch.complex(*t.chunk(2, dim=-1)) for t in (out, last))
-    return None if last_only else out, last
+    return None if recurrence.last_only else out, last
 
 
-def exported_goru(
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor,
-    bias: Tensor,
-    activation_bias: Tensor | None,
-    *,
-    activation: str,
-    sizes: Sequence[int] | None,
-    reverse: bool,
-    last_only: bool,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs the gated recurrence, from w = [q; w_r; w_g], and from u and bias for [r; g; c]."""
-    _refuse_packed("goru_scan", sizes)
-    x, w, h0, u, bias, activation_bias = _constant(x, w, h0, u, bias, activation_bias)
-    act, n, wt = find_activation(activation, False), h0.shape[-1], w.mT.contiguous()
+def _plain_step(wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...]) -> Step:
+    def step(h: Tensor, row: Tensor) -> Tensor:
+        return function(row + h @ wt, *inner)
+
+    return step
+
+
+def _gated_step(wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...]) -> Step:
+    """Of w = [q; w_r; w_g], with rows projected for [r; g; c]."""
+    n = len(wt)
 
     def step(h: Tensor, row: Tensor) -> Tensor:
         moved = h @ wt
         r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
-        c = act(row[:, 2 * n :] + r * moved[:, :n], activation_bias)
+        c = function(row[:, 2 * n :] + r * moved[:, :n], *inner)
         return c + g * (h - c)
 
-    out, last = _run(step, x @ u.mT + bias, h0, reverse)
-    return None if last_only else out, last
+    return step
 
 
 def exported_gates(
@@ -90,9 +80,12 @@ def exported_gates(
     Returns:
         The outputs, the last h and, of an LSTM, the last c.
     """
-    (x,), last = _constant(x), []
+    x, last = _constant(x), []
     for k in range(0, len(weights), directions):
-        found = [_gates(x, _constant(*each), is_lstm, i > 0) for i, each in enumerate(weights[k : k + directions])]
+        found = [
+            _gates(x, [_constant(t) for t in layer], is_lstm, i > 0)
+            for i, layer in enumerate(weights[k : k + directions])
+        ]
         x = torch.cat([out for out, _ in found], dim=-1)
         last += [h for _, h in found]
     h, *c = torch.stack(last).chunk(2 if is_lstm else 1, dim=-1)
@@ -120,7 +113,7 @@ def _gates(x: Tensor, weights: Sequence[Tensor], is_lstm: bool, reverse: bool) -
     return out[..., :n], last
 
 
-def _run(step: Callable[[Tensor, Tensor], Tensor], rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+def _run(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     def combine(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         h = step(h, row)
         return h, h.clone()
@@ -132,9 +125,9 @@ def _run(step: Callable[[Tensor, Tensor], Tensor], rows: Tensor, h0: Tensor, rev
     return (out.flip(0) if reverse else out), last
 
 
-def _constant(*tensors: Tensor | None) -> Any:
+def _constant(t: Any) -> Any:
     # torch's scan keeps sizes of the batch for a gradient, and fails over them; ONNX detaches no complex tensors.
-    return [t if t is None else t.detach() for t in tensors]
+    return None if t is None else t.detach()
 
 
 def _parts(z: Tensor) -> Tensor:
@@ -145,17 +138,3 @@ def _parts(z: Tensor) -> Tensor:
 def _block(w: Tensor) -> Tensor:
     """The real matrix that rows [Re h | Im h] meet as h meets a complex one."""
     return torch.cat([torch.cat([w.real, -w.imag], -1), torch.cat([w.imag, w.real], -1)])
-
-
-def _complex_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
-    assert b is not None  # without one the activation is the identity
-    re, im = z.chunk(2, dim=-1)
-    modulus = torch.sqrt(re * re + im * im)
-    scale = torch.where(modulus > 0, torch.relu(modulus + b) / modulus, torch.zeros_like(modulus))
-    return torch.cat([scale * re, scale * im], dim=-1)
-
-
-def _refuse_packed(who: str, sizes: Sequence[int] | None) -> None:
-    """Raises OptionError for sequences of different lengths, whose sizes a graph cannot hold."""
-    if sizes is not None:
-        raise OptionError(f"{who} needs sequences of one length for ONNX, got batch_sizes.")

@@ -1,76 +1,88 @@
 """The recurrence as an autograd loop: slow, differentiable any number of times, the yardstick of faster ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._activations import find_activation
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import FullPrecision, is_lowered, product
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.recurrence import GATED, Recurrence
 
-__all__ = ["multiplication", "reference_scan"]
+__all__ = ["reference_scan"]
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Takes projected inputs and a state, both (B, .), to the next state."""
 
 
 def reference_scan(
+    recurrence: Recurrence,
     x: Tensor,
     w: Tensor,
     h0: Tensor,
     u: Tensor | None,
     bias: Tensor | None,
     activation_bias: Tensor | None,
-    *,
-    activation: str,
-    sizes: Sequence[int] | None,
-    reverse: bool,
-    last_only: bool,
-    half: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Runs a scan step by step; see `scan` for the arguments, which are checked there."""
+    """Runs a recurrence step by step; see `scan` for the arguments, which are checked there."""
     with FullPrecision(x.device):
-        return _loop(x, w, h0, u, bias, activation_bias, activation, sizes, reverse, last_only, half)
+        times = _multiplication(x.device)
+        rows = x.to(w.dtype).contiguous()
+        rows = rows if u is None else times(rows, u.mT)
+        rows = rows if bias is None else rows + bias
+        function = find_activation(recurrence.activation, w.is_complex()).function
+        inner = () if activation_bias is None else (activation_bias,)
+        make = _gated_step if recurrence.cell == GATED else _plain_step
+        return _loop(make(w.mT.contiguous(), function, inner, times, recurrence.half), rows, h0, recurrence)
 
 
-def _loop(
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-    activation: str,
-    sizes: Sequence[int] | None,
-    reverse: bool,
-    last_only: bool,
-    half: bool,
-) -> tuple[Tensor | None, Tensor]:
-    times = multiplication(x.device)
-    step = _HalfGradient.apply if half else torch.addmm
-    if not half and times is product:
-        step = _full_step
-    act = find_activation(activation, w.is_complex())
-    rows = x.to(w.dtype).contiguous()
-    rows = rows if u is None else times(rows, u.mT)
-    rows = rows if bias is None else rows + bias
-    wt = w.mT.contiguous()
+def _plain_step(
+    wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...], times: Callable[..., Tensor], half: bool
+) -> Step:
+    add = _HalfGradient.apply if half else _full_step if times is product else torch.addmm
+
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        return function(add(row, h, wt), *inner)
+
+    return step
+
+
+def _gated_step(
+    wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor, ...], times: Callable[..., Tensor], half: bool
+) -> Step:
+    """Of w = [q; w_r; w_g], with rows projected for [r; g; c]."""
+    n = len(wt)
+
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        moved = times(h, wt)
+        r, g = torch.sigmoid(row[:, : 2 * n] + moved[:, n:]).chunk(2, dim=-1)
+        c = function(torch.addcmul(row[:, 2 * n :], r, moved[:, :n]), *inner)
+        return torch.lerp(c, h, g)
+
+    return step
+
+
+def _loop(step: Step, rows: Tensor, h0: Tensor, recurrence: Recurrence) -> tuple[Tensor | None, Tensor]:
+    sizes, reverse = recurrence.sizes, recurrence.reverse
     steps = rows.unbind(0) if sizes is None else rows.split(list(sizes))
     h, outputs, ended = (h0 if sizes is None else h0[: steps[-1 if reverse else 0].shape[0]]), [], []
     for row in reversed(steps) if reverse else steps:
         if sizes is not None and (alive := row.shape[0]) != h.shape[0]:
             ended.append(h[alive:])
             h = torch.cat([h[:alive], h0[h.shape[0] : alive]])
-        h = act(step(row, h, wt), activation_bias)
+        h = step(row, h)
         outputs.append(h)
     last = torch.cat([h, *reversed(ended)]) if ended else h
-    if last_only:
+    if recurrence.last_only:
         return None, last
     ordered = outputs[::-1] if reverse else outputs
     return (torch.stack(ordered) if sizes is None else torch.cat(ordered)), last
 
 
-def multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def _multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     """The matrix product for a loop: one whose derivatives, which are taken later, are in full precision too.
 
     Where products are not lowered at all that is torch's own, which is lighter.

@@ -174,6 +174,8 @@ def run_forward(
                     tl.store(saved + pairs, q, mask=tile)
                 x = tl.div_rn(x, scaled) * size
                 y = tl.div_rn(y, scaled) * size
+            else:
+                tl.static_assert(ACTIVATION == "identity", "an activation without a branch")
             tl.store(z + at, x, mask=tile)
             if PAIRS:
                 tl.store(z + at + COLUMNS, y, mask=tile)
@@ -323,7 +325,8 @@ def run_back(
                 elif ACTIVATION == "leaky_relu":
                     c = tl.where(x > 0, c, c * slope)
                 else:
-                    # relu and modReLU: the derivative is 1 where the state is not 0.
+                    # The derivative is 1 where the state is not 0.
+                    tl.static_assert(ACTIVATION == "relu" or ACTIVATION == "modrelu", "an activation without a branch")
                     c = tl.where(x == 0, 0.0, c)
             tl.store(delta + at, c, mask=tile)
             if PAIRS:

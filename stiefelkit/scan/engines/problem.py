@@ -2,13 +2,13 @@
 
 import copy
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.blocks import (
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.engines.blocks import (
     fold,
     from_blocks,
     matrix_blocks,
@@ -16,8 +16,8 @@ from stiefelkit.functional._scan.blocks import (
     row_blocks,
     write_blocks,
 )
-from stiefelkit.functional._scan.chunks import Chunk, cut
-from stiefelkit.functional._scan.pointwise import Pointwise, activate, saved_like
+from stiefelkit.scan.engines.chunks import Chunk, cut
+from stiefelkit.scan.recurrence import Recurrence
 
 __all__ = ["Gradients", "Problem"]
 
@@ -38,32 +38,29 @@ class Problem:
     """The arguments of `scan`, with complex numbers as [Re | Im].
 
     Args:
-        x: inputs (T, B, m), or packed rows with `sizes`.
+        recurrence: what is done with them.
+        x: inputs (T, B, m), or packed rows.
         w: recurrent matrix (n, n); of a gated recurrence, matrices on top of each other, and so u and bias.
         h0: first states (B, n).
         u: input matrix (n, m), or None.
         bias: of the input projection (n,), or None.
         activation_bias: inside the activation, real (n,), or None.
-        activation: its name.
-        sizes: rows alive at each step of packed input, or None.
-        reverse: whether the last step comes first.
     """
 
     def __init__(
         self,
+        recurrence: Recurrence,
         x: Tensor,
         w: Tensor,
         h0: Tensor,
         u: Tensor | None,
         bias: Tensor | None,
         activation_bias: Tensor | None,
-        activation: str,
-        sizes: Sequence[int] | None,
-        reverse: bool,
     ):
         self.w, self.u, self.bias, self.activation_bias = w, u, bias, activation_bias
-        self.activation, self.reverse = activation, reverse
+        self.reverse, self.half, sizes = recurrence.reverse, recurrence.half, recurrence.sizes
         self.n, self.is_complex, self.is_packed = h0.shape[-1], w.is_complex(), sizes is not None
+        self.activation = find_activation(recurrence.activation, self.is_complex)
         self.width = self.n * (1 + self.is_complex)
         self.dtype = w.dtype.to_real()
         self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
@@ -78,7 +75,7 @@ class Problem:
     def segment(self, part: slice, h: Tensor) -> "Problem":
         """The problem of some steps, from the states (B, n) of all sequences before them; shares the matrices."""
         # Worked out before the copy is made, and so once.
-        _ = self.act, self.wt, self.rows_w, self.ut, self.row_bias
+        _ = self.wt, self.rows_w, self.ut, self.row_bias
         sub = copy.copy(self)
         sizes = self.sizes[part]
         sub._take(self.x[self.rows(part)], h[: max(sizes)], sizes)
@@ -90,11 +87,6 @@ class Problem:
             return part
         start = sum(self.sizes[: part.start])
         return slice(start, start + sum(self.sizes[part]))
-
-    @functools.cached_property
-    def act(self) -> Pointwise:
-        """The activation; reads the values of its bias."""
-        return activate(self.activation, self.n, self.activation_bias, self.is_complex)
 
     @functools.cached_property
     def wt(self) -> Tensor:
@@ -141,7 +133,7 @@ class Problem:
 
     def saved_like(self, keep: bool) -> Tensor:
         """Room for what the derivative needs besides the states; without `keep`, of no step."""
-        width, dtype = saved_like(self.activation, self.n, self.w.dtype)
+        width, dtype = self.activation.saved_like(self.n, self.w.dtype)
         rows = self.x.shape[:-1] if keep else (0, *self.x.shape[1:-1])
         return self.x.new_empty(*rows, width, dtype=dtype)
 
@@ -193,7 +185,7 @@ class Problem:
         return h, before
 
     def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
-        """The gradient by a matrix from d^T h in real rows."""
+        """The gradient by a matrix from d^T h in real rows; `half` leaves Im h out."""
         if not self.is_complex:
             return blocks
         if columns_complex:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.blocks import row_blocks
-from stiefelkit.functional._scan.chunks import Chunk
-from stiefelkit.functional._scan.loops import Loops
-from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
+from stiefelkit.scan.engines.blocks import row_blocks
+from stiefelkit.scan.engines.chunks import Chunk
+from stiefelkit.scan.engines.loops import Loops
+from stiefelkit.scan.engines.problem import Gradients, Problem, shaped
 
 __all__ = ["InPlace"]
 
@@ -45,7 +45,7 @@ class InPlace:
             h = state[: chunk.batch]
             p.project(z, chunk, inputs)
             last = loops.forward(z, kept, h)
-            if p.act.is_ill(kept):
+            if p.activation.is_ill(kept):
                 p.project(z, chunk, inputs)
                 last = loops.forward_carefully(z, kept, h)
             h.copy_(last)
@@ -61,7 +61,6 @@ class InPlace:
         out: Tensor,
         saved: Tensor,
         needs: Sequence[bool],
-        half: bool = False,
     ) -> Gradients:
         """Gradients from those by the states (like `out`) and by the last ones (B, n); see `Engine`."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
@@ -80,7 +79,7 @@ class InPlace:
                 _input_gradient(p, dx, chunk, delta)
 
         dh0 = self._run_back(p, g_out, g_last, out, saved, place, each)
-        found = sums.found(half)
+        found = sums.found()
         return dataclasses.replace(found, x=dx, h0=p.row_gradient(dh0))
 
     def deltas(
@@ -178,13 +177,13 @@ class _Sums:
         if self.bias is not None and self.ones is not None:
             self.bias.addmv_(d.mT, self.ones[: d.shape[0]])
         if self.inner is not None:
-            self.inner += self.p.act.bias_gradient(h.flatten(0, 1), d)
+            self.inner += self.p.activation.bias_gradient(h.flatten(0, 1), d).sum(0)
 
-    def found(self, half: bool) -> Gradients:
+    def found(self) -> Gradients:
         """The gradients, complex ones put together."""
         p = self.p
         return Gradients(
-            w=None if self.w is None else p.matrix_gradient(self.w, True, half),
+            w=None if self.w is None else p.matrix_gradient(self.w, True, p.half),
             u=None if self.u is None else p.matrix_gradient(self.u, p.x.is_complex()),
             bias=None if self.bias is None else p.row_gradient(self.bias),
             activation_bias=self.inner,

@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.engines.blocks import row_blocks
+from stiefelkit.scan.recurrence import Recurrence
+
 __all__ = ["fold", "is_foldable", "one_by_one", "sample_gradients", "unfold"]
 
 ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
@@ -16,7 +20,7 @@ def is_foldable(in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any
     """Whether only rows have the new dimension, and all sequences are of one length."""
     given = dict(zip(names, args, strict=False))
     mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
-    return given["sizes"] is None and all(name in ROWS for name in mapped)
+    return given["recurrence"].sizes is None and all(name in ROWS for name in mapped)
 
 
 def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> list[Any]:
@@ -52,43 +56,41 @@ def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args
 
 
 def sample_gradients(
-    delta: Tensor,
-    x: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    out: Tensor,
-    *,
-    reverse: bool,
-    half: bool,
+    recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor
 ) -> dict[str, Tensor]:
     """Gradients of each sample, from those by its pre-activations.
 
     Args:
+        recurrence: the plain one that ran.
         delta: shape (T, V, B, n), as all others with the new dimension V before the batch.
         x: inputs (T, V, B, m).
         h0: first states (V, B, n).
         u: input matrix (n, m), shared.
         out: states (T, V, B, n).
-        reverse: as in `scan`.
-        half: leave out Im h in the gradient by w.
 
     Returns:
         Gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias (V, n) and activation_bias (V, n).
     """
     first = h0.unsqueeze(0)
-    before = torch.cat([out[1:], first] if reverse else [first, out[:-1]])
+    before = torch.cat([out[1:], first] if recurrence.reverse else [first, out[:-1]])
     into = delta if u is None else delta @ u.conj()
+    activation = find_activation(recurrence.activation, delta.is_complex())
 
     def outer(rows: Tensor) -> Tensor:
         return torch.einsum("tvbi,tvbj->vij", delta, rows.conj().to(delta.dtype))
 
-    return {
+    found = {
         "x": into if x.is_complex() or not into.is_complex() else into.real,
-        "w": outer(before.real if half else before),
+        "w": outer(before.real if recurrence.half else before),
         "u": outer(x),
         "bias": delta.sum((0, 2)),
-        "activation_bias": (out.sgn().conj() * delta).real.sum((0, 2)),
     }
+    if activation.bias_inside:
+        rows = row_blocks(delta)
+        # Where the gradients are mapped over once more, what is written to has to be too.
+        h = torch.empty_like(rows).copy_(row_blocks(out))
+        found["activation_bias"] = activation.bias_gradient(h, rows).sum((0, 2))
+    return found
 
 
 def _is_mapped(dim: Any, arg: Any) -> bool:

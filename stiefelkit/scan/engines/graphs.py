@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.loops import Loops, steps_back, steps_forward
-from stiefelkit.functional._scan.pointwise import activate
-from stiefelkit.functional._scan.problem import Problem
+from stiefelkit.scan.activations import Activation
+from stiefelkit.scan.engines.loops import Loops, steps_back, steps_forward
+from stiefelkit.scan.engines.problem import Problem
 
 __all__ = ["GRAPHS", "GraphLoops", "Graphs", "capture"]
 
@@ -124,12 +124,12 @@ class GraphLoops(Loops):
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
         if not self._is_usual(z):
             return super().forward(z, saved, h)
-        activation, n, is_complex, reverse = self._settings
+        act, _, reverse = self._settings
         shape, dtype = saved.shape, saved.dtype
 
         def steps(z: Tensor, h: Tensor, wt: Tensor, *bias: Tensor) -> Results:
-            act, kept = activate(activation, n, bias[0] if bias else None, is_complex), z.new_empty(shape, dtype=dtype)
-            last = steps_forward(z, kept, h, wt, act, act.step(h.shape[0], h), reverse)
+            kept = z.new_empty(shape, dtype=dtype)
+            last = steps_forward(z, kept, h, wt, act, act.step(h, bias[0] if bias else None), reverse)
             return z, kept, last
 
         last = torch.empty_like(h)
@@ -140,24 +140,21 @@ class GraphLoops(Loops):
         """Gradients by the pre-activations of a chunk; see `steps_back`. Returns the gradient by the state before."""
         if not self._is_usual(delta):
             return super().back(delta, g, carry, h, saved)
-        activation, n, is_complex, reverse = self._settings
-        biases = len(self._bias)
+        act, _, reverse = self._settings
 
-        def steps(carry: Tensor, h: Tensor, saved: Tensor, w: Tensor, *rest: Tensor) -> Results:
-            bias, outside = rest[:biases], rest[biases:]
-            act = activate(activation, n, bias[0] if bias else None, is_complex)
+        def steps(carry: Tensor, h: Tensor, saved: Tensor, w: Tensor, *outside: Tensor) -> Results:
             delta, g = torch.empty_like(h), outside[0] if outside else None
             before = steps_back(delta, g, carry, w, act.factors(h, saved), torch.empty_like(carry), reverse)
             return delta, before
 
         before = torch.empty_like(carry)
-        inputs = [carry, h, saved, self.p.rows_w, *self._bias, *([] if g is None else [g])]
-        self.graphs.run(("back", self._settings, biases), steps, inputs, [delta, before])
+        inputs = [carry, h, saved, self.p.rows_w, *([] if g is None else [g])]
+        self.graphs.run(("back", self._settings), steps, inputs, [delta, before])
         return before
 
     @property
-    def _settings(self) -> tuple[str, int, bool, bool]:
-        return self.p.activation, self.p.n, self.p.is_complex, self.p.reverse
+    def _settings(self) -> tuple[Activation, int, bool]:
+        return self.p.activation, self.p.n, self.p.reverse
 
     @property
     def _bias(self) -> list[Tensor]:

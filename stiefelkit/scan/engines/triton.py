@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._activations import split_activation
-from stiefelkit.functional._scan import triton_kernels
-from stiefelkit.functional._scan.blocks import from_blocks, row_blocks
-from stiefelkit.functional._scan.problem import Gradients, Problem
+from stiefelkit.scan.engines.blocks import from_blocks, row_blocks
+from stiefelkit.scan.engines.problem import Gradients, Problem
+from stiefelkit.scan.kernels import launch
 
 __all__ = ["Triton"]
 
@@ -19,9 +18,8 @@ class Triton:
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
         z = _projected(p)
-        kind, slope = split_activation(p.activation)
-        last, saved = triton_kernels.forward(
-            z, p.wt, p.first, p.activation_bias, kind, slope, _sizes(p), p.reverse, keep, p.is_complex
+        last, saved = launch.forward(
+            z, p.wt, p.first, p.activation, p.activation_bias, _sizes(p), p.reverse, keep, units=p.n
         )
         shape = p.x.shape[:-1]
         out = p.row_gradient(z).view(*shape, p.n)
@@ -35,7 +33,6 @@ class Triton:
         out: Tensor,
         saved: Tensor,
         needs: Sequence[bool],
-        half: bool = False,
     ) -> Gradients:
         """Gradients from those by the states (like `out`) and by the last ones (B, n)."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
@@ -43,7 +40,7 @@ class Triton:
         delta, dh0 = self._rows_back(p, g_out, g_last, h, saved)
         found = Gradients(h0=p.row_gradient(dh0))
         if needs_w:
-            found.w = p.matrix_gradient(_by_states(p, delta, h), True, half)
+            found.w = p.matrix_gradient(_by_states(p, delta, h), True, p.half)
         if needs_u and p.u is not None:
             x = row_blocks(p.x).flatten(0, -2)
             found.u = p.matrix_gradient(delta.mT @ x, p.x.is_complex())
@@ -53,7 +50,7 @@ class Triton:
         if needs_bias and p.bias is not None:
             found.bias = p.row_gradient(delta.sum(0))
         if needs_inner and p.activation_bias is not None:
-            found.activation_bias = p.act.bias_gradient(h, delta)
+            found.activation_bias = p.activation.bias_gradient(h, delta).sum(0)
         return found
 
     def deltas(
@@ -66,19 +63,15 @@ class Triton:
     def _rows_back(
         self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, h: Tensor, saved: Tensor
     ) -> tuple[Tensor, Tensor]:
-        kind, slope = split_activation(p.activation)
-        return triton_kernels.backward(
+        return launch.backward(
             None if g_out is None else row_blocks(g_out).flatten(0, -2),
             None if g_last is None else row_blocks(g_last),
             h,
             saved.flatten(0, -2) if saved.numel() else None,
             p.rows_w,
-            p.activation_bias,
-            kind,
-            slope,
+            p.activation,
             _sizes(p),
             p.reverse,
-            p.is_complex,
             batch=len(p.first),
         )
 

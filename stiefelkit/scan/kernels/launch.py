@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._product import FullPrecision
+from stiefelkit.scan.activations import Activation
 
 __all__ = ["WIDEST", "backward", "forward", "programs", "settings", "supports"]
 
@@ -24,24 +25,24 @@ BATCH_BLOCK = 16
 TILES = ((32, 128), (64, 64))
 """Rows and columns of a tile of the matrix; wider ones read fewer states, but may have more zeros at the edge."""
 
-PAIRED = ("oplu", "complex_modrelu")
 
-
-def supports(device: torch.device, dtype: torch.dtype, width: int, activation: str) -> str | None:
+def supports(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
     """What the kernels need and do not find, as "... , got ...", or None if they can run.
 
     Args:
         device: a GPU; the CPU only in triton's interpreter, which is for tests (TRITON_INTERPRET=1).
         dtype: of the states, real or complex.
         width: real numbers in a row of states.
-        activation: a name in `stiefelkit.functional.ACTIVATIONS`, with or without a slope.
+        activation: of the states.
     """
+    if activation.kernel is None:
+        return f"an activation that its programs know, got {activation.name!r}"
     if dtype.to_real() != torch.float32:
         return f"float32 or complex64, got {dtype}"
     if not 0 < width <= WIDEST:
         return f"rows of at most {WIDEST} real numbers, got {width}"
-    if activation == "oplu" and width % 2:
-        return f"an even number of units for OPLU, got {width}"
+    if activation.is_paired and width % 2:
+        return f"an even number of units for {type(activation).__name__}, got {width}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton, got an environment without it"
     if device.type == "cpu":
@@ -56,13 +57,13 @@ def forward(
     z: Tensor,
     wt: Tensor,
     h0: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    slope: float = 0.0,
+    activation: Activation,
+    bias: Tensor | None = None,
     sizes: Tensor | None = None,
     reverse: bool = False,
     keep: bool = True,
-    is_complex: bool = False,
+    *,
+    units: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Turns projected inputs into states h_t = act(z_t + h_{t-1} wt), in place.
 
@@ -70,29 +71,22 @@ def forward(
         z: projections of all steps, float32 and contiguous, shape (rows, N); the states afterwards.
         wt: recurrent matrix for rows, shape (N, N).
         h0: first states, shape (B, N).
-        bias: of modReLU, shape (n,); the biases of other activations belong into z. Without it modReLU is the identity.
-        activation: its name, without a slope.
-        slope: of leaky ReLU.
+        activation: one that the programs know.
+        bias: of an activation that has it inside, shape (n,); the biases of others belong into z.
         sizes: rows alive at each step, int64 on the device, not increasing, shape (T,); None if all are, rows = T B.
         reverse: whether the last step comes first.
         keep: whether the derivative will be asked for.
-        is_complex: whether rows are [Re | Im], N = 2n.
+        units: n; N is 2n for rows [Re | Im].
 
     Returns:
-        The last state of each sequence (B, N), and what `backward` needs besides the states, None if nothing:
-        the sign of z, int8 (rows, n), for abs; whether the pair was turned, int8 (rows, n/2), for oplu;
-        q = max(b/|z|, -1), float32 (rows, n), for complex modReLU, where h = (1 + q) z.
+        The last state of each sequence (B, N), and what `backward` needs besides the states (`Activation.saved`), None
+        if nothing.
     """
-    kind = _kind(activation, bias, is_complex)
-    width = z.shape[1]
-    saved = None
-    if keep and kind == "abs":
-        saved = torch.empty_like(z, dtype=torch.int8)
-    elif keep and kind in PAIRED:
-        saved = z.new_empty(len(z), width // 2, dtype=torch.int8 if kind == "oplu" else z.dtype)
+    width, dtype = activation.saved_like(units, z.dtype)
+    saved = z.new_empty(len(z), width, dtype=dtype) if keep and width else None
     if not len(h0):
         return h0.clone(), saved
-    fixed = settings(width, kind)
+    fixed = settings(z.shape[1], activation)
     starts, steps = _steps(z, len(h0), sizes)
     _run(
         "run_forward",
@@ -105,7 +99,7 @@ def forward(
         z if saved is None else saved,
         starts,
         z if sizes is None else sizes,
-        slope,
+        activation.slope,
         steps,
         len(h0),
         PACKED=sizes is not None,
@@ -122,12 +116,9 @@ def backward(
     out: Tensor,
     saved: Tensor | None,
     w: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    slope: float = 0.0,
+    activation: Activation,
     sizes: Tensor | None = None,
     reverse: bool = False,
-    is_complex: bool = False,
     *,
     batch: int,
 ) -> tuple[Tensor, Tensor]:
@@ -139,12 +130,9 @@ def backward(
         out: the states, as `forward` left them.
         saved: the second result of `forward` with `keep`.
         w: recurrent matrix, shape (N, N): the transpose of that of `forward`.
-        bias: as in `forward`.
         activation: as in `forward`.
-        slope: as in `forward`.
         sizes: as in `forward`.
         reverse: as in `forward`.
-        is_complex: as in `forward`.
         batch: B, sequences.
 
     Returns:
@@ -154,7 +142,7 @@ def backward(
     delta = torch.empty_like(out)
     if not batch:
         return delta, out.new_empty(0, out.shape[1])
-    fixed = settings(out.shape[1], _kind(activation, bias, is_complex))
+    fixed = settings(out.shape[1], activation)
     starts, steps = _steps(out, batch, sizes)
     _run(
         "run_back",
@@ -168,7 +156,7 @@ def backward(
         out if saved is None else saved,
         starts,
         out if sizes is None else sizes,
-        slope,
+        activation.slope,
         steps,
         batch,
         PACKED=sizes is not None,
@@ -179,13 +167,6 @@ def backward(
     )
     with FullPrecision(out.device):
         return delta, delta[_ends(out, batch, starts, sizes, reverse)] @ w
-
-
-def _kind(activation: str, bias: Tensor | None, is_complex: bool) -> str:
-    """The activation as the programs call it."""
-    if activation != "modrelu":
-        return activation
-    return "identity" if bias is None else "complex_modrelu" if is_complex else "modrelu"
 
 
 def _steps(rows: Tensor, batch: int, sizes: Tensor | None) -> tuple[Tensor, int]:
@@ -205,15 +186,15 @@ def _ends(rows: Tensor, batch: int, starts: Tensor, sizes: Tensor | None, is_las
     return starts[lengths - 1] + sequences
 
 
-def settings(width: int, kind: str) -> dict[str, Any]:
+def settings(width: int, activation: Activation) -> dict[str, Any]:
     """What is fixed when a program is compiled for rows of this width."""
-    is_paired = kind in PAIRED
+    is_paired = activation.is_paired
     columns = width // 2 if is_paired else width
     tile_rows, tile_columns = _tile(width, columns, is_paired)
     is_resident = not is_paired and width <= tile_rows == tile_columns
     return {
         "N": width,
-        "ACTIVATION": kind,
+        "ACTIVATION": activation.kernel,
         "PAIRS": is_paired,
         "RESIDENT": is_resident,
         "BLOCK_B": BATCH_BLOCK,
@@ -266,7 +247,7 @@ def _is_interpreted() -> bool:
 @functools.cache
 def programs(is_interpreted: bool) -> ModuleType:
     """The programs. triton.jit asks for the interpreter when it decorates, so there is one module for each answer."""
-    spec = importlib.util.find_spec("stiefelkit.functional._scan.triton_programs")
+    spec = importlib.util.find_spec("stiefelkit.scan.kernels.programs")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.chunks import Chunk
-from stiefelkit.functional._scan.pointwise import Pointwise, Step, saved_like
-from stiefelkit.functional._scan.problem import Gradients, Problem, shaped
+from stiefelkit.scan.activations import Activation, Step
+from stiefelkit.scan.engines.chunks import Chunk
+from stiefelkit.scan.engines.problem import Gradients, Problem, shaped
 
 __all__ = ["Gated"]
 
@@ -30,8 +30,8 @@ class Gated:
             z, h = shaped(room, chunk, 4 * p.n), state[: chunk.batch]
             _project(p, z, chunk)
             if steps is None or steps[0] != chunk.batch:
-                steps = chunk.batch, p.act.step(chunk.batch, h)
-            h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, p.act, steps[1], p.reverse))
+                steps = chunk.batch, p.activation.step(h, p.activation_bias)
+            h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, p.activation, steps[1], p.reverse))
         return out, state, p.saved_like(False)
 
     def backward(
@@ -42,7 +42,6 @@ class Gated:
         out: Tensor,
         saved: Tensor,
         needs: Sequence[bool],
-        half: bool = False,
     ) -> Gradients:
         """Gradients from those by the states and by the last ones; see `Engine`."""
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
@@ -100,8 +99,8 @@ class _Room:
         torch.addcmul(input_c, r, qh, out=c)
         rows = c.flatten(0, 1)
         if self._step is None or self._step[0] != rows.shape[0]:
-            self._step = rows.shape[0], self.p.act.step(rows.shape[0], rows)
-        (views,) = self.p.act.views(rows.unsqueeze(0), kept.flatten(0, 1).unsqueeze(0))
+            self._step = rows.shape[0], self.p.activation.step(rows, self.p.activation_bias)
+        (views,) = self.p.activation.views(rows.unsqueeze(0), kept.flatten(0, 1).unsqueeze(0))
         self._step[1](*views)
         gate.copy_(g)
         torch.sub(1, gate, out=rest)
@@ -109,7 +108,7 @@ class _Room:
         torch.mul(qh, r, out=part).addcmul_(part, r, value=-1)
         qh.copy_(r)
         r.copy_(part)
-        factors = self.p.act.factors(c, kept)
+        factors = self.p.activation.factors(c, kept)
         others = None
         if len(factors) == 2:
             others = z.clone()
@@ -150,14 +149,14 @@ class _Sums:
         if self.bias is not None and self.ones is not None:
             self.bias.addmv_(d[:, n:].mT, self.ones[: d.shape[0]])
         if self.inner is not None:
-            self.inner += self.p.act.bias_gradient(c.flatten(0, 1), d[:, 3 * n :])
+            self.inner += self.p.activation.bias_gradient(c.flatten(0, 1), d[:, 3 * n :]).sum(0)
 
 
 class _Kept:
     """Room for what an activation keeps of a chunk besides its values."""
 
     def __init__(self, p: Problem):
-        self.width, dtype = saved_like(p.activation, p.n, p.dtype)
+        self.width, dtype = p.activation.saved_like(p.n, p.dtype)
         self.buffer = p.buffer(self.width, dtype)
 
     def of(self, chunk: Chunk) -> Tensor:
@@ -172,7 +171,7 @@ def _project(p: Problem, z: Tensor, chunk: Chunk) -> None:
 
 
 def _steps_forward(
-    z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, act: Pointwise, step: Step, reverse: bool
+    z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, act: Activation, step: Step, reverse: bool
 ) -> Tensor:
     """Runs the steps of a chunk from h (batch, n) on; returns the last state.
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._scan.pointwise import Pointwise, Step
-from stiefelkit.functional._scan.problem import Problem
+from stiefelkit.scan.activations import Activation, Step
+from stiefelkit.scan.engines.problem import Problem
 
 __all__ = ["Loops", "steps_back", "steps_forward"]
 
@@ -26,23 +26,25 @@ class Loops:
     def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
         if self._step is None or self._step[0] != h.shape[0]:
-            self._step = h.shape[0], self.p.act.step(h.shape[0], h)
-        return steps_forward(z, saved, h, self.p.wt, self.p.act, self._step[1], self.p.reverse)
+            self._step = h.shape[0], self.p.activation.step(h, self.p.activation_bias)
+        return steps_forward(z, saved, h, self.p.wt, self.p.activation, self._step[1], self.p.reverse)
 
     def forward_carefully(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
-        """The same with `Pointwise.careful`."""
-        step = self.p.act.careful(h.shape[0], h)
-        return steps_forward(z, saved, h, self.p.wt, self.p.act, step, self.p.reverse)
+        """The same with `Activation.careful`."""
+        step = self.p.activation.careful(h, self.p.activation_bias)
+        return steps_forward(z, saved, h, self.p.wt, self.p.activation, step, self.p.reverse)
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
         """Gradients by the pre-activations of a chunk; see `steps_back`. Returns the gradient by the state before."""
         if self._scratch is None or self._scratch.shape != carry.shape:
             self._scratch = torch.empty_like(carry)
-        factors = self.p.act.factors(h, saved)
+        factors = self.p.activation.factors(h, saved)
         return steps_back(delta, g, carry, self.p.rows_w, factors, self._scratch, self.p.reverse)
 
 
-def steps_forward(z: Tensor, saved: Tensor, h: Tensor, wt: Tensor, act: Pointwise, step: Step, reverse: bool) -> Tensor:
+def steps_forward(
+    z: Tensor, saved: Tensor, h: Tensor, wt: Tensor, act: Activation, step: Step, reverse: bool
+) -> Tensor:
     """Runs the steps of a chunk in place: projections z (k, batch, N) become states; returns the last one."""
     views = act.views(z, saved)
     for row in reversed(views) if reverse else views:
@@ -62,7 +64,7 @@ def steps_back(
         g: gradients by the states from outside, (k, batch, N).
         carry: gradient by the last state of the chunk from the steps after it, (batch, N).
         w: recurrent matrix for rows, (N, N).
-        factors: derivative of the activation (`Pointwise.factors`).
+        factors: derivative of the activation (`Activation.factors`).
         scratch: room for (batch, N).
         reverse: whether the chunk's first step is its last in time.
     """

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stiefelkit.functional._scan.problem import Gradients, Problem
+from stiefelkit.scan.engines.problem import Gradients, Problem
 
 __all__ = ["Engine", "PlainEngine"]
 
@@ -25,7 +25,6 @@ class Engine(Protocol):
         out: Tensor,
         saved: Tensor,
         needs: Sequence[bool],
-        half: bool = False,
     ) -> Gradients:
         """Gradients from those by the states (like `out`) and by the last ones (B, n).
 
@@ -36,7 +35,6 @@ class Engine(Protocol):
             out: the states.
             saved: as `forward` returned it.
             needs: which of x, w, h0, u, bias and activation bias are wanted.
-            half: leave out Im h in the gradient by w.
         """
         ...
 

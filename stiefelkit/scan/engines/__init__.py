@@ -1,0 +1,1 @@
+"""What runs a recurrence chunk by chunk or at once, forward and back: one engine a file."""

@@ -1,0 +1,1 @@
+"""Programs for GPUs, and what launches them."""

@@ -1,0 +1,169 @@
+"""The laws of an activation of recurrences, ours or another's."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.scan import Activation, find_activation, scan
+from stiefelkit.testing import seeds
+from stiefelkit.testing.failure import Failure, LawBroken, machine
+
+__all__ = ["ACTIVATION_LAWS", "check_activation"]
+
+UNITS = 4
+CLOSE = 1e-12
+
+
+class _Drawn:
+    """Pre-activations of a chunk, what the function makes of them, and what the step does.
+
+    Args:
+        act: the activation.
+        is_complex: whether states are.
+        scale: of the pre-activations.
+    """
+
+    def __init__(self, act: Activation, is_complex: bool, scale: float = 1.0):
+        dtype = torch.complex128 if is_complex else torch.float64
+        self.act = act
+        self.z = (scale * torch.randn(3, 2, UNITS, dtype=dtype)).requires_grad_()
+        self.bias = (0.5 * torch.randn(UNITS, dtype=torch.float64)).requires_grad_() if act.bias_inside else None
+        self.inner = () if self.bias is None else (self.bias,)
+        self.h = act.function(self.z, *self.inner)
+
+    @torch.no_grad()
+    def stepped(self, is_careful: bool = False) -> tuple[Tensor, Tensor]:
+        """States by the step in place, and what it kept."""
+        rows = _rows(self.z).clone()
+        width, dtype = self.act.saved_like(UNITS, self.z.dtype)
+        saved = rows.new_empty(*rows.shape[:-1], width, dtype=dtype)
+        step = (self.act.careful if is_careful else self.act.step)(rows[0], self.bias)
+        for views in self.act.views(rows, saved):
+            step(*views)
+        return rows, saved
+
+
+def law_step(act: Activation, is_complex: bool) -> None:
+    """The step in place, the careful one and the function of rows give the values of the function."""
+    for scale in (1.0, 1e-3, 1e3):
+        drawn = _Drawn(act, is_complex, scale)
+        for is_careful in (False, True):
+            _near("step", act, drawn.stepped(is_careful)[0], _rows(drawn.h), "the step")
+        _near("step", act, act.of_rows(_rows(drawn.z), *drawn.inner), _rows(drawn.h), "of_rows")
+
+
+def law_derivative(act: Activation, is_complex: bool) -> None:
+    """The factors and the gradient by a bias inside are the derivative of the function."""
+    drawn = _Drawn(act, is_complex)
+    g = torch.randn_like(drawn.z)
+    exact = torch.autograd.grad(drawn.h, (drawn.z, *drawn.inner), g)
+    h, saved = drawn.stepped()
+    delta, factors = _rows(g), act.factors(h, saved)
+    if len(factors) == 2:
+        delta = factors[0] * delta + factors[1].repeat(1, 1, 2) * delta.roll(delta.shape[-1] // 2, -1)
+    elif factors:
+        delta = factors[0] * delta
+    _near("derivative", act, delta, _rows(exact[0]), "what the factors make of a gradient")
+    if drawn.bias is not None:
+        _near("derivative", act, act.bias_gradient(h, delta).sum((0, 1)), exact[1], "the gradient by the bias")
+
+
+def law_scan(act: Activation, is_complex: bool) -> None:
+    """States and gradients in place are those of the loop, which has the gradients of finite differences."""
+    dtype = torch.complex128 if is_complex else torch.float64
+    given = {
+        "x": torch.randn(3, 2, UNITS, dtype=dtype),
+        "w": torch.linalg.qr(torch.randn(UNITS, UNITS, dtype=dtype))[0],
+    }
+    given |= {
+        "h0": torch.randn(2, UNITS, dtype=dtype),
+        "activation_bias": 0.5 * torch.randn(UNITS, dtype=torch.float64),
+    }
+    leaves = [t.contiguous().requires_grad_() for t in given.values()]
+
+    def states(*tensors: Tensor, backend: str = "reference") -> Any:
+        named = dict(zip(given, tensors, strict=True))
+        return scan(**named, activation=act.name, backend=backend)[0]  # type: ignore[arg-type]
+
+    try:
+        torch.autograd.gradcheck(states, leaves, fast_mode=True)
+    except torch.autograd.gradcheck.GradcheckError as error:
+        raise _broken("scan", act, f"the loop fails gradcheck, {str(error).splitlines()[0]}") from error
+    g = torch.randn(3, 2, UNITS, dtype=dtype)
+    loop, own = (
+        (out, *torch.autograd.grad(out, leaves, g)) for out in (states(*leaves), states(*leaves, backend="inplace"))
+    )
+    for a, b, what in zip(own, loop, ("states", *given), strict=True):
+        _near("scan", act, a, b, what if what == "states" else f"the gradient by {what}")
+
+
+def law_zero(act: Activation, is_complex: bool) -> None:
+    """Values and gradients at z = 0 are finite, and those of the loop."""
+    zero = torch.zeros(1, 1, UNITS, dtype=torch.complex128 if is_complex else torch.float64)
+    w, b = torch.eye(UNITS, dtype=zero.dtype), torch.full((UNITS,), 0.25, dtype=torch.float64)
+    for bias in (b, -b) if act.bias_inside else (None,):
+        found = []
+        for backend in ("inplace", "reference"):
+            leaf = zero.clone().requires_grad_()
+            last = scan(leaf, w, zero[0], activation=act.name, activation_bias=bias, backend=backend)[1]
+            found.append((last, torch.autograd.grad(last.real.sum(), leaf)[0]))
+        for own, loop, what in zip(*found, ("a value", "a gradient"), strict=True):
+            if not bool(torch.isfinite(_rows(loop)).all()):
+                raise _broken("zero", act, f"{what} at z = 0 is not finite")
+            _near("zero", act, own, loop, f"{what} at z = 0")
+
+
+ACTIVATION_LAWS = {"step": law_step, "derivative": law_derivative, "scan": law_scan, "zero": law_zero}
+"""The laws of an activation, by name."""
+
+
+def check_activation(name: str, laws: Iterable[str] = tuple(ACTIVATION_LAWS), offset: int | None = None) -> None:
+    """Checks an activation against the laws, for real states and for complex ones where it has them.
+
+    Args:
+        name: that it is registered under.
+        laws: names in `ACTIVATION_LAWS`, all by default.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+
+    Raises:
+        LawBroken: lists every failure: the law, the field, the figure and its bound.
+        UnknownNameError: no activation or law has such a name.
+    """
+    failures = []
+    fields = (False, True)[: 1 + (find_activation(name, False).of_complex() is not None)]
+    with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
+        for law in laws:
+            if law not in ACTIVATION_LAWS:
+                raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, ACTIVATION_LAWS)}")
+            for is_complex in fields:
+                seeds.reseed()
+                act = find_activation(name, is_complex)
+                try:
+                    ACTIVATION_LAWS[law](act, is_complex)
+                except LawBroken as broken:
+                    failures += broken.failures
+                except Exception as error:
+                    failures += _broken(
+                        law, act, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                    ).failures
+    if failures:
+        line = f"from stiefelkit.testing import check_activation; check_activation({name!r}, offset={seeds.seed()})"
+        raise LawBroken(*(failure.with_details([machine()], line) for failure in failures))
+
+
+def _rows(z: Tensor) -> Tensor:
+    return torch.cat([z.real, z.imag], -1) if z.is_complex() else z
+
+
+def _near(law: str, act: Activation, found: Tensor, exact: Tensor, what: str) -> None:
+    scale = max(1.0, exact.detach().abs().max().item())
+    figure = (found.detach() - exact.detach()).abs().max().item() / scale
+    if not figure <= CLOSE:
+        raise _broken(law, act, f"{what} differs by {figure:.3g}, permitted {CLOSE:.3g}", figure)
+
+
+def _broken(law: str, act: Activation, found: str, figure: float | None = None) -> LawBroken:
+    return LawBroken(Failure(law, f"{type(act).__name__}({act.name!r})", found, figure, CLOSE))
