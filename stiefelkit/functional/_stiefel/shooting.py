@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._polish import polished
-from stiefelkit.manifolds.retractions import skew_part
+from stiefelkit.functional._stiefel.tangents import skew_part
 
 __all__ = ["shoot"]
 
