@@ -88,15 +88,9 @@ class Frames(geoopt.Manifold):
             w[..., 0] *= det * torch.linalg.det(w).sign().unsqueeze(-1)
         return self._point(w, dtype, device)
 
-    def random_naive(
-        self,
-        *size: int | Sequence[int],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> geoopt.ManifoldTensor:
+    def random_naive(self, *size: int | Sequence[int], **options: Any) -> geoopt.ManifoldTensor:
         """Draws frames as `random` does: geoopt's name for frames of any measure, here the uniform one."""
-        return self.random(*size, dtype=dtype, device=device, generator=generator)
+        return self.random(*size, **options)
 
     def origin(
         self,

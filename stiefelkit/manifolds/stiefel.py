@@ -208,9 +208,9 @@ class Stiefel(Frames):
         return geodesic(w, u, *vectors, metric=self.metric)
 
     def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-        if not x.is_complex() and any(v.is_complex() for v in vectors):
-            raise DtypeError(f"Stiefel needs real vectors at a real frame ({x.dtype}), got complex ones.")
         w, *wide = widened(x, *vectors)
+        if w.is_complex() and not x.is_complex():
+            raise DtypeError(f"Stiefel needs real vectors at a real frame ({x.dtype}), got complex ones.")
         single = x.dtype != w.dtype
         w, *wide = torch.broadcast_tensors(checked(w, x.dtype), *wide)
         moved, *carried = along(w, *wide)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._exponential.span import on_span
+from stiefelkit.functional._exponential.span import on_span, whole
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
@@ -67,10 +67,7 @@ class _Skew(Function):
     @staticmethod
     def forward(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:  # type: ignore[override]
         a11, a21 = unpack_skew(v, n, p, is_complex)
-        if n == p:
-            return a11
-        zero = a11.new_zeros(*a11.shape[:-2], n - p, n - p)
-        return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)
+        return a11 if n == p else whole(a11, a21)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

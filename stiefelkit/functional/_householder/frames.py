@@ -101,14 +101,7 @@ class _OnePanel(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        v: Tensor,
-        phase: Tensor | None,
-        signs: Tensor | None,
-        n: int,
-        k: int,
-        p: int,
-        dtype: torch.dtype,
-        exact: bool,
+        v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> tuple[Tensor, ...]:
         working = working_dtype(dtype) if exact else dtype
         d = _diagonal(v, phase, signs, p, working)
@@ -148,14 +141,7 @@ class _Panels(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        v: Tensor,
-        phase: Tensor | None,
-        signs: Tensor | None,
-        n: int,
-        k: int,
-        p: int,
-        dtype: torch.dtype,
-        exact: bool,
+        v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> Tensor:
         working = working_dtype(dtype) if exact else dtype
         return _rounded(

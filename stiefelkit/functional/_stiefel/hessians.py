@@ -24,15 +24,14 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str =
 
         Hess U = T + a / (1 - a) W W^H T,    T = P(H - W (S Y + Y S) / 2 - V (S + S^H) / 2 - a G' Y + a W V^H G).
 
-    In the Euclidean metric that is P(H - U (S + S^H) / 2), as the Weingarten map has it. Costs some seven products of
-    n p^2.
+    For alpha = 2 that is P(H - U (S + S^H) / 2), as the Weingarten map has it. Costs some seven products of n p^2.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
         g: Euclidean gradients there, same shape.
         h: derivatives of the Euclidean gradient in the direction U, same shape.
         u: tangent vectors, same shape.
-        metric: "canonical" or "euclidean".
+        metric: "canonical" (alpha = 1) or "euclidean" (alpha = 2).
 
     Returns:
         Tangent vectors of the same shape.
@@ -45,7 +44,7 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str =
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998:
         Hessians are second derivatives along geodesics.
         Absil, Mahony, Trumpf, An extrinsic look at the Riemannian Hessian, Geometric Science of Information, 2013:
-        the Euclidean metric.
+        alpha = 2.
     """
     check_alike("riemannian_hessian", w, g, h, u)
     alpha = alpha_of("riemannian_hessian", metric)

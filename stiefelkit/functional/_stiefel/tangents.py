@@ -75,13 +75,10 @@ def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *,
     Raises:
         OptionError: no metric has that name.
     """
-    found = _real_inner(u, v, keepdim)
-    return found if alpha_of("inner_product", metric) == 2 else found - _real_inner(w.mH @ u, w.mH @ v, keepdim) / 2
-
-
-def _real_inner(a: Tensor, b: Tensor, keepdim: bool) -> Tensor:
-    """Re tr(A^H B)."""
-    return (a.conj() * b).real.sum(dim=(-2, -1), keepdim=keepdim)
+    found = (u.conj() * v).real.sum(dim=(-2, -1), keepdim=keepdim)
+    if alpha_of("inner_product", metric) == 2:
+        return found
+    return found - ((w.mH @ u).conj() * (w.mH @ v)).real.sum(dim=(-2, -1), keepdim=keepdim) / 2
 
 
 @dataclass
