@@ -209,7 +209,7 @@ class Stiefel(Frames):
 
     def _move(self, along: Callable[..., tuple[Tensor, ...]], x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         w, *wide = widened(x, *vectors)
-        if w.is_complex() and not x.is_complex():
+        if not x.is_complex() and w.is_complex():
             raise DtypeError(f"Stiefel needs real vectors at a real frame ({x.dtype}), got complex ones.")
         single = x.dtype != w.dtype
         w, *wide = torch.broadcast_tensors(checked(w, x.dtype), *wide)
