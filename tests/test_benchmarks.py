@@ -20,8 +20,8 @@ from stiefelkit import errors, models
 from stiefelkit.experiments.bench import recurrence
 from stiefelkit.experiments.bench.recurrence import CASES
 from stiefelkit.experiments.frame_optimizers import own_optimizers
-from stiefelkit.functional import BACKENDS
 from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.scan import BACKENDS
 
 ROOT = Path(__file__).parents[1]
 SUITES = [
@@ -345,7 +345,7 @@ def test_the_gate_passes_what_is_and_sees_that_the_last_newton_step_is_missing(c
     tracks = r"drift.*(matrix_exp|multiplicative)"
     assert gate.main(["--subset", "smoke", "--tracks", tracks]) == 0
     assert "2 tracks, 0 regressions" in capsys.readouterr().out
-    plant(copy, "functional/_exponential.py", "\n\ndef polished(w):\n    return w\n")
+    plant(copy, "functional/_exponential/taylor.py", "\n\ndef polished(w):\n    return w\n")
     failed = gated(copy, tracks)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "2 tracks, 1 regressions:" in failed.stdout

@@ -57,8 +57,20 @@ SMOOTH: dict[str, Any] = {
         lambda v, f: functional.cayley(v, 4, 2, phase=f),
         lambda dtype: (drawn(skew_size(4, 2, dtype == C)), drawn(2, number=1) if dtype == C else None),
     ),
+    "cayley_retraction": (
+        lambda u, v: torch.cat(functional.cayley_retraction(frame(4, 2, u.dtype), u, v)),
+        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+    ),
     "diagonal": (lambda f: functional.diagonal(phase=f), lambda dtype: (drawn(3),)),
     "exponential": (functional.exponential, lambda dtype: (drawn(3, 3, dtype=dtype),)),
+    "geodesic": (
+        lambda u, v: torch.cat(functional.geodesic(frame(4, 2, u.dtype), u, v)),
+        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+    ),
+    "geodesic of few columns": (
+        lambda u, v: torch.cat(functional.geodesic(frame(7, 2, u.dtype), u, v)),
+        lambda dtype: (drawn(7, 2, dtype=dtype), drawn(7, 2, dtype=dtype, number=1)),
+    ),
     "householder": (
         lambda v, f: functional.householder(v, 4, 2, 3, dtype=R if f is None else C, phase=f),
         lambda dtype: (drawn(trapezoid_size(4, 2, dtype == C)), drawn(3, number=1) if dtype == C else None),
@@ -70,6 +82,10 @@ SMOOTH: dict[str, Any] = {
     "householder_linear": (
         lambda x, v: functional.householder_linear(x, v, 4, 2),
         lambda dtype: (drawn(3, 4, dtype=dtype), drawn(trapezoid_size(4, 2, dtype == C), number=1)),
+    ),
+    "inner_product": (
+        lambda u, v: functional.inner_product(frame(4, 2, u.dtype), u, v, keepdim=True),
+        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "leaky_relu": (functional.leaky_relu, lambda dtype: (drawn(5),)),
     "matrix_exp": (
@@ -94,10 +110,26 @@ SMOOTH: dict[str, Any] = {
         lambda x: functional.polar_factor(x, well_conditioned=True),
         lambda dtype: (frame(4, 2, dtype) @ (2 * torch.eye(2, dtype=dtype)),),
     ),
+    "polar_retraction": (
+        lambda u, v: torch.cat(functional.polar_retraction(frame(4, 2, u.dtype), u, v)),
+        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+    ),
     "product": (functional.product, lambda dtype: (drawn(2, 3, dtype=dtype), drawn(4, 3, 2, dtype=dtype))),
+    "qr_retraction": (
+        lambda u, v: torch.cat(functional.qr_retraction(frame(4, 2, u.dtype), u, v)),
+        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+    ),
+    "riemannian_hessian": (
+        lambda g, h: functional.riemannian_hessian(frame(4, 2, g.dtype), g, h, g - h),
+        lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
+    ),
     "scan": _scan(3, "tanh"),
     "scan of many steps": _scan(9, "tanh"),
     "scan of many linear steps": _scan(9, "identity"),
+    "tangent_part": (
+        lambda u: functional.tangent_part(frame(4, 2, u.dtype), u),
+        lambda dtype: (drawn(4, 2, dtype=dtype),),
+    ),
     "unpack_skew": (
         lambda v: functional.unpack_skew(v, 3, 3, v.numel() == 9)[0],
         lambda dtype: (drawn(skew_size(3, 3, dtype == C)),),
@@ -119,14 +151,14 @@ ELSEWHERE = {
 TO_FIRST_ORDER = {"polish"}
 """The gradient passes straight through."""
 VALUES = {
-    "brickwall_inverse", "butterfly_inverse", "cayley_inverse", "cayley_increment", "haar_angles", "haar_indices",
-    "householder_inverse", "layer_inverse", "norms_of", "riemannian_gradient", "skew_logarithm", "split_defect",
-    "tall_logarithm",
+    "brickwall_inverse", "butterfly_inverse", "cayley_inverse", "cayley_increment", "geodesic_logarithm", "haar_angles",
+    "haar_indices", "householder_inverse", "layer_inverse", "norms_of", "riemannian_gradient", "skew_logarithm",
+    "split_defect", "tall_logarithm",
 }  # fmt: skip
 """Of tensors, and used for their values only."""
 NO_TENSORS = {
-    "Activation", "BACKENDS", "GORU_BACKENDS", "Tangent", "band_size", "find_activation", "mesh_size", "scan_backend",
-    "skew_size", "trapezoid_size",
+    "Activation", "BACKENDS", "GORU_BACKENDS", "METRICS", "RETRACTIONS", "Tangent", "band_size", "find_activation",
+    "mesh_size", "scan_backend", "skew_size", "trapezoid_size",
 }  # fmt: skip
 
 
@@ -144,11 +176,14 @@ CASES = [
 TALL = {
     "brickwall_inverse": functional.brickwall_inverse,
     "cayley_inverse": functional.cayley_inverse,
+    "geodesic": lambda w: functional.geodesic(w, w),
+    "geodesic_logarithm": lambda w: functional.geodesic_logarithm(w, w),
     "householder_inverse": lambda w: functional.householder_inverse(w, 2),
     "layer_inverse": functional.layer_inverse,
     "riemannian_gradient": lambda w: functional.riemannian_gradient(w, w),
+    "riemannian_hessian": lambda w: functional.riemannian_hessian(w, w, w, w),
     "tall_logarithm": functional.tall_logarithm,
-}
+} | {f"{name}_retraction": lambda w, step=step: step(w, w) for name, step in functional.RETRACTIONS.items()}
 """Refuse wide matrices."""
 SQUARE = {name: getattr(functional, name) for name in ("butterfly_inverse", "exponential", "skew_logarithm")}
 EITHER = {name: getattr(functional, name) for name in ("nearest_frame", "polar_factor", "polish")}

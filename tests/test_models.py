@@ -9,6 +9,7 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.scan import activations
 from stiefelkit.testing import seeds
 
 # name, (input, hidden, output), count: the figures that the papers print, in full.
@@ -131,7 +132,7 @@ def _check_map(net: Any, parametrization: str | None, weight: str) -> None:
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("activation", sk.scan.activations.names())
+@pytest.mark.parametrize("activation", activations.names())
 @pytest.mark.parametrize("name", REAL)
 def test_every_real_model_takes_every_activation(name, activation):
     net: Any = sk.models.create(name, 2, 4, 3, activation=activation)

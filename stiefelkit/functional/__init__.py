@@ -1,14 +1,15 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
 from stiefelkit.functional._activations import leaky_relu, modrelu, oplu
-from stiefelkit.functional._butterfly import butterfly, butterfly_inverse, rotate_butterfly
-from stiefelkit.functional._cayley import cayley
-from stiefelkit.functional._cayley_inverse import cayley_inverse
+from stiefelkit.functional._cayley.inverse import cayley_inverse
+from stiefelkit.functional._cayley.transform import cayley
 from stiefelkit.functional._diagonal import diagonal
-from stiefelkit.functional._exponential import exponential
-from stiefelkit.functional._householder import householder, householder_inverse, householder_linear
-from stiefelkit.functional._logarithm import skew_logarithm, tall_logarithm
-from stiefelkit.functional._matrix_exp import matrix_exp
+from stiefelkit.functional._exponential.logarithm import skew_logarithm, tall_logarithm
+from stiefelkit.functional._exponential.packed import matrix_exp
+from stiefelkit.functional._exponential.taylor import exponential
+from stiefelkit.functional._householder.frames import householder, householder_linear
+from stiefelkit.functional._householder.inverse import householder_inverse
+from stiefelkit.functional._norms import norms_of
 from stiefelkit.functional._packing import (
     band_size,
     pack_skew,
@@ -24,12 +25,20 @@ from stiefelkit.functional._packing import (
 from stiefelkit.functional._polar import nearest_frame, polar_factor
 from stiefelkit.functional._polish import polish, split_defect
 from stiefelkit.functional._product import product
-from stiefelkit.functional._rotations import brickwall
-from stiefelkit.functional._rotations_inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
-from stiefelkit.functional._rotations_plan import mesh_size
-from stiefelkit.functional._stiefel_step import Tangent, cayley_increment, norms_of, riemannian_gradient
+from stiefelkit.functional._rotations.brickwall import brickwall
+from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
+from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
+from stiefelkit.functional._rotations.plan import mesh_size
+from stiefelkit.functional._stiefel.cayley_step import cayley_increment, cayley_retraction
+from stiefelkit.functional._stiefel.geodesics import geodesic
+from stiefelkit.functional._stiefel.hessians import riemannian_hessian
+from stiefelkit.functional._stiefel.logarithms import geodesic_logarithm
+from stiefelkit.functional._stiefel.retractions import RETRACTIONS, polar_retraction, qr_retraction
+from stiefelkit.functional._stiefel.tangents import METRICS, Tangent, inner_product, riemannian_gradient, tangent_part
 
 __all__ = [
+    "METRICS",
+    "RETRACTIONS",
     "Tangent",
     "band_size",
     "brickwall",
@@ -39,13 +48,17 @@ __all__ = [
     "cayley",
     "cayley_increment",
     "cayley_inverse",
+    "cayley_retraction",
     "diagonal",
     "exponential",
+    "geodesic",
+    "geodesic_logarithm",
     "haar_angles",
     "haar_indices",
     "householder",
     "householder_inverse",
     "householder_linear",
+    "inner_product",
     "layer_inverse",
     "leaky_relu",
     "matrix_exp",
@@ -59,15 +72,19 @@ __all__ = [
     "pack_trapezoid",
     "pick_band",
     "polar_factor",
+    "polar_retraction",
     "polish",
     "product",
+    "qr_retraction",
     "riemannian_gradient",
+    "riemannian_hessian",
     "rotate_butterfly",
     "skew_logarithm",
     "skew_size",
     "split_defect",
     "spread_band",
     "tall_logarithm",
+    "tangent_part",
     "trapezoid_size",
     "unpack_skew",
     "unpack_trapezoid",

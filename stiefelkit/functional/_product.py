@@ -13,7 +13,7 @@ from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._onnx import is_exported
 from stiefelkit.functional._tracing import is_jit_traced, is_traced
 
-__all__ = ["FullPrecision", "is_lowered", "is_plain", "opaque", "product"]
+__all__ = ["FullPrecision", "add_product_", "is_lowered", "is_plain", "opaque", "plus_product", "product"]
 
 
 def _flags(device: torch.device) -> Any:
@@ -209,3 +209,15 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if transformed or is_jit_traced() or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return _Product.apply(a, b)  # type: ignore[return-value]
     return _multiply(a, b)
+
+
+def plus_product(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """C + alpha A B, in the precision that products have where it is called."""
+    return torch.addmm(c, a, b, alpha=alpha) if c.dim() == 2 else torch.add(c, a @ b, alpha=alpha)
+
+
+def add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """C += alpha A B, as `plus_product`."""
+    if c.dim() == 2:
+        return c.addmm_(a, b, alpha=alpha)
+    return c.baddbmm_(a, b, alpha=alpha) if c.dim() == 3 else c.add_(a @ b, alpha=alpha)

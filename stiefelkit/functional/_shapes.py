@@ -4,7 +4,7 @@ from torch import Tensor
 
 from stiefelkit.errors import ShapeError
 
-__all__ = ["check_square", "check_tall"]
+__all__ = ["check_alike", "check_square", "check_tall"]
 
 
 def check_tall(who: str, w: Tensor) -> None:
@@ -12,6 +12,14 @@ def check_tall(who: str, w: Tensor) -> None:
     if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
         remedy = "; take the adjoint" if w.dim() >= 2 else ""
         raise ShapeError(f"{who} needs matrices of shape (*, n, p), n >= p, got {tuple(w.shape)}{remedy}.")
+
+
+def check_alike(who: str, w: Tensor, *others: Tensor) -> None:
+    """Raises ShapeError unless W is of shape (*, n, p), n >= p, and so are the others."""
+    check_tall(who, w)
+    for x in others:
+        if x.shape[-2:] != w.shape[-2:]:
+            raise ShapeError(f"{who} needs matrices of one shape (*, n, p), got {tuple(w.shape)} and {tuple(x.shape)}.")
 
 
 def check_square(who: str, w: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The Stiefel manifold in geoopt's interface, for its Riemannian optimizers."""
 
-from stiefelkit.manifolds.retractions import RETRACTIONS
+from stiefelkit.functional import RETRACTIONS
 from stiefelkit.manifolds.stiefel import Stiefel
 
 __all__ = ["RETRACTIONS", "Stiefel"]

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional._tracing import is_traced
-from stiefelkit.metrics import defect, rounding_limit
+from stiefelkit.metrics import defect, orthogonality_error, rounding_limit
 
-__all__ = ["DTYPES", "REACH", "checked", "judged", "members", "wrong_dtype"]
+__all__ = ["DTYPES", "checked", "judged", "members", "remedy", "widened", "wrong_dtype"]
 
-REACH = 3e-5
+_REACH = 3e-5
 """Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
 of it, below half the rounding limit of float32 up to p = 600."""
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 def checked(w: Tensor, dtype: torch.dtype) -> Tensor:
     """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
     p = w.shape[-1]
-    permitted = max(REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
+    permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
     # Detached, since no_grad leaves forward derivatives.
     constant = w.detach()
     with torch.no_grad():
@@ -60,3 +60,18 @@ def judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | No
         return True, None
     worst = (errors - permitted).nan_to_num(nan=torch.inf).argmax()
     return False, f"{what} = {errors.flatten()[worst]:.3g}, permitted {permitted.flatten()[worst]:.3g}"
+
+
+def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in float64, or all in complex128."""
+    dtype = torch.complex128 if any(t.is_complex() for t in tensors) else torch.float64
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def remedy(w: Tensor, y: Tensor) -> str:
+    """Why no geodesic joins frames, or what does."""
+    if w.shape[-2] == w.shape[-1] and not w.is_complex() and torch.linalg.det(w.mH @ y).lt(0).any():
+        return "their determinants differ"
+    if all((orthogonality_error(z) <= _REACH).all() for z in (w, y)):
+        return 'metric="canonical" joins all'
+    return "projx gives the nearest frames"

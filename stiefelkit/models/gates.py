@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._onnx import is_exported
-from stiefelkit.scan.onnx import exported_gates
 from stiefelkit.models.parts import Map, each
 from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.scan.onnx import exported_gates
 
 __all__ = ["FrameGates", "gated", "run"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
-from stiefelkit.functional._stiefel_step import SIDES
+from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import check_choice, check_number
 from stiefelkit.optim.frame_optimizer import FrameOptimizer

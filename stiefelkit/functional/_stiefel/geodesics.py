@@ -7,33 +7,41 @@ with alpha = 1 for the canonical and alpha = 2 for the Euclidean metric. A maps 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import exponential
-from stiefelkit.manifolds.retractions import skew_part, tangent_parts
+from stiefelkit.functional._exponential.span import on_span
+from stiefelkit.functional._exponential.taylor import exponential
+from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
 
 __all__ = ["geodesic"]
 
 
-def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, alpha: int) -> tuple[Tensor, ...]:
+def geodesic(w: Tensor, u: Tensor, *vectors: Tensor, metric: str = "canonical") -> tuple[Tensor, ...]:
     """Moves frames along the geodesic that leaves W in the direction U, for unit time.
 
     The factors exp(A) and exp((1 - alpha) Om) carry tangent vectors along, isometrically in either metric. Exponentials
-    are at most 2p x 2p, and 3p x 3p (k vectors: (2 + k) p) where vectors are carried and n > 3p.
+    are at most 2p x 2p, and 3p x 3p (k vectors: (2 + k) p) where vectors are carried and n > 3p. Differentiable any
+    number of times.
 
     Args:
         w: frames, shape (*, n, p), float64 or complex128.
         u: tangent vectors, same shape; of other vectors the tangent part counts.
         vectors: tangent vectors to carry, same shape.
-        alpha: 1 for the canonical, 2 for the Euclidean metric.
+        metric: "canonical" or "euclidean".
 
     Returns:
         The frames, and the vectors carried to them.
+
+    Raises:
+        ShapeError: W has more columns than rows, or the others another shape.
+        OptionError: no metric has that name.
 
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998.
         Hüper, Markina, Silva Leite, A Lagrangian approach to extremal curves on Stiefel manifolds, J. Geom. Mech. 13,
         2021.
     """
-    n, p = w.shape[-2:]
+    check_alike("geodesic", w, u, *vectors)
+    alpha, (n, p) = alpha_of("geodesic", metric), w.shape[-2:]
     if n == p:
         om = skew_part(w.mH @ u)
         half = exponential(om, skew=True)
@@ -58,21 +66,13 @@ def _whole(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha:
 
 
 def _thin(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: int) -> tuple[Tensor, ...]:
-    """Applies exp(A) on the span of B = [W, V C^-1] for any invertible C, where A B = B M.
+    """Applies exp(A) on the span of B = [W, V C^-1], where A B = B M (see `on_span`).
 
-    M is nearly skew for the Cholesky factor C of I + V^H V, on which nothing depends: a constant to the gradient. For
-    any Z, A Z = B N and exp(A) Z = Z + B phi(M) N, phi(x) = (e^x - 1) / x: a block of the exponential of
+    For any Z, A Z = B N and exp(A) Z = Z + B phi(M) N, phi(x) = (e^x - 1) / x: a block of the exponential of
     [[M, N], [0, 0]].
     """
     p = w.shape[-1]
-    with torch.no_grad():
-        # Detached, since no_grad leaves forward derivatives.
-        gram = v.detach().mH @ v.detach()
-        shift = 1 + 1e-14 * gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
-        eye = torch.eye(p, dtype=w.dtype, device=w.device)
-        c = torch.linalg.cholesky_ex(gram + shift * eye, upper=True)[0]
-    b = torch.linalg.solve_triangular(c, v, upper=True, left=False)
-    m = torch.cat([torch.cat([alpha * om, c], dim=-2), torch.cat([-(v.mH @ b), torch.zeros_like(c)], dim=-2)], dim=-1)
+    m, b, c = on_span(alpha * om, v)
     right = [_image(w, om, v, c, z, alpha) for z in vectors]
     block = torch.cat([m, *right], dim=-1)
     block = torch.cat([block, block.new_zeros(*block.shape[:-2], len(right) * p, block.shape[-1])], dim=-2)

@@ -13,8 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import exponential, skew_logarithm
+from stiefelkit.functional._exponential.logarithm import skew_logarithm
+from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._polish import polished
+from stiefelkit.functional._stiefel.tangents import skew_part
 
 __all__ = ["nearest_completion", "shorten", "skew_from", "spectrum"]
 
@@ -98,9 +100,8 @@ def _newton_step(t: Tensor, q: Tensor, c: Tensor, radius: Tensor) -> tuple[Tenso
 
     def bent(x: Tensor) -> Tensor:
         y = low @ (curvature * (low.mH @ x.to(low.dtype) @ low)) @ low.mH
-        y = y if c.is_complex() else y.real
         # Rounding's Hermitian part would grow: the curvature says nothing of it.
-        return (y - y.mH) / 2
+        return skew_part(y if c.is_complex() else y.real)
 
     x, r, d = torch.zeros_like(c), c, -c
     going = torch.ones_like(radius, dtype=torch.bool)
@@ -165,5 +166,4 @@ def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
 def skew_from(t: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
     """The skew part of Q diag(it) Q^H, real if the dtype is."""
     a = (q * (1j * t).unsqueeze(-2)) @ q.mH
-    a = a if dtype.is_complex else a.real
-    return (a - a.mH) / 2
+    return skew_part(a if dtype.is_complex else a.real)

@@ -1,8 +1,7 @@
 """The exponential of a packed tangent vector.
 
-Square: W = exp(A). Tall: the first p columns of the n x n exponential of A = [[A11, -A21^H], [A21, 0]]; with any
-invertible C and Z = A21 C^-1 they are [W1; Z Y], [W1; Y] the first p columns of exp([[A11, -A21^H Z], [C, 0]]). The
-factor C of I + A21^H A21 makes that nearly a skew matrix; W does not depend on C, so it is a constant to the gradient.
+Square: W = exp(A). Tall: the first p columns of the n x n exponential of A = [[A11, -A21^H], [A21, 0]], which are
+[W1; Z Y] with [W1; Y] those of a 2p x 2p exponential (see `span`).
 """
 
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._exponential import exponential
+from stiefelkit.functional._exponential.span import on_span, whole
+from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
@@ -67,10 +67,7 @@ class _Skew(Function):
     @staticmethod
     def forward(v: Tensor, n: int, p: int, is_complex: bool) -> Tensor:  # type: ignore[override]
         a11, a21 = unpack_skew(v, n, p, is_complex)
-        if n == p:
-            return a11
-        zero = a11.new_zeros(*a11.shape[:-2], n - p, n - p)
-        return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)
+        return a11 if n == p else whole(a11, a21)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -90,14 +87,6 @@ class _Skew(Function):
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:
-    a11, a21 = unpack_skew(v, n, p, is_complex)
-    eye = torch.eye(p, dtype=a11.dtype, device=a11.device)
-    with torch.no_grad():
-        gram = a21.mH @ a21
-        shift = 1 + 1e-14 * gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
-        c = torch.linalg.cholesky_ex(gram + shift * eye, upper=True)[0]
-    z = torch.linalg.solve_triangular(c, a21, upper=True, left=False)
-    left = torch.cat([a11, c], dim=-2)
-    block = torch.cat([left, torch.cat([-(a21.mH @ z), torch.zeros_like(c)], dim=-2)], dim=-1)
+    block, z, _ = on_span(*unpack_skew(v, n, p, is_complex))
     columns = exponential(block, truncation=truncation)[..., :p]
     return torch.cat([columns[..., :p, :], z @ columns[..., p:, :]], dim=-2)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
-from stiefelkit.functional._product import opaque
+from stiefelkit.functional._product import add_product_, opaque
 from stiefelkit.metrics import working_dtype
 
 __all__ = [
@@ -51,7 +51,7 @@ def form_panel(
     t = u.mH @ u
     x = _times_inverse_adjoint(_scale_rows(u[..., :p, :], d), t)
     w = _embed(d, n)
-    _add_product_(w, u, x.mH, -1)
+    add_product_(w, u, x.mH, -1)
     # Compiled code counts on contiguous results.
     u, t, x = (m.to(kept, memory_format=torch.contiguous_format).contiguous() for m in (u, t, x))
     return w, u, t, x, length
@@ -62,7 +62,7 @@ def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tens
     """dL/dv from dL/dW and what `form_panel` returned; works in the dtype of U."""
     y = _times_inverse(g.mH @ u, t)
     gu = u @ _symmetric(y.mH @ x)
-    _add_product_(gu, g, x, -1)
+    add_product_(gu, g, x, -1)
     gu[..., : d.shape[-1], :].addcmul_(y, d.unsqueeze(-1), value=-1)
     return _to_coordinates(gu, length)
 
@@ -79,7 +79,7 @@ def form_columns(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtyp
         else:
             top = _scale_rows(panel[..., :width, :], d[..., start : start + width])
             x = torch.cat([top, block[..., width:, width:].mH @ panel[..., width:, :]], dim=-2)
-        _add_product_(block, panel, _times_inverse_adjoint(x, panel.mH @ panel).mH, -1)
+        add_product_(block, panel, _times_inverse_adjoint(x, panel.mH @ panel).mH, -1)
     return w
 
 
@@ -98,16 +98,16 @@ def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k:
             x = -_times_inverse_adjoint(_scale_rows(panel[..., :top, :], d[..., start:]), t)
         else:
             x = _times_inverse(w.mH @ panel, t)
-        _add_product_(found, panel, _symmetric(y.mH @ x))
-        _add_product_(found, g, x, -1)
+        add_product_(found, panel, _symmetric(y.mH @ x))
+        add_product_(found, g, x, -1)
         found[..., :top, :].addcmul_(y[..., :top, :], d[..., start : start + top, None])
         if not last:
             # Q' is D above, and zero beside D and beside what is left.
             w, g = w[..., top:, top:], g[..., top:, top:]
             w, g = (w.clone(), g.resolve_conj().clone()) if start == 0 else (w, g)
-            _add_product_(w, panel[..., top:, :], x[..., top:, :].mH, -1)
-            _add_product_(g, panel[..., top:, :], y[..., top:, :].mH, -1)
-            _add_product_(found[..., top:, :], w, y[..., top:, :])
+            add_product_(w, panel[..., top:, :], x[..., top:, :].mH, -1)
+            add_product_(g, panel[..., top:, :], y[..., top:, :].mH, -1)
+            add_product_(found[..., top:, :], w, y[..., top:, :])
     return _to_coordinates(minus, length, -1).to(v.dtype)
 
 
@@ -119,7 +119,7 @@ def reflect_rows(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -
     q = y.mT
     for start in reversed(range(0, k, width)):
         panel, block = u[..., start:, start : start + width], q[..., start:, :]
-        _add_product_(block, panel, _times_inverse_adjoint(block.mH @ panel, panel.mH @ panel).mH, -1)
+        add_product_(block, panel, _times_inverse_adjoint(block.mH @ panel, panel.mH @ panel).mH, -1)
     return y
 
 
@@ -134,11 +134,11 @@ def reflect_rows_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -
         q, h = rows.mT[..., start:, :], gx.mT[..., start:, :]
         t = panel.mH @ panel
         x, y = _times_inverse(q.mH @ panel, t), _times_inverse(h.mH @ panel, t)
-        _add_product_(found, panel, _symmetric(y.mH @ x))
-        _add_product_(found, h, x, -1)
-        _add_product_(q, panel, x.mH, -1)
-        _add_product_(h, panel, y.mH, -1)
-        _add_product_(found, q, y)
+        add_product_(found, panel, _symmetric(y.mH @ x))
+        add_product_(found, h, x, -1)
+        add_product_(q, panel, x.mH, -1)
+        add_product_(h, panel, y.mH, -1)
+        add_product_(found, q, y)
     return _to_coordinates(minus, length, -1).to(v.dtype), gx
 
 
@@ -193,13 +193,3 @@ def _symmetric(m: Tensor) -> Tensor:
     n = m.triu()
     n.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     return n + n.mT.conj_physical()
-
-
-def _add_product_(c: Tensor, a: Tensor, b: Tensor, sign: int = 1) -> None:
-    """C += sign A B."""
-    if c.dim() == 2:
-        c.addmm_(a, b, alpha=sign)
-    elif c.dim() == 3:
-        c.baddbmm_(a, b, alpha=sign)
-    else:
-        c.add_(a @ b, alpha=sign)

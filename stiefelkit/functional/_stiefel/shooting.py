@@ -9,8 +9,9 @@ from W to Y where it does not converge at once. Its linear map is the identity a
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._exponential.span import whole
 from stiefelkit.functional._polish import polished
-from stiefelkit.manifolds.retractions import skew_part
+from stiefelkit.functional._stiefel.tangents import skew_part
 
 __all__ = ["shoot"]
 
@@ -82,7 +83,7 @@ class _End:
         p = x.shape[-1]
         self.p, self.alpha = p, alpha[:, None, None]
         a = x[..., :p, :]
-        self.left = _Exponential(_skew(self.alpha * a, x[..., p:, :]))
+        self.left = _Exponential(whole(self.alpha * a, x[..., p:, :]))
         self.right = _Exponential((1 - self.alpha) * a)
 
     def only(self, which: Tensor) -> "_End":
@@ -101,7 +102,7 @@ class _End:
     def derivative(self, x: Tensor) -> Tensor:
         """The derivative of the end along X, as seen from the end."""
         a = x[..., : self.p, :]
-        moved = self.left.turned(_skew(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
+        moved = self.left.turned(whole(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
         # exp(-B) dexp(B) on the left becomes the same of -B on the right.
         turn = self.right.value @ self.right.turned((1 - self.alpha) * a) @ self.right.value.mH
         return torch.cat([moved[..., : self.p, :] + turn, moved[..., self.p :, :]], dim=-2)
@@ -127,11 +128,6 @@ class _Exponential:
     def turned(self, d: Tensor) -> Tensor:
         found = self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH
         return skew_part(found.real if self.real else found)
-
-
-def _skew(a: Tensor, r: Tensor) -> Tensor:
-    zero = a.new_zeros(*a.shape[:-2], r.shape[-2], r.shape[-2])
-    return torch.cat([torch.cat([a, r], dim=-2), torch.cat([-r.mH, zero], dim=-2)], dim=-1)
 
 
 def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:

@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from stiefelkit.functional._function import Function, keep
+from stiefelkit.functional._norms import finite, probe
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._polish import polished
-from stiefelkit.functional._product import FullPrecision, is_plain, opaque
+from stiefelkit.functional._product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._shapes import check_square
 from stiefelkit.metrics import working_dtype
 
@@ -191,9 +191,9 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     b = _combine(powers, s, False)
     for k in (1, 2):
         b[k].diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[k])
-    a6 = _add_product_(b[2], b[3], b[3])
+    a6 = add_product_(b[2], b[3], b[3])
     left = b[1].add_(a6)
-    w = _add_product_(b[0], left, a6)
+    w = add_product_(b[0], left, a6)
     squared = []
     for k in range(s):
         # Squaring doubles the distance from a unitary matrix: at huge norms it would end in infinity.
@@ -210,34 +210,29 @@ def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
     times, add_product = _products(a)
     for w in reversed(squared):
         wh = w.mH
-        g = _add_product_(times(g, wh), wh, g)
+        g = add_product_(times(g, wh), wh, g)
     gb = torch.empty_like(b)
     gb[0] = g
     times(g, a6.mH, out=gb[1])
     add_product(gb[1], left.mH, g, out=gb[2])
     times(gb[2], b3.mH, out=gb[3])
-    _add_product_(gb[3], b3.mH, gb[2])
+    add_product_(gb[3], b3.mH, gb[2])
     ga, ga2, ga3 = _combine(gb, len(squared), True)
     if skew:
         # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
         ga3 = minus_adjoint(ga3)
-        _add_product_(ga2, ga3, a, alpha=-0.5)
-        _add_product_(ga, a2, ga3, alpha=0.5)
-        return _add_product_(ga, ga2 + ga2.mH, a, alpha=-1).view(shape)
-    _add_product_(ga2, ga3, a.mH)
-    _add_product_(ga, a2.mH, ga3)
-    _add_product_(ga, ga2, a.mH)
-    return _add_product_(ga, a.mH, ga2).view(shape)
+        add_product_(ga2, ga3, a, alpha=-0.5)
+        add_product_(ga, a2, ga3, alpha=0.5)
+        return add_product_(ga, ga2 + ga2.mH, a, alpha=-1).view(shape)
+    add_product_(ga2, ga3, a.mH)
+    add_product_(ga, a2.mH, ga3)
+    add_product_(ga, ga2, a.mH)
+    return add_product_(ga, a.mH, ga2).view(shape)
 
 
 def _products(a: Tensor) -> tuple[Any, Any]:
     """A B and C + A B for one matrix or for a batch."""
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
-
-
-def _add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """C += alpha A B."""
-    return c.addmm_(a, b, alpha=alpha) if c.dim() == 2 else c.baddbmm_(a, b, alpha=alpha)
 
 
 @functools.lru_cache(maxsize=256)
@@ -260,74 +255,22 @@ def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
 
 def _truncation(a: Tensor) -> tuple[float, float]:
     """Binary logarithm of what the polynomial leaves out, relative to ||W||_F, and a bound of ||A||_2, for any A."""
-    norm = float(_finite(torch.linalg.matrix_norm(a, 1)).amax())
+    norm = float(finite(torch.linalg.matrix_norm(a, 1)).amax())
     return 13 * _log2(norm) - _LOG_FACTORIAL, norm
 
 
 def _skew_truncation(powers: Tensor) -> tuple[float, float]:
     """The same for a skew A, from A, A^2 and A^3: root mean square of sigma^13 / 13!, and ||A||_2.
 
-    Four power steps of A^3 from eight fixed vectors sample sigma^12 over the spectrum; their last ratio and 5 % are
-    taken for the norm. That all of the vectors are nearly orthogonal to the largest singular vectors (less than a
-    thirtieth of what is to be expected) has a probability of 1e-8, and then a norm of up to 1.3 times the estimate may
-    be missed; no more than twice, since a bound beyond that is taken instead. In a batch the worst of each counts; what
-    is not finite in float64 does not. Overflow in float32 gives an infinite norm.
+    Where all probes miss the largest singular vectors a norm of up to 1.3 times the estimate may be missed; no more
+    than twice, since a bound beyond that is taken instead.
     """
-    a3 = powers[2]
-    _, add_product = _products(a3)
-    norms = torch.linalg.vector_norm(powers, dim=(-2, -1)).view(3, -1)
-    if powers.dtype == working_dtype(powers.dtype):
-        norms = _finite(norms)
-    pairs = 1 if powers.is_complex() else 2
-    bound = max(_largest_of_moments(a, b, c, pairs) for a, b, c in norms.mT.tolist())
+    bound, top, length = probe(powers)
     if not 0 < bound < math.inf:
         return -math.inf, bound if bound == 0 else math.inf
-    y = before = _probes(*a3.shape[:-1], a3.dtype, a3.device)
-    scale = max(bound, 1e-10) ** -3
-    for _ in range(4):
-        before, y = y, add_product(y, a3, y, beta=0, alpha=scale)
-    lengths = torch.linalg.vector_norm(torch.stack([before, y]), dim=(-2, -1)).view(2, -1)
-    last, length = _finite(lengths).amax(1).tolist()
-    top = 1.05 * bound * (length / max(last, 1e-30)) ** (1 / 3)
     if bound > 2 * top:
         return 13 * _log2(bound) - _LOG_FACTORIAL, bound
     return _log2(length) + 12 * _log2(bound) + _log2(min(top / 1.05, bound)) - _LOG_FACTORIAL, min(top, bound)
-
-
-@functools.lru_cache(maxsize=64)
-def _probes(*sizes_dtype_device: Any) -> Tensor:
-    """Fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""
-    *batch, n, dtype, device = sizes_dtype_device
-    with torch.inference_mode(False):
-        # Not torch's generator, which vmap keeps from its functions.
-        y = torch.from_numpy(numpy.random.default_rng(0).standard_normal((n, 8)))
-        return (y / y.norm()).to(dtype=dtype, device=device).expand(*batch, n, 8).contiguous()
-
-
-def _largest_of_moments(first: float, second: float, third: float, pairs: int) -> float:
-    """The largest singular value that Frobenius norms of A, A^2 and A^3 permit, if it comes `pairs` times; or infinity.
-
-    With S_k = ||A^k||_F^2 in units of S_2 = 1 and x its square, those of all other values are moments too, so that
-    (S_2 - 2 x^2)^2 <= (S_1 - 2 x) (S_3 - 2 x^3): a cubic, beyond whose largest root Newton's steps stay bounds.
-    """
-    unit = second**0.5
-    if not math.isfinite(first + second + third):
-        return math.inf
-    if unit == 0 or third == 0:  # underflow, or what was not finite
-        return min(first, unit * pairs**-0.25) if unit else first
-    s1, s3 = (first / unit) ** 2, (third / unit / unit / unit) ** 2
-    x = min(pairs**-0.5, (s3 / pairs) ** (1 / 3))
-    for _ in range(6):
-        value = pairs * x * (x * (2 - s1 * x) - s3) + s1 * s3 - 1
-        slope = pairs * (x * (4 - 3 * s1 * x) - s3)
-        if not (value < 0 and slope < 0):
-            break
-        x = max(x - value / slope, s3)  # S_3 / S_2 is a mean of them
-    return 1.001 * unit * x**0.5
-
-
-def _finite(norms: Tensor) -> Tensor:
-    return norms.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _log2(x: float) -> float:

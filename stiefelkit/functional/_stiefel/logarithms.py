@@ -9,11 +9,14 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.functional._function import Function
-from stiefelkit.manifolds.completion import nearest_completion, shorten, skew_from, spectrum
-from stiefelkit.manifolds.geodesics import geodesic
-from stiefelkit.manifolds.shooting import shoot
+from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._stiefel.completion import nearest_completion, shorten, skew_from, spectrum
+from stiefelkit.functional._stiefel.geodesics import geodesic
+from stiefelkit.functional._stiefel.shooting import shoot
+from stiefelkit.functional._stiefel.tangents import METRICS, alpha_of
+from stiefelkit.metrics import defect
 
-__all__ = ["logarithm"]
+__all__ = ["geodesic_logarithm"]
 
 _CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
 """A geodesic of at most this length is the only shortest one, in real and in complex spaces."""
@@ -21,7 +24,7 @@ _CERTAIN = {False: 0.89 * math.pi, True: 0.5 * math.pi}
 _OTHER_STARTS = 2
 
 
-def logarithm(w: Tensor, y: Tensor, *, alpha: int) -> tuple[Tensor, Tensor]:
+def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple[Tensor, Tensor]:
     """Finds a tangent U at W whose geodesic ends at Y.
 
     Square frames: W log(W^H Y), the shortest. Tall ones in the canonical metric: in a basis of W and of what Y adds,
@@ -42,12 +45,16 @@ def logarithm(w: Tensor, y: Tensor, *, alpha: int) -> tuple[Tensor, Tensor]:
     Args:
         w: frames of shape (*, n, p), float64 or complex128.
         y: frames of the same shape.
-        alpha: 1 for the canonical, 2 for the Euclidean metric.
+        metric: "canonical" or "euclidean".
 
     Returns:
         U of the same shape, and which were found, shape (*): those whose geodesic was checked to end at Y; NaN in the
         others, which are square real frames with different determinants, what is no frame, and tall frames that
         shooting did not join. U has no derivative, and raises NotImplementedError when asked for one.
+
+    Raises:
+        ShapeError: W has more columns than rows, or Y another shape.
+        OptionError: no metric has that name.
 
     References:
         Zimmermann, A matrix-algebraic algorithm for the Riemannian logarithm on the Stiefel manifold under the
@@ -57,13 +64,15 @@ def logarithm(w: Tensor, y: Tensor, *, alpha: int) -> tuple[Tensor, Tensor]:
         Zimmermann, Stoye, The injectivity radius of the compact Stiefel manifold under the Euclidean metric, SIAM J.
         Matrix Anal. 46, 2025: it is pi.
     """
-    return _Logarithm.apply(w, y, alpha)  # type: ignore[return-value]
+    check_alike("geodesic_logarithm", w, y)
+    alpha_of("geodesic_logarithm", metric)
+    return _Logarithm.apply(*torch.broadcast_tensors(w, y), metric)  # type: ignore[return-value]
 
 
 class _Logarithm(Function):
     @staticmethod
-    def forward(w: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        u, found = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), alpha)
+    def forward(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        u, found = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
         return u.view(w.shape), found.view(w.shape[:-2])
 
     @staticmethod
@@ -75,40 +84,39 @@ class _Logarithm(Function):
         raise NotImplementedError("The logarithm of a frame has no derivative here.")
 
 
-def _logarithm(w: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor]:
+def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
     u = torch.full_like(w, torch.nan)
     found = _is_frame(w) & _is_frame(y)
     frames = found.nonzero().squeeze(-1)
     if not len(frames):
         return u, found
     w, y = w[frames], y[frames]
-    u_frames = _square(w, y) if w.shape[-2] == w.shape[-1] else _tall(w, y, alpha)
-    found[frames] = _ends_at(w, u_frames, y, alpha)
+    u_frames = _square(w, y) if w.shape[-2] == w.shape[-1] else _tall(w, y, metric)
+    found[frames] = _ends_at(w, u_frames, y, metric)
     u[frames] = u_frames
     return u.masked_fill(~found[:, None, None], torch.nan), found
 
 
 def _is_frame(w: Tensor) -> Tensor:
-    eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
-    return torch.linalg.matrix_norm(w.mH @ w - eye) <= 1e-9
+    return torch.linalg.matrix_norm(defect(w)) <= 1e-9
 
 
-def _ends_at(w: Tensor, u: Tensor, y: Tensor, alpha: int) -> Tensor:
+def _ends_at(w: Tensor, u: Tensor, y: Tensor, metric: str) -> Tensor:
     m = min(w.shape[-2], 2 * w.shape[-1])
-    return torch.linalg.matrix_norm(geodesic(w, u, alpha=alpha)[0] - y) <= 2e-13 * math.sqrt(m)
+    return torch.linalg.matrix_norm(geodesic(w, u, metric=metric)[0] - y) <= 2e-13 * math.sqrt(m)
 
 
 def _square(w: Tensor, y: Tensor) -> Tensor:
     return w @ skew_from(*spectrum(w.mH @ y), w.dtype)
 
 
-def _tall(w: Tensor, y: Tensor, alpha: int) -> Tensor:
+def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
     p = w.shape[-1]
     q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
     # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
     basis = torch.cat([w, q[..., p:]], dim=-1)
-    if alpha != 1 and (p > 1 or w.is_complex()):
-        return basis @ shoot(basis.mH @ y, alpha)
+    if metric == "euclidean" and (p > 1 or w.is_complex()):
+        return basis @ shoot(basis.mH @ y, METRICS[metric])
     v = nearest_completion(basis.mH @ y)
     log, rest = shorten(v, p)
     k = v.shape[-1] - p

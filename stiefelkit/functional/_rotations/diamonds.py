@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.functional._product import product
-from stiefelkit.functional._rotations_plan import Plan
+from stiefelkit.functional._rotations.plan import Plan
 
 __all__ = ["diamonds", "flush", "multiply", "quartered"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._block_inverse import inverse_of_accretive
+from stiefelkit.functional._cayley.accretive import inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
-from stiefelkit.functional._product import product
+from stiefelkit.functional._product import plus_product, product
 
 __all__ = ["cayley"]
 
@@ -146,7 +146,7 @@ class _Tall(Function):
         _, a21 = unpack_skew(v.double(), n, p, phase is not None)
         g1, g2 = g[..., :p, :], g[..., p:, :]
         g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
-        g21 = _difference((g11 + g11.mH).mT, a21.mT, adjoint.mT, g2.mT)
+        g21 = plus_product((g11 + g11.mH).mT @ a21.mT, adjoint.mT, g2.mT, -1)
         gv = pack_skew_gradient(g11, g21.mT)
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
@@ -196,8 +196,3 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
     q1 = torch.linalg.solve_triangular(r, eye.expand_as(a11), upper=True)
     inner = torch.linalg.inv_ex(eye + q1.mH @ a11 @ q1)[0]
     return q1 @ inner @ q1.mH
-
-
-def _difference(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Returns a b - c d."""
-    return torch.addmm(a @ b, c, d, alpha=-1) if a.dim() == 2 else a @ b - c @ d

@@ -10,12 +10,13 @@ W (Y^2 - V^H V) + (2 - b) V Y, so that, S = W^H G,
 import torch
 from torch import Tensor
 
-from stiefelkit.manifolds.retractions import tangent
+from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._stiefel.tangents import alpha_of, tangent_part
 
 __all__ = ["riemannian_hessian"]
 
 
-def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, *, alpha: int) -> Tensor:
+def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str = "canonical") -> Tensor:
     r"""Turns the Euclidean Hessian of a function along U into the Riemannian one.
 
     With U = W Y + V, W^H V = 0, S = W^H G, G' = G - W S, a = 1 - alpha / 2, and P the orthogonal projection on the
@@ -30,10 +31,14 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, *, alpha: int
         g: Euclidean gradients there, same shape.
         h: derivatives of the Euclidean gradient in the direction U, same shape.
         u: tangent vectors, same shape.
-        alpha: 1 for the canonical, 2 for the Euclidean metric.
+        metric: "canonical" (alpha = 1) or "euclidean" (alpha = 2).
 
     Returns:
         Tangent vectors of the same shape.
+
+    Raises:
+        ShapeError: W has more columns than rows, or the others another shape.
+        OptionError: no metric has that name.
 
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998:
@@ -41,11 +46,13 @@ def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, *, alpha: int
         Absil, Mahony, Trumpf, An extrinsic look at the Riemannian Hessian, Geometric Science of Information, 2013:
         alpha = 2.
     """
+    check_alike("riemannian_hessian", w, g, h, u)
+    alpha = alpha_of("riemannian_hessian", metric)
     s, y = w.mH @ g, w.mH @ u
     v = u - w @ y
     e = h - (w @ (s @ y + y @ s) + v @ (s + s.mH)) / 2
     if alpha == 2:
-        return tangent(w, e)
+        return tangent_part(w, e)
     a = 1 - alpha / 2
-    t = tangent(w, e + a * (w @ (v.mH @ g) - (g - w @ s) @ y))
+    t = tangent_part(w, e + a * (w @ (v.mH @ g) - (g - w @ s) @ y))
     return torch.add(t, w @ (w.mH @ t), alpha=a / (1 - a))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stiefelkit.functional._function import Function, keep, transposed
 from stiefelkit.functional._product import opaque
-from stiefelkit.functional._rotations_diamonds import diamonds, flush, multiply, quartered
-from stiefelkit.functional._rotations_plan import Plan
+from stiefelkit.functional._rotations.diamonds import diamonds, flush, multiply, quartered
+from stiefelkit.functional._rotations.plan import Plan
 
 __all__ = ["brickwall"]
 

@@ -1,0 +1,1 @@
+"""The Cayley transform of packed tangent vectors, its inverse, and what steps take of it."""

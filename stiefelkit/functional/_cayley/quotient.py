@@ -1,0 +1,123 @@
+"""-2 Q (I + Q)^-1, by which the Cayley transform (I + Q)^-1 (I - Q) differs from I, to the digits that a step needs."""
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._cayley.accretive import inverse_of_accretive
+from stiefelkit.functional._norms import largest_of_square, norms_of
+from stiefelkit.functional._product import plus_product
+
+__all__ = ["quotient_of_accretive", "quotient_of_skew"]
+
+_TOLERANCE = 16.0
+"""Relative error in eps, about that of the products which make Q."""
+_DEFECT = 1 / 48
+"""What the truncation of a series may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
+_SMALLEST_BLOCKED = 512
+"""From here on a block of A^2 is large enough to be multiplied by itself."""
+_CONTRACTS = 0.25
+"""||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
+
+
+def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float | None) -> Tensor:
+    """-2 Q (I + Q)^-1 for Q = scale A, A skew with the given norms if any, to a relative error; 16 eps when None.
+
+    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse.
+    """
+    tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
+    square = _square_of_hermitian(a)
+    (fourths,) = norms_of(square)
+    size, total = scale**2 * largest_of_square(fourths, a), scale**2 * max(fourths)
+    permitted = _permitted(tolerance, total, a)
+    c = _coefficients(size, permitted)
+    if c is None:
+        # A better bound takes a product, and is seldom below twice a mean of the squares weighted with themselves.
+        seconds = norms or norms_of(a)[0]
+        mean = scale**2 * max((f * f / (x * x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
+        if _coefficients_of_degree_2(2 * mean, permitted) is None:
+            return _by_inverse(a * scale, size)
+        fourth = _square_of_hermitian(square)
+        size = scale**2 * largest_of_square(norms_of(fourth)[0], a) ** 0.5
+        c = _coefficients_of_degree_2(size, permitted)
+        if c is None:
+            return _by_inverse(a * scale, size)
+        powers = fourth.mul_(scale**4 * c[2]).add_(square, alpha=scale**2 * c[1])
+        return _combination(torch.sub(a, square, alpha=scale), -2 * scale * c[0], powers, -2 * scale)
+    first = torch.sub(a, square, alpha=scale)
+    if len(c) == 1:
+        return first.mul_(-2 * scale)
+    return _combination(first, -2 * scale * c[0], square, -2 * scale**3 * c[1])
+
+
+def quotient_of_accretive(q: Tensor) -> Tensor:
+    """-2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
+    square = q @ q
+    size = max(norms_of(square)[0])
+    first = q - square
+    # What is left out is not skew: five times as much of it reaches W^H W.
+    permitted = _permitted(_TOLERANCE * torch.finfo(q.dtype).eps, 5 * size, q)
+    if size <= permitted:
+        return first.mul_(-2)
+    if size**2 <= permitted:
+        return _combination(first, -2.0, square, -2.0)
+    if size**3 <= permitted:
+        return _combination(first, -2.0, plus_product(square, square, square), -2.0)
+    return _by_inverse(q, size)
+
+
+def _permitted(tolerance: float, total: float, q: Tensor) -> float:
+    """The relative error d of Y that also keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d.
+
+    Over all singular values, of whose squares `total` is the root of the sum of squares, that is 4 d total at most.
+    """
+    share = _DEFECT * torch.finfo(q.dtype).eps * q.shape[-1] ** 0.5
+    return min(tolerance, share / (4 * total)) if total > 0 else tolerance
+
+
+def _by_inverse(q: Tensor, size: float) -> Tensor:
+    shifted = q.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(1)
+    doubled = q @ inverse_of_accretive(shifted).mul_(-2)
+    # Y = Q - Q Y: as long as Q contracts, one more turn takes away most of the inverse's rounding.
+    return torch.add(q @ doubled, q, alpha=2).neg_() if size < _CONTRACTS else doubled
+
+
+def _coefficients(size: float, permitted: float) -> list[float] | None:
+    """Those of the shortest q of degree 0 or 1 with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
+
+    That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1. None if there is no such q.
+    """
+    if size <= permitted:
+        return [1.0]
+    k = 2 / size
+    error = 1 / (1 + 4 * k + 2 * k**2)
+    return [1 - error, 2 * k**2 * error] if error <= permitted else None
+
+
+def _coefficients_of_degree_2(size: float, permitted: float) -> list[float] | None:
+    """The same for degree 2."""
+    if size <= 0:
+        return [1.0, 0.0, 0.0]
+    k = 2 / size
+    error = 1 / (1 + 9 * k + 12 * k**2 + 4 * k**3)
+    return [1 - error, (4 * k**3 + 12 * k**2) * error, 4 * k**3 * error] if error <= permitted else None
+
+
+def _square_of_hermitian(a: Tensor) -> Tensor:
+    """A^2, Hermitian for a Hermitian or skew A: of large matrices only blocks on and above the diagonal are made."""
+    n = a.shape[-1]
+    if n < _SMALLEST_BLOCKED or a.is_cuda:
+        return a @ a
+    square, step = torch.empty_like(a), -(-n // 4)
+    for start in range(0, n, step):
+        here, after = slice(start, start + step), slice(start + step, n)
+        square[..., here, start:] = a[..., here, :] @ a[..., start:]
+        square[..., after, here] = square[..., here, after].mH
+    return square
+
+
+def _combination(a: Tensor, constant: float, b: Tensor, linear: float) -> Tensor:
+    """A (constant I + linear B)."""
+    if a.dim() == 2:
+        return torch.addmm(a, a, b, beta=constant, alpha=linear)
+    return a * constant + (a @ b) * linear

@@ -1,0 +1,1 @@
+"""Exponentials of matrices and of packed tangent vectors, and their logarithms."""

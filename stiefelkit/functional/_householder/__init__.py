@@ -1,0 +1,1 @@
+"""Products of Householder reflectors, and the reflectors of a frame."""

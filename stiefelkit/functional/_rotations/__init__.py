@@ -1,0 +1,1 @@
+"""Meshes of plane rotations, and the angles of a matrix."""

@@ -1,0 +1,1 @@
+"""The geometry of the Stiefel manifold: tangent vectors, steps, geodesics, logarithms, Hessians."""

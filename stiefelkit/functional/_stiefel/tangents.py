@@ -1,0 +1,169 @@
+"""Tangent vectors of the Stiefel manifold: their parts, their two inner products, and gradients as such."""
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.functional._norms import norms_of
+from stiefelkit.functional._packing import minus_adjoint
+from stiefelkit.functional._product import plus_product
+
+__all__ = [
+    "METRICS",
+    "SIDES",
+    "Tangent",
+    "alpha_of",
+    "inner_product",
+    "riemannian_gradient",
+    "skew_part",
+    "tangent_part",
+    "tangent_parts",
+]
+
+METRICS = {"canonical": 1, "euclidean": 2}
+"""The alpha of each: with U = W Om + V, W^H V = 0, the square of a length is alpha / 2 ||Om||_F^2 + ||V||_F^2."""
+SIDES = ("left", "right")
+_CANCELLED = 0.25
+"""Share of the gradient below which what is left of it after one projection is projected again."""
+
+
+def alpha_of(who: str, metric: str) -> int:
+    """The alpha of a metric; raises OptionError if none has that name."""
+    if metric not in METRICS:
+        raise OptionError(f"{who} needs a metric in {tuple(METRICS)}, got {metric!r}.")
+    return METRICS[metric]
+
+
+def tangent_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Splits the tangent part of U into W A + V with A skew and W^H V = 0.
+
+    Returns:
+        A of shape (*, p, p) and V of shape (*, n, p).
+    """
+    s = w.mH @ u
+    return skew_part(s), u - w @ s
+
+
+def skew_part(s: Tensor) -> Tensor:
+    """(S - S^H) / 2."""
+    return (s - s.mH) / 2
+
+
+def tangent_part(w: Tensor, u: Tensor) -> Tensor:
+    """Projects U on the tangent space at W, orthogonally in the Euclidean metric: U - W (W^H U + U^H W) / 2.
+
+    Args:
+        w: frames, shape (*, n, p).
+        u: matrices of the same shape.
+    """
+    s = w.mH @ u
+    return u - w @ (s + s.mH) / 2
+
+
+def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *, keepdim: bool = False) -> Tensor:
+    """Inner product of tangent vectors: Re tr(U^H V) (euclidean), Re tr(U^H (I - W W^H / 2) V) (canonical).
+
+    Args:
+        w: frames, shape (*, n, p).
+        u: tangent vectors at W.
+        v: tangent vectors at W.
+        metric: one of `METRICS`.
+        keepdim: whether the result is of shape (*, 1, 1), not (*).
+
+    Raises:
+        OptionError: no metric has that name.
+    """
+    found = (u.conj() * v).real.sum(dim=(-2, -1), keepdim=keepdim)
+    if alpha_of("inner_product", metric) == 2:
+        return found
+    return found - ((w.mH @ u).conj() * (w.mH @ v)).real.sum(dim=(-2, -1), keepdim=keepdim) / 2
+
+
+@dataclass
+class Tangent:
+    """A tangent vector R = W Omega + P, and what was learned on the way.
+
+    Attributes:
+        rotation: Omega, skew, shape (*, p, p).
+        rest: P, W^H P = 0, shape (*, n, p); None where it is 0.
+        rotation_norms: ||Omega||_F of each matrix of the batch, as numbers.
+        rest_norms: ||P||_F of each.
+        along_norms: ||S||_F of each, where P = G - W S is what one projection has left: P then has errors as large as
+            those of W S, and -(W^H W - I) S along W. Zeros where it was projected twice, or is None.
+    """
+
+    rotation: Tensor
+    rest: Tensor | None
+    rotation_norms: list[float]
+    rest_norms: list[float]
+    along_norms: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Fills what was left out."""
+        self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
+
+    def norms(self, metric: str) -> list[float]:
+        """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
+        share = METRICS[metric] / 2
+        return [math.sqrt(share * o * o + r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
+
+    def vector(self, w: Tensor) -> Tensor:
+        """R itself."""
+        along = w @ self.rotation
+        return along if self.rest is None else along.add_(self.rest)
+
+    def covector(self, w: Tensor, metric: str) -> Tensor:
+        """The tangent vector whose Riemannian gradient R is: W Omega / 2 + P (canonical) or R itself (euclidean)."""
+        if metric == "canonical":
+            return Tangent(self.rotation * 0.5, self.rest, self.rotation_norms, self.rest_norms).vector(w)
+        return self.vector(w)
+
+    def generator_norms(self) -> list[float]:
+        """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
+        return [math.sqrt(o * o + 2 * r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
+
+
+def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
+    """Splits the Riemannian gradient of a Euclidean one.
+
+    Canonical: R = G - W G^H W, Omega = W^H G - G^H W. Euclidean: R = G - W sym(W^H G), half that Omega. P = G - W W^H G
+    in both; where little is left of G it is projected twice, since the first time leaves eps ||G|| along W.
+
+    Args:
+        w: frames, shape (*, n, p).
+        g: dL/dW as torch's `.grad` has it, same shape and dtype.
+        metric: one of `METRICS`.
+        side: "left"; or "right" for the part within the span of W's columns only, P = 0.
+
+    Raises:
+        OptionError: the metric or the side is not known.
+        ShapeError: G has another shape, or W more columns than rows.
+
+    References:
+        Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
+    """
+    if metric not in METRICS or side not in SIDES:
+        raise OptionError(
+            f"riemannian_gradient needs a metric in {tuple(METRICS)} and a side in {SIDES}, got {metric!r}, {side!r}."
+        )
+    if w.shape != g.shape or w.dim() < 2 or w.shape[-2] < w.shape[-1]:
+        raise ShapeError(
+            f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p, got {tuple(w.shape)} and "
+            f"{tuple(g.shape)}."
+        )
+    s = w.mH @ g
+    rotation = minus_adjoint(s)
+    if metric == "euclidean":
+        rotation *= 0.5
+    if w.shape[-1] == w.shape[-2] or side == "right":
+        (norms,) = norms_of(rotation)
+        return Tangent(rotation, None, norms, [0.0] * len(norms))
+    rest = plus_product(g, w, s, -1)
+    norms, rest_norms, along = norms_of(rotation, rest, s)
+    left = [math.hypot(o, r) < _CANCELLED * math.hypot(a, r) for o, r, a in zip(norms, rest_norms, along, strict=True)]
+    if any(left):
+        rest, along = plus_product(rest, w, w.mH @ rest, -1), []
+        (rest_norms,) = norms_of(rest)
+    return Tangent(rotation, rest, norms, rest_norms, along)

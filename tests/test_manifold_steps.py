@@ -1,0 +1,104 @@
+"""Steps along the manifold: their derivatives, any length, and many at once."""
+
+import pytest
+import torch
+from drawn_frames import ALL, DTYPES, drawn
+
+import stiefelkit as sk
+from stiefelkit import errors, init
+from stiefelkit.manifolds import RETRACTIONS, Stiefel
+from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
+from stiefelkit.testing import seeds
+
+
+@pytest.mark.parametrize("manifold", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 3), (4, 3), (7, 2)])
+def test_gradients_of_steps_equal_finite_differences(manifold, shape, dtype):
+    n, p = shape
+    a, u, v = torch.randn(n, n, dtype=dtype), torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    leaves = [t.requires_grad_() for t in (a, u, v)]
+
+    def step(method):
+        def along(a, u, v):
+            w = torch.linalg.matrix_exp(a - a.mH)[:, :p]
+            return method(w, manifold.proju(w, u), manifold.proju(w, v))
+
+        return along
+
+    assert torch.autograd.gradcheck(step(manifold.retr_transp), leaves, fast_mode=True)
+    if manifold.retraction == "cayley":
+        assert torch.autograd.gradcheck(step(manifold.expmap_transp), leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(step(manifold.retr_transp), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("manifold", ALL, ids=repr)
+def test_gradients_at_rest_are_finite(manifold):
+    w = init.haar((9, 2))
+    for method in (manifold.retr, manifold.expmap):
+        u = torch.zeros(9, 2, dtype=torch.float64, requires_grad=True)
+        g = torch.randn(9, 2, dtype=torch.float64)
+        method(w, u).backward(g)
+        torch.testing.assert_close(u.grad, manifold.proju(w, g))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 3), (6, 3), (2, 5, 2), (4, 1)])
+def test_the_gradient_of_the_polar_factor_equals_finite_differences(shape, dtype):
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    assert torch.autograd.gradcheck(sk.functional.polar_factor, x)
+    w = init.haar(shape, dtype).requires_grad_()
+    assert torch.autograd.gradcheck(sk.functional.polar_factor, w)
+    assert torch.autograd.gradcheck(lambda x: sk.functional.polar_factor(x, well_conditioned=True), w)
+
+
+@pytest.mark.parametrize("manifold", ALL, ids=repr)
+def test_steps_compose_with_vmap(manifold):
+    w, u = drawn((3, 7, 2), torch.float64)
+    for method in (manifold.retr, manifold.egrad2rgrad, manifold.inner):
+        torch.testing.assert_close(torch.vmap(method)(w, u), method(w, u))
+
+
+@pytest.mark.parametrize("manifold", ALL, ids=repr)
+def test_one_frame_goes_many_ways(manifold):
+    w, u = drawn((4, 7, 2), torch.float64)
+    torch.testing.assert_close(manifold.retr(w[0], u), manifold.retr(w[:1].expand(4, 7, 2), u))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(16, 4), (8, 4), (5, 4), (5, 5), (6, 6), (3, 16, 4)], ids=str)
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+def test_steps_of_any_length_end_in_a_frame(retraction, shape, dtype):
+    manifold = Stiefel(retraction=retraction)
+    w = init.haar(shape, working_dtype(dtype), seeds.generator(1)).to(dtype)
+    u, v = (manifold.proju(w, torch.randn(shape, dtype=dtype, generator=seeds.generator(k))) for k in (2, 3))
+    limit = 20 * rounding_limit(shape[-1], dtype) + torch.finfo(dtype).eps
+    n, p = shape[-2:]
+    for length in (1e-3, 1e3, *((1e8, 1e16, 1e30) if n >= 2 * p or retraction == "qr" else ())):
+        moved, carried = manifold.retr_transp(w, length * u, v)
+        assert orthogonality_error(moved).max() <= limit, length
+        if manifold.retraction == "cayley":
+            sizes = torch.linalg.matrix_norm(carried), torch.linalg.matrix_norm(v)
+            assert torch.allclose(*sizes, rtol=100 * torch.finfo(dtype).eps), length
+
+
+def test_a_step_too_long_for_its_arithmetic_is_refused_in_a_sentence():
+    w, u = torch.eye(5, 4), torch.zeros(5, 4)
+    u[4] = 1e30
+    with pytest.raises(errors.RankError, match="shorter than 1e7"):
+        Stiefel().retr(w, u)
+
+
+def test_steps_from_a_frame_that_is_off_by_rounding_do_not_keep_that():
+    w = init.haar((32, 8)).float() * (1 + 1e-5)
+    assert orthogonality_error(w) > 1e-5
+    moved = Stiefel().retr(w, torch.zeros_like(w))
+    assert orthogonality_error(moved) <= permitted_error(8, torch.float32)
+
+
+def test_nan_propagates():
+    w, u = drawn((6, 3), torch.float64)
+    u[0, 0] = torch.nan
+    for manifold in ALL:
+        if manifold.retraction != "polar":
+            assert manifold.retr(w, u).isnan().any()
