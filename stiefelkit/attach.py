@@ -229,15 +229,7 @@ def available() -> dict[str, type[OrthogonalParam]]:
 
     A plugin that does not import, or is no `OrthogonalParam`, is warned about and left out.
     """
-    found = {}
-    for name, cls in registry.parametrizations.available().items():
-        try:
-            registry.find_parametrization(cls)
-        except OptionError as error:
-            warnings.warn(f"The parametrization {name!r} is left out: {error}", stacklevel=2)
-            continue
-        found[name] = cls
-    return found
+    return registry.parametrizations.available()
 
 
 def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:

@@ -6,10 +6,11 @@ one name are an error where it is used; a plugin with the name of a built-in is 
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from stiefelkit._version import __version__
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
@@ -22,19 +23,29 @@ class Registry:
     """A table from names to objects that are imported when first asked for.
 
     Args:
+        group: entry point group that plugins use to add names ("stiefelkit.parametrizations").
         kind: what the table holds, in words, for messages ("parametrization").
-        builtin: name to dotted string `"package.module:attribute"`, or to the object itself.
-        group: entry point group that plugins use to add names.
+        built_in: name to dotted string `"package.module:attribute"`, or to the object itself.
+        check: raises OptionError for an object that is not of this kind; none of its own by default.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, Any], group: str):
-        self.kind = kind
+    def __init__(
+        self, group: str, kind: str, built_in: Mapping[str, Any], check: Callable[[Any], None] = lambda target: None
+    ):
         self.group = group
-        self._builtin = frozenset(builtin)
-        self._targets: dict[str, Any] = dict(builtin)
+        self.kind = kind
+        self._check_kind = check
+        self._targets: dict[str, Any] = dict(built_in)
+        self._origins: dict[str, str | None] = dict.fromkeys(built_in, f"stiefelkit {__version__}")
         self._loaded: dict[str, Any] = {}
         self._contested: dict[str, tuple[Any, Any]] = {}
         self._plugins_read = False
+
+    def copy(self) -> "Registry":
+        """Returns a table of the same names, which further ones may be added to; it reads no plugins."""
+        twin = Registry(self.group, self.kind, self._targets, self._check_kind)
+        twin._origins, twin._plugins_read = dict(self._origins), True
+        return twin
 
     def register(self, name: str, target: Any) -> None:
         """Adds a name.
@@ -67,8 +78,7 @@ class Registry:
             UnknownNameError: nothing has this name; the nearest one is suggested.
         """
         self._read_plugins()
-        if name not in self._targets:
-            raise UnknownNameError(f"No {self.kind} is named {name!r}{did_you_mean(name, self._targets)}")
+        self._require(name)
         if name in self._contested:
             first, second = self._contested[name]
             raise OptionError(
@@ -82,20 +92,46 @@ class Registry:
                 raise PluginError(f"The {self.kind} {name!r} needs {target!r} to import, got {error!r}.") from error
         return self._loaded.get(name, target)
 
+    def origin(self, name: str) -> str | None:
+        """Returns the distribution that a name comes from, and its version, "mypackage 1.2"; None if it is not known.
+
+        Raises:
+            UnknownNameError: nothing has this name.
+        """
+        self._read_plugins()
+        self._require(name)
+        return self._origins.get(name)
+
+    def check(self, target: Any) -> None:
+        """Raises OptionError for a class that lacks an abstract method, or an object that is not of this kind."""
+        missing = sorted(getattr(target, "__abstractmethods__", ()))
+        if missing and isinstance(target, type):
+            article = "An" if self.kind[0] in "aeiou" else "A"
+            raise OptionError(f"{article} {self.kind} needs {', '.join(missing)}, got {target.__name__} without.")
+        self._check_kind(target)
+
+    def find(self, given: Any) -> Any:
+        """Returns the object that a name stands for, or the object itself, either checked.
+
+        Raises:
+            UnknownNameError: nothing has this name.
+            OptionError: the object is not of this kind, or lacks something that each must have.
+        """
+        target = self.get(given) if isinstance(given, str) else given
+        self.check(target)
+        return target
+
     def available(self) -> dict[str, Any]:
         """Returns name to object for all that import.
 
-        What fails to import, and a class that lacks an abstract method, is warned about and left out.
+        What fails to import, is not of this kind or lacks an abstract method, is warned about and left out.
         """
         found = {}
         for name in self.names():
             try:
-                target = self.get(name)
-                _check_whole(self.kind, target)
+                found[name] = self.find(name)
             except (PluginError, OptionError) as error:
                 warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=2)
-                continue
-            found[name] = target
         return found
 
     def by_class_name(self, attribute: str) -> Any | None:
@@ -113,24 +149,41 @@ class Registry:
         dotted = f"{target.__module__}:{target.__qualname__}"
         return next((name for name, known in self._targets.items() if known is target or known == dotted), None)
 
+    def _require(self, name: str) -> None:
+        if name not in self._targets:
+            raise UnknownNameError(f"No {self.kind} is named {name!r}{did_you_mean(name, self._targets)}")
+
     def _read_plugins(self) -> None:
         if self._plugins_read:
             return
         self._plugins_read = True
+        built_in = frozenset(self._targets)
         for point in entry_points(group=self.group):
-            known = self._targets.setdefault(point.name, point.value)
-            if known == point.value:
+            if point.name not in self._targets:
+                self._targets[point.name] = point.value
+                self._origins[point.name] = f"{point.dist.name} {point.dist.version}" if point.dist else None
+            elif self._targets[point.name] == point.value:
                 continue
-            if point.name in self._builtin:
+            elif point.name in built_in:
                 warnings.warn(
                     f"The plugin {point.value!r} is left out: the {self.kind} name {point.name!r} is built in.",
                     stacklevel=3,
                 )
             else:
-                self._contested[point.name] = (known, point.value)
+                self._contested[point.name] = (self._targets[point.name], point.value)
+
+
+def _check_parametrization(cls: Any) -> None:
+    from stiefelkit.param import OrthogonalParam
+
+    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+    if not hasattr(cls, "coordinate_names"):
+        raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
 
 
 parametrizations = Registry(
+    "stiefelkit.parametrizations",
     "parametrization",
     {
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
@@ -142,7 +195,7 @@ parametrizations = Registry(
         "rebased": "stiefelkit.parametrizations.rebased:Rebased",
         "stiefel": "stiefelkit.parametrizations.stiefel_point:StiefelPoint",
     },
-    group="stiefelkit.parametrizations",
+    _check_parametrization,
 )
 
 
@@ -153,19 +206,4 @@ def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[Orthogon
         UnknownNameError: no parametrization has this name.
         OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
     """
-    from stiefelkit.param import OrthogonalParam
-
-    cls = parametrizations.get(given) if isinstance(given, str) else given
-    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
-        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
-    _check_whole("parametrization", cls)
-    if not hasattr(cls, "coordinate_names"):
-        raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
-    return cls
-
-
-def _check_whole(kind: str, target: Any) -> None:
-    """Raises OptionError for a class that lacks an abstract method; whatever is no class passes."""
-    missing = sorted(getattr(target, "__abstractmethods__", ()))
-    if missing and isinstance(target, type):
-        raise OptionError(f"A {kind} needs {', '.join(missing)}, got {target.__name__} without.")
+    return parametrizations.find(given)

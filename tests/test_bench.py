@@ -138,7 +138,7 @@ def test_the_unit_of_a_tall_frame_is_its_product_with_a_square_one():
 
 @pytest.fixture
 def own_registry(monkeypatch):
-    own = registry.Registry("parametrization", dict(registry.parametrizations._targets), "nobody.home")
+    own = registry.parametrizations.copy()
     monkeypatch.setattr(registry, "parametrizations", own)
     return own
 
@@ -181,7 +181,7 @@ def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
         pass
 
     own_registry.register("mine", Mine)
-    table = registry.Registry("peer", dict(peers.peers._targets), "nobody.home")
+    table = peers.peers.copy()
     table.register("theirs", dataclasses.replace(peers.peers.get("torch_solve"), family="mine"))
     monkeypatch.setattr(parametrizations, "peers", table)
     (heat,) = heats(plan(members=("mine",), precisions=("exact",), operations=("forward",)))
@@ -209,7 +209,7 @@ def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own
         def forward(self, skew, phase=None):
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(parametrizations, "peers", registry.Registry("peer", {"bad": Contender("cayley", broken)}, ""))
+    monkeypatch.setattr(parametrizations, "peers", registry.Registry("", "peer", {"bad": Contender("cayley", broken)}))
     (heat,) = heats(plan(members=("cayley",), operations=("forward",)))
     assert heat.left_out == {"bad": "not implemented for 'Matrix'"}
     own_registry.register("broken", Broken)
@@ -239,7 +239,7 @@ def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
         entry = solve.enter(problem)
         return dataclasses.replace(entry, weight=lambda: sum(entry.parameters) * float("nan"))
 
-    monkeypatch.setattr(parametrizations, "peers", registry.Registry("peer", {"x": Contender("cayley", poisoned)}, ""))
+    monkeypatch.setattr(parametrizations, "peers", registry.Registry("", "peer", {"x": Contender("cayley", poisoned)}))
     (heat,) = heats(plan(members=("cayley",), precisions=("exact",), operations=("forward",)))
     assert [(row.contender, row.ratio_to_best_peer) for row in heat.rows] == [("cayley (exact)", None), ("x", None)]
     assert heat.rows[1].error_over_limit is None

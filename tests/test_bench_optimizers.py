@@ -176,7 +176,7 @@ def test_precisions_that_an_optimizer_has_not_are_left_out(monkeypatch):
     from stiefelkit.experiments import config, frame_optimizers
     from stiefelkit.registry import Registry
 
-    table = Registry("optimizer", {"plain": Plain}, "nobody.home")
+    table = Registry("nobody.home", "optimizer", {"plain": Plain})
     monkeypatch.setattr(frame_optimizers, "optimizers", table)
     assert config.optimizers is not table
     assert plan().contenders() == {"plain (exact)": "plain:exact"}

@@ -182,7 +182,7 @@ def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
         raise RuntimeError("no kernel\nand a long trace")
 
     table: dict[str, Any] = {"theirs": recurrence_peers.get(LOOP), "broken": broken}
-    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("peer", table, "nobody.home"))
+    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("nobody.home", "peer", table))
     (heat,) = heats(plan())
     assert {row.contender for row, is_peer in zip(heat.rows, heat.is_peer, strict=True) if is_peer} == {"theirs"}
     assert heat.left_out == {"broken": "no kernel"}

@@ -195,7 +195,7 @@ class Half(sk.OrthogonalParam):
 def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = registry.Registry("parametrization", dict(registry.parametrizations._targets), "nobody.home")
+    own = registry.parametrizations.copy()
     own.register("half", Half)
     monkeypatch.setattr(registry, "parametrizations", own)
     missing = "'half' is left out: A parametrization needs coordinates, forward, initial, traits, got Half without"

@@ -16,7 +16,7 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending",
 def test_printed_python_runs(page, monkeypatch, tmp_path):
     from stiefelkit import registry
 
-    own = registry.Registry("parametrization", dict(registry.parametrizations._targets), "nobody.home")
+    own = registry.parametrizations.copy()
     monkeypatch.setattr(registry, "parametrizations", own)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

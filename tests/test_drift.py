@@ -14,7 +14,6 @@ from stiefelkit.experiments.drift import measure, run
 from stiefelkit.experiments.drift.plan import Plan
 from stiefelkit.experiments.drift.run import Curve
 from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers, start
-from stiefelkit.registry import Registry
 from stiefelkit.testing import seeds
 
 OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
@@ -91,7 +90,7 @@ def test_contenders_get_frames_of_their_own_and_leave_what_they_start_from_alone
 
 
 def test_plugins_move_frames_under_their_own_names(monkeypatch):
-    theirs = Registry("peer optimizer", dict(peer_optimizers._targets), "nobody.home")
+    theirs = peer_optimizers.copy()
     theirs.register("theirs", peer_optimizers.get("geoopt_sgd_euclidean"))
     theirs.register("wrong", 3)
     monkeypatch.setattr(frame_optimizers, "peer_optimizers", theirs)

@@ -138,7 +138,7 @@ def test_every_member_is_measured_on_every_axis_against_what_it_declares():
 
 
 def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
-    own = registry.Registry("parametrization", dict(registry.parametrizations._targets), "nobody.home")
+    own = registry.parametrizations.copy()
     own.register("mine", sk.available()["cayley"])
     monkeypatch.setattr(registry, "parametrizations", own)
     (heat,) = growth.heats(growth.Plan(**{**SMALL, "members": ("mine",), "what": ("memory",), "against": ("n",)}))
@@ -215,7 +215,8 @@ def test_peers_are_beside_the_members_of_their_map_and_what_is_not_finite_is_nul
         entry = members()["cayley (exact)"].enter(problem)
         return type(entry)(lambda: entry.weight() * math.nan, entry.parameters, entry.optimizer)
 
-    own = registry.Registry("peer", {**peers._targets, "broken": Contender("cayley", nan)}, "nobody.home")
+    own = peers.copy()
+    own.register("broken", Contender("cayley", nan))
     monkeypatch.setattr("stiefelkit.experiments.bench.parametrizations.peers", own)
     plan = norms.Plan(seed=seeds.seed(), sizes=((4, 4),), members=("cayley",), factors=(1.0, 10.0), peers=True)
     (heat,) = norms.heats(plan)

@@ -9,7 +9,6 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.registry import Registry
 from stiefelkit.testing import seeds
 
 # name, (input, hidden, output), count: the figures that the papers print, in full.
@@ -434,7 +433,7 @@ def test_bad_models_are_said_in_one_sentence(arguments, options, error, text):
 
 
 def test_a_model_is_registered_by_name(monkeypatch):
-    own = Registry("model", dict(sk.models._models._targets), "nobody.home")
+    own = sk.models._models.copy()
     monkeypatch.setattr(sk.models, "_models", own)
     sk.models.register("mine", "stiefelkit.models.scornn:scornn")
     net: Any = sk.models.create("mine", 1, 2, 3)

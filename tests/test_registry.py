@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,12 @@ class Mine(sk.parametrizations.Cayley):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    own = Registry("parametrization", {"cayley": "stiefelkit.parametrizations.cayley:Cayley"}, "nobody.home")
+    own = Registry(
+        "stiefelkit.parametrizations",
+        "parametrization",
+        {"cayley": "stiefelkit.parametrizations.cayley:Cayley"},
+        registry.parametrizations.check,
+    )
     monkeypatch.setattr(registry, "parametrizations", own)
     return own
 
@@ -83,6 +89,42 @@ def test_a_broken_plugin_asked_for_by_name_is_one_sentence(fresh, monkeypatch):
     plugins(monkeypatch, broken="no.such.module:Map")
     with pytest.raises(errors.PluginError, match=r"'broken' needs 'no\.such\.module:Map' to import"):
         fresh.get("broken")
+
+
+def test_names_say_which_distribution_they_come_from(fresh, monkeypatch, tmp_path):
+    from importlib.metadata import Distribution, EntryPoint
+
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: rotations\nVersion: 1.2\n")
+    point = EntryPoint("mine", "no.such.module:Map", "stiefelkit.parametrizations")
+    point = point._for(Distribution.at(tmp_path))  # type: ignore[attr-defined]
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    sk.register("by_hand", Mine)
+    origins = [fresh.origin(name) for name in ("cayley", "mine", "by_hand")]
+    assert origins == [f"stiefelkit {sk.__version__}", "rotations 1.2", None]
+    with pytest.raises(errors.UnknownNameError, match="cayley"):
+        fresh.origin("cayly")
+
+
+def test_what_is_not_of_the_kind_is_refused_by_name_and_left_out_with_a_warning():
+    def check(target):
+        if not callable(target):
+            raise errors.OptionError(f"A root needs to be a function, got {target!r}.")
+
+    table = Registry("nobody.home", "root", {"square": "math:sqrt", "pi": "math:pi"}, check)
+    assert table.find("square") is math.sqrt
+    with pytest.raises(errors.OptionError, match=r"got 3\.14"):
+        table.find("pi")
+    with pytest.raises(errors.OptionError, match="got 2"):
+        table.find(2)
+    with pytest.warns(UserWarning, match="The root 'pi' is left out: A root needs"):
+        assert set(table.available()) == {"square"}
+
+
+def test_a_copy_takes_names_of_its_own(fresh):
+    twin = fresh.copy()
+    twin.register("mine", Mine)
+    assert twin.available()["mine"] is Mine
+    assert fresh.names() == ["cayley"]
 
 
 def test_members_load_lazily():

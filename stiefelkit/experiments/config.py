@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Config", "of_coordinates", "optimizers"]
 
 optimizers = Registry(
+    "stiefelkit.optimizers",
     "optimizer",
     {
         "adagrad": "torch.optim:Adagrad",
@@ -43,7 +44,6 @@ optimizers = Registry(
         "rmsprop": "torch.optim:RMSprop",
         "sgd": "torch.optim:SGD",
     },
-    group="stiefelkit.optimizers",
 )
 
 WHO = "Training"

@@ -74,6 +74,7 @@ def _geoopt(optimizer: str, canonical: bool, frame: Tensor, lr: float) -> MovedF
 
 
 peer_optimizers = Registry(
+    "stiefelkit.peer_optimizers",
     "peer optimizer",
     {
         "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
@@ -81,7 +82,6 @@ peer_optimizers = Registry(
         "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
         "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
     },
-    group="stiefelkit.peer_optimizers",
 )
 """Name to `PeerOptimizer`; plugins enter theirs by an entry point."""
 

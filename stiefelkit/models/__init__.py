@@ -14,6 +14,7 @@ from stiefelkit.registry import Registry, find_parametrization, parametrizations
 __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
 
 _models = Registry(
+    "stiefelkit.models",
     "model",
     {
         "eurnn": "stiefelkit.models.eurnn:eurnn",
@@ -31,7 +32,6 @@ _models = Registry(
         "scornn": "stiefelkit.models.scornn:scornn",
         "scurnn": "stiefelkit.models.scurnn:scurnn",
     },
-    group="stiefelkit.models",
 )
 
 

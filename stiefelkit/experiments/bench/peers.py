@@ -162,6 +162,7 @@ def _geoopt(canonical: bool, problem: Problem) -> Entry:
 
 
 peers = Registry(
+    "stiefelkit.peers",
     "peer",
     {
         "torch_solve": Contender("cayley", partial(_autograd, _solve)),
@@ -179,7 +180,6 @@ peers = Registry(
         "geoopt_canonical": Contender("stiefel", partial(_geoopt, True), ("step",)),
         "geoopt_euclidean": Contender("stiefel", partial(_geoopt, False), ("step",)),
     },
-    group="stiefelkit.peers",
 )
 """Name to contender; its family says with whom it is compared."""
 

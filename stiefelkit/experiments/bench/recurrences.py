@@ -201,6 +201,7 @@ def _torch_lstm_matched(drawn: Sequences) -> Recurrence:
 
 
 recurrence_peers = Registry(
+    "stiefelkit.recurrence_peers",
     "peer",
     {
         LOOP: _eager_loop,
@@ -208,6 +209,5 @@ recurrence_peers = Registry(
         "torch_lstm": _torch_lstm,
         "torch_lstm_matched": _torch_lstm_matched,
     },
-    group="stiefelkit.recurrence_peers",
 )
 """Name to what gets ready."""

@@ -11,13 +11,13 @@ from stiefelkit.registry import Registry
 __all__ = ["Task", "create", "tasks"]
 
 tasks = Registry(
+    "stiefelkit.tasks",
     "task",
     {
         "adding": "stiefelkit.experiments.tasks.adding:Adding",
         "copying": "stiefelkit.experiments.tasks.copying:Copying",
         "digits": "stiefelkit.experiments.tasks.digits:Digits",
     },
-    group="stiefelkit.tasks",
 )
 
 
