@@ -14,7 +14,8 @@ from stiefelkit import models
 from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import UnknownNameError, did_you_mean
-from stiefelkit.experiments.config import HANDLED, optimizers
+from stiefelkit.experiments.config import HANDLED
+from stiefelkit.optim import optimizers
 
 __all__ = ["show"]
 

@@ -7,8 +7,8 @@ import torch
 from stiefelkit import available, models
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.tasks import tasks
+from stiefelkit.optim import optimizers
 from stiefelkit.param import OrthogonalParam, Traits
 
 __all__ = ["image_of", "in_short", "instances", "kinds", "moved_by"]
