@@ -3,6 +3,7 @@
 `sk.optim.Name` imports the file of an optimizer, as `sk.parametrizations.Name` does that of a map.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
     from stiefelkit.optim.averages import average_fn, multi_avg_fn
     from stiefelkit.optim.clip import clip_grad_norm_
+    from stiefelkit.optim.for_geoopt import geoopt_parameters
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
-    from stiefelkit.optim.geoopt_parameters import geoopt_parameters
     from stiefelkit.optim.groups import frames, parameter_groups
     from stiefelkit.optim.settings import Check, Setting
     from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
@@ -85,17 +86,22 @@ def register(name: str, optimizer: "type[Optimizer] | str") -> None:
     optimizers.register(name, optimizer)
 
 
-_HOMES = ("averages", "clip", "frame_optimizer", "geoopt_parameters", "groups", "settings", "tangent_optimizer")
-"""Modules whose names of `__all__` stand here."""
+_HOMES = {
+    "averages": ("average_fn", "multi_avg_fn"),
+    "clip": ("clip_grad_norm_",),
+    "for_geoopt": ("geoopt_parameters",),
+    "frame_optimizer": ("FrameOptimizer",),
+    "groups": ("frames", "parameter_groups"),
+    "settings": ("Check", "Setting"),
+    "tangent_optimizer": ("Retraction", "TangentOptimizer"),
+}
+"""Modules of the names that stand here, imported when they are first asked for, and torch with them."""
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
-    for home in _HOMES if name in __all__ else ():
-        module = importlib.import_module(f"stiefelkit.optim.{home}")
-        if name in module.__all__:
-            globals()[name] = found = getattr(module, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = found = getattr(importlib.import_module(f"stiefelkit.optim.{home}"), name)
             return found
     found = None if name.startswith("_") else optimizers.by_class_name(name)
     if not getattr(found, "moves_frames", False):

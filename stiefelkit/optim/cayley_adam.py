@@ -53,7 +53,7 @@ class CayleyAdam(TangentOptimizer):
         *BOUNDED,
         *SHARED,
     )
-    examples = ({}, {"q": math.inf}, {"amsgrad": True, "precision": "fast"})
+    examples = ({}, {"q": math.inf, "precision": "fast"}, {"amsgrad": True})
     steady: ClassVar = {"q": math.inf}
 
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:

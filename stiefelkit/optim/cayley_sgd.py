@@ -48,7 +48,7 @@ class CayleySGD(TangentOptimizer):
         *BOUNDED,
         *SHARED,
     )
-    examples = ({}, {"momentum": 0.0, "q": math.inf}, {"precision": "fast"})
+    examples = ({}, {"momentum": 0.0, "q": math.inf, "precision": "fast"}, {"nesterov": True})
     steady: ClassVar = {"momentum": 0.0, "q": math.inf}
 
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:

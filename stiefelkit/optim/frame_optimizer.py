@@ -44,7 +44,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The rate, and what else a group may set; the signature and the docstring tell of them."""
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    """Settings that the laws run with: cover every branch and every state."""
+    """Settings that the laws run with: they cover every branch, and the last makes every state that there can be."""
     steady: ClassVar[Mapping[str, Any]] = {}
     """Settings that leave steps as long as the rate makes them: no momentum, no bound."""
     _call: ClassVar[inspect.Signature]

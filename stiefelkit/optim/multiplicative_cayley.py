@@ -76,8 +76,8 @@ class MultiplicativeCayley(TangentOptimizer):
     )
     examples = (
         {},
-        {"precondition": "rmsprop", "momentum": 0.5, "centered": True},
         {"side": "right", "precision": "fast"},
+        {"precondition": "rmsprop", "momentum": 0.5, "centered": True},
     )
 
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:

@@ -101,7 +101,7 @@ class POGO(TangentOptimizer):
         Setting("amsgrad", False, SWITCH, OF_PLAIN),
         *SHARED,
     )
-    examples = ({}, {"base": "adam", "moment": "ambient"}, {"betas": (0.0, 0.999), "precision": "fast"})
+    examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"base": "adam", "moment": "ambient"})
     steady: ClassVar = {"betas": (0.0, 0.999)}
     retraction = StepBack()
 
