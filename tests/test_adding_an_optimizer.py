@@ -50,6 +50,9 @@ def test_lists_show_it_with_the_words_of_its_settings(capsys, monkeypatch):
     shown = " ".join(capsys.readouterr().out.split())
     assert "damping how much of the rate is held back. [default: 0.5]" in shown
     assert "frames, and all other parameters as SGD does" in shown
+    assert "from what was registered in this process" in shown
+    assert main(["list", "pogo"]) == 0
+    assert f"from stiefelkit {sk.__version__}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_runs_take_it_and_its_settings(tmp_path, capsys):

@@ -14,10 +14,10 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending",
 
 @pytest.mark.parametrize("page", PAGES)
 def test_printed_python_runs(page, monkeypatch, tmp_path):
-    from stiefelkit import registry
+    from stiefelkit import optim, registry
 
-    own = registry.parametrizations.copy()
-    monkeypatch.setattr(registry, "parametrizations", own)
+    monkeypatch.setattr(registry, "parametrizations", registry.parametrizations.copy())
+    monkeypatch.setattr(optim, "optimizers", optim.optimizers.copy())
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     name = "printed_" + re.sub(r"\W", "_", page)

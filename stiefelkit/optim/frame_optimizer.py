@@ -57,7 +57,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         else:  # or what a base has would hold for it
             own = inspect.signature(cls.__init__)
             cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
-        if cls.__doc__ and cls.settings and "    Args:" not in cls.__doc__:
+        if cls.__doc__ and cls.settings and "Args:\n" not in cls.__doc__:
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **given: Any):

@@ -145,16 +145,11 @@ OF_TORCH = {
 
 def told(doc: str, settings: Collection[Setting]) -> str:
     """Returns a docstring with what the settings are, and what they raise, before its references and examples."""
-    entries = [
-        "params: groups, as `sk.optim.parameter_groups` gives them.",
-        *(f"{setting.name}: {setting.words}" for setting in settings),
-    ]
-    wrapped = [
-        "\n".join(textwrap.wrap(entry, 120, initial_indent=" " * 8, subsequent_indent=" " * 12)) for entry in entries
-    ]
-    section = "\n".join(["    Args:", *wrapped]) + _RAISES
-    place = min((doc.find(mark) for mark in ("    References:", "    >>> ") if mark in doc), default=len(doc))
-    return f"{doc[:place].rstrip()}\n\n{section}\n{doc[place:]}"
+    doc = inspect.cleandoc(doc)
+    entries = [_PARAMS, *(f"{setting.name}: {setting.words}" for setting in settings)]
+    wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
+    place = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
+    return "\n".join([doc[:place].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[place:]])
 
 
 def signature(settings: Sequence[Setting]) -> inspect.Signature:
@@ -167,10 +162,9 @@ def signature(settings: Sequence[Setting]) -> inspect.Signature:
     return inspect.Signature([inspect.Parameter("params", first), *taken])
 
 
-_RAISES = """
-
-    Raises:
-        OptionError: a setting is out of range.
-        ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-        OptimizerError: a frame stands in a group without a manifold.
+_PARAMS = "params: groups, as `sk.optim.parameter_groups` gives them."
+_RAISES = """Raises:
+    OptionError: a setting is out of range.
+    ShapeError, NotAFrameError: a parameter of a manifold is no frame.
+    OptimizerError: a frame stands in a group without a manifold.
 """
