@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from stiefelkit.testing import lowered_products, seeds
 
-pytest.register_assert_rewrite("tiny_runs", "two_ranks")
+pytest.register_assert_rewrite("optimizers_at_hand", "tiny_runs", "two_ranks")
 
 THREADS = "STIEFELKIT_TEST_THREADS"
 PRECISION = "STIEFELKIT_TEST_PRECISION"

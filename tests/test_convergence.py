@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from optimizers_at_hand import OPTIMIZERS
 from torch import nn
 
 import stiefelkit as sk
@@ -9,7 +10,6 @@ from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
-OPTIMIZERS = ["MultiplicativeCayley", "CayleySGD", "CayleyAdam", "POGO"]
 METRICS = ["canonical", "euclidean"]
 DTYPES = [torch.float32, torch.complex64]
 

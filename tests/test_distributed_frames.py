@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from optimizers_at_hand import STATEFUL
 from torch import nn
 from two_ranks import on_two_ranks, rank_of_two
 
 import stiefelkit as sk
 from stiefelkit.testing import seeds
-
-OPTIMIZERS = {
-    "MultiplicativeCayley": dict(precondition="rmsprop", momentum=0.5),
-    "CayleySGD": {},
-    "CayleyAdam": {},
-    "POGO": dict(base="adam"),
-}
 
 
 class Parts(nn.Module):
@@ -50,7 +44,7 @@ def data():
 def build(net, name):
     groups = sk.optim.parameter_groups(net, lr=1e-2, stiefel=dict(lr=0.05))
     return (
-        getattr(sk.optim, name)(groups, eps=1e-3, **OPTIMIZERS[name])
+        getattr(sk.optim, name)(groups, eps=1e-3, **STATEFUL[name])
         if "SGD" not in name
         else getattr(sk.optim, name)(groups)
     )
@@ -70,7 +64,7 @@ def equal_on_both(t):
 
 
 def run_ddp(rank):
-    for name in OPTIMIZERS:
+    for name in STATEFUL:
         net = nn.parallel.DistributedDataParallel(make())
         train(net, build(net.module, name), data()[rank::2])
         alone = make()
@@ -101,7 +95,7 @@ def run_fsdp(rank):
         fully_shard(net, mesh=mesh)
         return net
 
-    for name in OPTIMIZERS:
+    for name in STATEFUL:
         net = sharded()
         optimizer = build(net, name)
         train(net, optimizer, data()[rank::2], steps=3)

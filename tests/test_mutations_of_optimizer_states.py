@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers_at_hand import OPTIMIZERS, STATEFUL
 from torch import nn
 
 import stiefelkit as sk
@@ -20,12 +21,6 @@ from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing.seeds import seed
 
 COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))
-MAKERS: dict[str, Any] = {
-    "MultiplicativeCayley": dict(precondition="rmsprop", momentum=0.5, centered=True),
-    "CayleySGD": dict(momentum=0.5),
-    "CayleyAdam": dict(amsgrad=True),
-    "POGO": dict(base="adam", precision="fast"),
-}
 
 
 def model() -> nn.Module:
@@ -38,7 +33,7 @@ def model() -> nn.Module:
 
 def trained(name: str, steps: int) -> Any:
     net = model()
-    optimizer = getattr(sk.optim, name)(sk.optim.parameter_groups(net, lr=0.01), **MAKERS[name])
+    optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.01), **STATEFUL[name])
     walk(optimizer, steps)
     return optimizer
 
@@ -151,12 +146,12 @@ def equal(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_spoilt_state_is_refused_in_a_sentence_and_nothing_of_it_is_loaded(name):
     good = trained(name, 3).state_dict()
     optimizer = trained(name, 2)
     before, tally = snapshot(optimizer), collections.Counter()
-    for number in range(COUNT // len(MAKERS)):
+    for number in range(COUNT // len(STATEFUL)):
         draw = random.Random(f"{name} {seed(number)}")
         state = copy.deepcopy(good)
         kind = spoil(draw, state)
@@ -172,7 +167,7 @@ def test_a_spoilt_state_is_refused_in_a_sentence_and_nothing_of_it_is_loaded(nam
     print(f"\n{name}: {dict(sorted(tally.items()))}")
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", STATEFUL)
 def test_a_whole_state_is_loaded_and_goes_on(name):
     source, optimizer = trained(name, 3), trained(name, 1)
     optimizer.load_state_dict(source.state_dict())

@@ -40,6 +40,14 @@ def by_svd(x):
     return u @ vh
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_an_adjoint_that_is_not_written_out_has_its_nearest_frame(dtype):
+    x = drawn((5, 3), dtype)
+    assert torch.allclose(nearest_frame(x.mH), nearest_frame(x).mH, atol=1e-6)
+    layer = sk.orthogonal(nn.Linear(5, 3, bias=False, dtype=dtype), "weight", "stiefel")
+    assert orthogonality_error(layer.weight.mH) <= permitted_error(3, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (40, 30), (30, 40), (3, 20, 20)])
 @pytest.mark.parametrize("tracked", [False, True])

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from stiefelkit import models
-from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by
+from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by, tables
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import UnknownNameError, did_you_mean
-from stiefelkit.experiments.config import HANDLED, optimizers
+from stiefelkit.experiments.config import HANDLED
+from stiefelkit.optim import optimizers
 
 __all__ = ["show"]
 
@@ -40,6 +41,7 @@ def _print(name: str, kind: str, target: Any, console: Console) -> None:
     told = {"": [], **({} if _is_torchs(target) else sections(target.__doc__ or ""))}
     words = dict(_entry(entry) for entry in told.get("Args", ()))
     facts, options = _SECTIONS[kind](name, target)
+    facts.append(("from", tables()[kind].origin(name) or "what was registered in this process"))
     console.print(Text(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", "bold"))
     for paragraph in told[""]:
         console.print()

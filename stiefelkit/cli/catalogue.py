@@ -4,28 +4,33 @@ from typing import Any
 
 import torch
 
-from stiefelkit import available, models
+from stiefelkit import models, registry
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.tasks import tasks
+from stiefelkit.optim import optimizers
 from stiefelkit.param import OrthogonalParam, Traits
 
-__all__ = ["image_of", "in_short", "instances", "kinds", "moved_by"]
+__all__ = ["image_of", "in_short", "instances", "kinds", "moved_by", "tables"]
 
 FIELDS = {"real": torch.float32, "complex": torch.complex64}
 SIZE = 8
 """Rows of the frames that are looked at."""
 
 
+def tables() -> dict[str, registry.Registry]:
+    """Returns the registries, by kind."""
+    return {
+        "parametrization": registry.parametrizations,
+        "optimizer": optimizers,
+        "model": models._models,
+        "task": tasks,
+    }
+
+
 def kinds() -> dict[str, dict[str, Any]]:
     """Returns name to object, by kind; what cannot be used is warned about and left out."""
-    return {
-        "parametrization": dict(available()),
-        "optimizer": optimizers.available(),
-        "model": models.available(),
-        "task": tasks.available(),
-    }
+    return {kind: table.available() for kind, table in tables().items()}
 
 
 def in_short(kind: str, target: Any) -> list[str]:

@@ -22,29 +22,13 @@ from stiefelkit.experiments.checks import (
 )
 from stiefelkit.experiments.recipe import Settings
 from stiefelkit.experiments.tasks import Task, create
-from stiefelkit.registry import Registry
+from stiefelkit.optim import optimizers
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Config", "of_coordinates", "optimizers"]
-
-optimizers = Registry(
-    "stiefelkit.optimizers",
-    "optimizer",
-    {
-        "adagrad": "torch.optim:Adagrad",
-        "adam": "torch.optim:Adam",
-        "adamw": "torch.optim:AdamW",
-        "cayley_adam": "stiefelkit.optim:CayleyAdam",
-        "cayley_sgd": "stiefelkit.optim:CayleySGD",
-        "multiplicative_cayley": "stiefelkit.optim:MultiplicativeCayley",
-        "pogo": "stiefelkit.optim:POGO",
-        "rmsprop": "torch.optim:RMSprop",
-        "sgd": "torch.optim:SGD",
-    },
-)
+__all__ = ["Config", "of_coordinates"]
 
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")

@@ -11,20 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
-from stiefelkit.experiments.config import optimizers
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim.frame_optimizer import PRECISIONS
+from stiefelkit.optim import optimizers
+from stiefelkit.optim.settings import PRECISIONS
 from stiefelkit.registry import Registry
 
 __all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
 
 MANIFOLD = "stiefel:canonical"
-EVEN: dict[str, dict[str, Any]] = {
-    "cayley_adam": {"q": math.inf},
-    "cayley_sgd": {"momentum": 0.0, "q": math.inf},
-    "pogo": {"betas": (0.0, 0.999)},
-}
-"""Settings that leave steps as long as they are told to be: no momentum, no bound."""
 TRIAL = 1e-6
 """Learning rate of the step that is made to learn how long steps are, times the size of the gradient."""
 
@@ -136,7 +130,7 @@ def _maker(method: str) -> Make:
     name, colon, precision = method.partition(":")
     own = own_optimizers()
     if name in own:
-        return partial(_ours, name, own[name], _checked(method, own[name], precision if colon else "exact"))
+        return partial(_ours, own[name], _checked(method, own[name], precision if colon else "exact"))
     if method not in peer_optimizers.names():
         known = [*own, *peer_optimizers.names()]
         raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, known)}")
@@ -154,12 +148,10 @@ def _checked(method: str, cls: type[torch.optim.Optimizer], precision: str) -> d
     return {"precision": precision} if has else {}
 
 
-def _ours(
-    name: str, cls: Callable[..., torch.optim.Optimizer], own: dict[str, Any], frame: Tensor, lr: float
-) -> MovedFrame:
+def _ours(cls: Callable[..., torch.optim.Optimizer], own: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:
     point = nn.Parameter(frame)
     groups = [{"params": [point], "manifold": MANIFOLD}]
-    return MovedFrame(point, cls(groups, lr=lr, **own, **EVEN.get(name, {})))
+    return MovedFrame(point, cls(groups, lr=lr, **own, **getattr(cls, "steady", {})))
 
 
 def _turn(w: Tensor, moved: Tensor) -> float:

@@ -176,7 +176,7 @@ def _by_singular_vectors(w: Tensor, who: str) -> Tensor:
 
 def _scaled(x: Tensor) -> Tensor:
     """X divided by powers of 2 to entries around 1, so that squares neither overflow nor vanish."""
-    parts = torch.view_as_real(x) if x.is_complex() else x.unsqueeze(-1)
+    parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
     largest = parts.abs().amax((-3, -2, -1), keepdim=True)
     # The logarithm of the largest number is rounded up, to that of infinity.
     parts = parts / torch.where(largest == 0, 1.0, largest.log2().floor().clamp(max=1023).exp2())

@@ -1,23 +1,109 @@
-"""Optimizers that move frames along their manifold, and parameters as other optimizers want them."""
+"""Optimizers that move frames along their manifold, and parameters as other optimizers want them.
 
-from stiefelkit.optim.averages import average_fn, multi_avg_fn
-from stiefelkit.optim.cayley_adam import CayleyAdam
-from stiefelkit.optim.cayley_sgd import CayleySGD
-from stiefelkit.optim.clip import clip_grad_norm_
-from stiefelkit.optim.geoopt_parameters import geoopt_parameters
-from stiefelkit.optim.groups import frames, parameter_groups
-from stiefelkit.optim.multiplicative_cayley import MultiplicativeCayley
-from stiefelkit.optim.pogo import POGO
+`sk.optim.Name` imports the file of an optimizer, as `sk.parametrizations.Name` does that of a map.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stiefelkit.errors import OptionError
+from stiefelkit.registry import Registry
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from stiefelkit.optim.averages import average_fn, multi_avg_fn
+    from stiefelkit.optim.clip import clip_grad_norm_
+    from stiefelkit.optim.for_geoopt import geoopt_parameters
+    from stiefelkit.optim.frame_optimizer import FrameOptimizer
+    from stiefelkit.optim.groups import frames, parameter_groups
+    from stiefelkit.optim.settings import Check, Setting
+    from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
 
 __all__ = [
-    "POGO",
-    "CayleyAdam",
-    "CayleySGD",
-    "MultiplicativeCayley",
+    "Check",
+    "FrameOptimizer",
+    "Retraction",
+    "Setting",
+    "TangentOptimizer",
+    "available",
     "average_fn",
     "clip_grad_norm_",
     "frames",
     "geoopt_parameters",
     "multi_avg_fn",
     "parameter_groups",
+    "register",
 ]
+
+
+def _check(optimizer: Any) -> None:
+    from torch.optim import Optimizer
+
+    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
+        raise OptionError(f"An optimizer needs to be a name or a subclass of torch.optim.Optimizer, got {optimizer!r}.")
+
+
+optimizers = Registry(
+    "stiefelkit.optimizers",
+    "optimizer",
+    {
+        "adagrad": "torch.optim:Adagrad",
+        "adam": "torch.optim:Adam",
+        "adamw": "torch.optim:AdamW",
+        "cayley_adam": "stiefelkit.optim.cayley_adam:CayleyAdam",
+        "cayley_sgd": "stiefelkit.optim.cayley_sgd:CayleySGD",
+        "multiplicative_cayley": "stiefelkit.optim.multiplicative_cayley:MultiplicativeCayley",
+        "pogo": "stiefelkit.optim.pogo:POGO",
+        "rmsprop": "torch.optim:RMSprop",
+        "sgd": "torch.optim:SGD",
+    },
+    _check,
+)
+
+
+def available() -> "dict[str, type[Optimizer]]":
+    """Returns name to class of every optimizer that runs know by name: built-ins, installed plugins, registered ones.
+
+    Those that move frames have `moves_frames`. A plugin that does not import, or is no optimizer, is warned about and
+    left out.
+    """
+    return optimizers.available()
+
+
+def register(name: str, optimizer: "type[Optimizer] | str") -> None:
+    """Adds an optimizer to those that runs, races and measurements know by name.
+
+    Args:
+        name: the name.
+        optimizer: a class, or a dotted string "package.module:Class" that is imported at first use.
+
+    Raises:
+        OptionError: the name is taken, or the object is no subclass of `torch.optim.Optimizer`.
+    """
+    if not isinstance(optimizer, str):
+        optimizers.check(optimizer)
+    optimizers.register(name, optimizer)
+
+
+_HOMES = {
+    "averages": ("average_fn", "multi_avg_fn"),
+    "clip": ("clip_grad_norm_",),
+    "for_geoopt": ("geoopt_parameters",),
+    "frame_optimizer": ("FrameOptimizer",),
+    "groups": ("frames", "parameter_groups"),
+    "settings": ("Check", "Setting"),
+    "tangent_optimizer": ("Retraction", "TangentOptimizer"),
+}
+"""Modules of the names that stand here, imported when they are first asked for, and torch with them."""
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = found = getattr(importlib.import_module(f"stiefelkit.optim.{home}"), name)
+            return found
+    found = None if name.startswith("_") else optimizers.by_class_name(name)
+    if not getattr(found, "moves_frames", False):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found

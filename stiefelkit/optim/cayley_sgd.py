@@ -1,6 +1,6 @@
 """Stochastic gradient descent with momentum on the Stiefel manifold by the iterative Cayley transform."""
 
-from collections.abc import Iterable
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.checks import check_bound, check_number
-from stiefelkit.optim.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.settings import BOUNDED, FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.steps import bounded_steps
+from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["CayleySGD"]
 
 
-class CayleySGD(FrameOptimizer):
+class CayleySGD(TangentOptimizer):
     r"""SGD with momentum for frames: M <- momentum M + G, projected on the tangent space, and a Cayley step along it.
 
     With the n x n skew generator A of the projected M, A W = M, the step is W <- (I + a/2 A)^-1 (I - a/2 A) W, and
@@ -23,27 +23,8 @@ class CayleySGD(FrameOptimizer):
     takes no more than six terms to the tolerance, and exact beyond. Other groups are moved by torch.optim.SGD.
 
     In "stiefel:euclidean" this is the published algorithm, except that nothing is drawn at random: what rounding does
-    to orthogonality is taken away as `FrameOptimizer` tells. In "stiefel:canonical" the part of A within the columns of
-    W counts double.
-
-    Args:
-        params: groups, as `sk.optim.parameter_groups` gives them.
-        lr: learning rate.
-        momentum: factor of the last direction.
-        dampening: of the groups without a manifold, as in torch.optim.SGD.
-        weight_decay: of the groups without a manifold.
-        nesterov: of the groups without a manifold.
-        q: bounds the step of a frame, a ||A||_F <= 2 q; infinity for no bound.
-        tolerance: relative error that the Cayley transform of a square frame may have, as far as it stays a frame;
-            16 eps when None, and for tall frames, whose p x p part costs little.
-        precision: "exact" or "fast", see `FrameOptimizer`.
-        foreach: of the groups without a manifold.
-        maximize: ascend instead.
-
-    Raises:
-        OptionError: a setting is out of range.
-        ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-        OptimizerError: a frame stands in a group without a manifold.
+    to orthogonality is taken away as `TangentOptimizer` tells. In "stiefel:canonical" the part of A within the columns
+    of W counts double.
 
     References:
         Li, Fuxin, Todorovic, Efficient Riemannian optimization on the Stiefel manifold via the Cayley transform, ICLR
@@ -56,43 +37,22 @@ class CayleySGD(FrameOptimizer):
     >>> optimizer.step()
     """
 
-    plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
+    plain = torch.optim.SGD
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-2,
-        *,
-        momentum: float = 0.9,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        q: float = 0.5,
-        tolerance: float | None = None,
-        precision: str = "exact",
-        foreach: bool | None = None,
-        maximize: bool = False,
-    ):
-        own = dict(
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            q=q,
-            tolerance=tolerance,
-            precision=precision,
-            foreach=foreach,
-            maximize=maximize,
-        )
-        super().__init__(params, own)
+    settings = (
+        Setting("lr", 1e-2, RATE, "learning rate."),
+        Setting("momentum", 0.9, at_least(0), "factor of the last direction."),
+        Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
+        WEIGHT_DECAY,
+        Setting("nesterov", False, SWITCH, OF_PLAIN),
+        *BOUNDED,
+        *SHARED,
+    )
+    examples = ({}, {"momentum": 0.0, "q": math.inf, "precision": "fast"}, {"nesterov": True})
+    steady: ClassVar = {"momentum": 0.0, "q": math.inf}
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_number(type(self).__name__, group, "momentum")
-        check_bound(type(self).__name__, group)
-
-    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """See `TangentOptimizer`."""
         metric = group["manifold"].partition(":")[2]
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])

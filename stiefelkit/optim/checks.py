@@ -2,9 +2,8 @@
 
 import difflib
 import inspect
-import math
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,111 +11,34 @@ from torch import Tensor
 from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
 from stiefelkit.guard import MANIFOLDS, frames
 from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.param import FRAME_TOLERANCE
 
-__all__ = [
-    "check_bound",
-    "check_choice",
-    "check_common",
-    "check_members",
-    "check_moments",
-    "check_number",
-    "check_rate",
-    "check_spelling",
-    "check_torch_settings",
-    "is_number",
-]
+if TYPE_CHECKING:
+    from stiefelkit.optim.frame_optimizer import FrameOptimizer
+
+__all__ = ["check_group", "check_members", "check_spelling"]
 
 
-SWITCHES = (
-    "amsgrad",
-    "capturable",
-    "centered",
-    "decoupled_weight_decay",
-    "differentiable",
-    "foreach",
-    "fused",
-    "nesterov",
-)
-"""Settings of torch's optimizers that are True, False or None."""
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and one that a float holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
-
-
-def check_rate(name: str, lr: Any) -> None:
-    """Raises OptionError unless a learning rate is a finite number, not negative."""
-    if isinstance(lr, Tensor) and lr.numel() == 1:
-        lr = lr.item()
-    if not is_number(lr) or not 0 <= lr < math.inf:
-        raise OptionError(f"{name} needs a finite lr >= 0, got {lr!r}.")
-
-
-def check_number(name: str, group: dict[str, Any], key: str, low: float = 0.0, below: float = math.inf) -> None:
-    """Raises OptionError unless a setting is a number, low <= number < below."""
-    value = group[key]
-    if not is_number(value) or not low <= value < below:
-        upper = "" if below == math.inf else f" and < {below:g}"
-        raise OptionError(f"{name} needs {key} >= {low:g}{upper}, got {value!r}.")
-
-
-def check_choice(name: str, group: dict[str, Any], key: str, known: Collection[Any]) -> None:
-    """Raises OptionError unless a setting is one of those known."""
-    if not any(type(group[key]) is type(each) and group[key] == each for each in known):
-        raise OptionError(f"{name} needs {key} in {tuple(known)}, got {group[key]!r}.")
-
-
-def check_bound(name: str, group: dict[str, Any]) -> None:
-    """Raises OptionError unless the bound of the step and the tolerance are positive."""
-    q, tolerance = group["q"], group["tolerance"]
-    if not isinstance(q, int | float) or not q > 0:
-        raise OptionError(f"{name} needs q > 0, got {q!r}.")
-    if tolerance is not None and not (isinstance(tolerance, float) and 0 < tolerance < 1):
-        raise OptionError(f"{name} needs a tolerance between 0 and 1, or None, got {tolerance!r}.")
-
-
-def check_moments(name: str, group: dict[str, Any]) -> None:
-    """Raises OptionError unless the decays of two moments and what is added to the second are in range."""
-    betas = group["betas"]
-    two = isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(b, int | float) for b in betas)
-    if not (two and all(0 <= b < 1 for b in betas)):
-        raise OptionError(f"{name} needs two betas in [0, 1), got {betas!r}.")
-    check_number(name, group, "eps")
-
-
-def check_common(name: str, group: dict[str, Any], precisions: Collection[str]) -> None:
-    """Raises OptionError unless what all optimizers of frames have is in range."""
-    check_rate(name, group["lr"])
-    check_choice(name, group, "precision", precisions)
-    check_choice(name, group, "maximize", (False, True))
-    check_number(name, group, "weight_decay")
-    for key in SWITCHES:
-        if not isinstance(group.get(key), bool | None):
-            raise OptionError(f"{name} needs {key} to be True, False or None, got {group[key]!r:.40}.")
-    for key in ("dampening", "momentum", "alpha", "eps"):
-        if not is_number(group.get(key, 0.0)) or not math.isfinite(group.get(key, 0.0)):
-            raise OptionError(f"{name} needs a finite number for {key}, got {group[key]!r:.40}.")
+def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> None:
+    """Raises OptionError unless the settings of a group are in range."""
+    name, own = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
+    for key, check in {**OF_TORCH, **own}.items():
+        if key in group:
+            check.require(name, key, group[key])
     manifold = group["manifold"]
     if manifold is None:
-        return
+        return _check_torch_settings(name, optimizer.plain, group)
     if manifold not in MANIFOLDS:
         raise OptionError(f"{name} knows no manifold {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
-    if group["weight_decay"]:
+    if group.get("weight_decay"):
         raise OptionError(
             f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
             "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
         )
 
 
-def check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
     """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
     known = inspect.signature(plain.__init__).parameters
     settings = {key: value for key, value in group.items() if key in known and key != "params"}

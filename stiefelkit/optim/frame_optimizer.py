@@ -1,66 +1,70 @@
-"""What the optimizers of frames share: groups, checks, batches, the remainder, the polish, and sharded frames."""
+"""What every optimizer of frames shares: settings, groups and their checks, checkpoints, and all or nothing."""
 
-import math
+import inspect
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError
-from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of
-from stiefelkit.functional._polish import rounded_defect
+from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
-from stiefelkit.guard import frames, watch_frame
-from stiefelkit.metrics import defect as defect_of
-from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket, buckets
-from stiefelkit.optim.checks import check_common, check_members, check_rate, check_spelling, check_torch_settings
-from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
+from stiefelkit.optim.checks import check_group, check_members, check_spelling
+from stiefelkit.optim.finite import check_gradients
+from stiefelkit.optim.readers import ask_readers, check_readers
+from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.optim.states import check_entries, check_states
-from stiefelkit.optim.steps import as_factor, length_of
 
 __all__ = ["FrameOptimizer"]
 
-PRECISIONS = ("exact", "fast")
-_LONGEST = 2.0
-"""Length of an increment over sqrt(p) from which it is worked out in float64."""
-_TURNS = 3
-"""Polishes that take any defect which is not lost to the rounding limit."""
-_LOST = 0.1
-"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 
-
-class FrameOptimizer(torch.optim.Optimizer):
+class FrameOptimizer(torch.optim.Optimizer, ABC):
     """Moves the frames in groups that name a manifold along it; a torch optimizer moves all other groups.
-
-    A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
-    dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever an error model (`stiefelkit.optim.rounding`) says
-    that it may have come to 0.6 rounding limits, and is taken away with the next increment. So ||W^H W - I||_F stays
-    within 2 rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays
-    within 30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both
-    keep them within 20 limits. To each of these bounds comes one eps below 16 columns.
 
     Frames of one shape, dtype and group are moved as one batch. Sharded frames (FSDP2) are gathered, moved on each
     rank and scattered. A gradient with NaN or infinity raises before anything is written.
 
-    A subclass names the torch optimizer of the plain groups and says how a frame moves.
+    A member is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that go
+    along a tangent vector derive from `TangentOptimizer`, which has that.
 
     Args:
         params: groups, as `sk.optim.parameter_groups` gives them: those of frames have "manifold".
-        own: defaults of the groups, beside those of the plain optimizer.
+        *args: the rate.
+        **given: the settings.
     """
 
     moves_frames: ClassVar[bool] = True
     """Tells the guard that frames are in good hands."""
     plain: ClassVar[type[torch.optim.Optimizer]]
     """Moves the groups without a manifold."""
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    """The rate, and what else a group may set; the signature and the docstring tell of them."""
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Settings that the laws run with: they cover every branch, and the last makes every state that there can be."""
+    steady: ClassVar[Mapping[str, Any]] = {}
+    """Settings that leave steps as long as the rate makes them: no momentum, no bound."""
+    _call: ClassVar[inspect.Signature]
 
-    def __init__(self, params: Iterable[Any], own: dict[str, Any]):
-        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, "precision": "exact", **own}  # type: ignore[call-arg]
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._call = signature(cls.settings)
+        if cls.__init__ is FrameOptimizer.__init__:
+            cls.__signature__ = cls._call
+        else:  # or what a base has would hold for it
+            own = inspect.signature(cls.__init__)
+            cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
+        if cls.__doc__ and cls.settings and "Args:\n" not in cls.__doc__:
+            cls.__doc__ = told(cls.__doc__, cls.settings)
+
+    def __init__(self, params: Iterable[Any], *args: Any, **given: Any):
+        call = self._call.bind(params, *args, **given)
+        call.apply_defaults()
+        own = {key: value for key, value in call.arguments.items() if key != "params"}
+        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **own}  # type: ignore[call-arg]
         self._versions = {}
         super().__init__(params, defaults)
         if not self._of_frames():
@@ -68,7 +72,7 @@ class FrameOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} holds no frame and moves everything freely, as torch.optim."
                 f"{self.plain.__name__} does; sk.optim.frames([w]) makes a group of frames, "
                 "sk.optim.parameter_groups(model, lr=...) those of a model.",
-                stacklevel=3,
+                stacklevel=2,
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -86,13 +90,13 @@ class FrameOptimizer(torch.optim.Optimizer):
         if isinstance(param_group, dict):
             full = {**self.defaults, **param_group}
             check_spelling(type(self).__name__, set(param_group), [*self.defaults, "params", "name", "param_names"])
-            self._check_group(full)
+            check_group(type(self), full)
             given = full["params"] if isinstance(full["params"], list) else [full["params"]]
             members = [p[1] if isinstance(p, tuple) else p for p in given]
             check_members(type(self).__name__, full["manifold"], members)
-            self._check_readers(full, members)
+            check_readers(type(self).__name__, full, members)
         super().add_param_group(param_group)
-        self._ask_readers(self.param_groups[-1])
+        ask_readers(self.param_groups[-1])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
@@ -122,7 +126,7 @@ class FrameOptimizer(torch.optim.Optimizer):
                     f"got {theirs.get('manifold')!r}."
                 )
             full = {**self.defaults, **own, **theirs}
-            self._check_group(full)
+            check_group(type(self), full)
             check_entries(self, i, full, theirs["params"], state_dict["state"])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -133,11 +137,11 @@ class FrameOptimizer(torch.optim.Optimizer):
                 group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
-            self._check_readers(group, [p for p in group["params"] if id(p) in known])
+            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in known])
         super().__setstate__(state)
         self._versions: dict[int, int] = {}
         for group in self.param_groups:
-            self._ask_readers(group)
+            ask_readers(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -161,170 +165,35 @@ class FrameOptimizer(torch.optim.Optimizer):
                 loss = closure()
         found = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
         for group in self.param_groups:
-            check_rate(type(self).__name__, group["lr"])
+            if not RATE.holds(group["lr"]):
+                RATE.require(type(self).__name__, "lr", group["lr"])
         if len(found) > 1:  # a single one is checked on the way
-            self._check_gradients([bucket for _, bucket in found])
+            check_gradients(type(self).__name__, [bucket for _, bucket in found])
         for group, bucket in found:
+            if self._were_changed(bucket):
+                bucket.forget()
             with FullPrecision(bucket.params[0].device):
-                self._move(group, bucket)
+                self.move(group, bucket)
+            self._remember(bucket)
         self._step_plain()
         return loss
 
     @abstractmethod
-    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
-        """Where frames go: a tangent vector, and how far against it each matrix of the batch; stages what it keeps.
+    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
 
         Args:
             group: the settings.
-            bucket: where the state is.
-            w: frames, shape (*, n, p).
-            g: gradients, of the objective that is minimised.
+            bucket: the frames, their gradients and states, as batches; the gradients of several buckets are known to be
+                finite, those of a single one are not.
+
+        Raises:
+            NonFiniteError: a gradient is not finite, or what would come of the step.
+            NotAFrameError: a frame was changed from outside and is none any more.
         """
-
-    def _increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
-        """What is added to W, and its length, the largest of the batch.
-
-        Args:
-            group: the settings.
-            w: frames, shape (*, n, p).
-            direction: as `_direction` gives it.
-            steps: as `_direction` gives them.
-            defect: to be taken away as well, if given.
-        """
-        increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
-        return increment, length_of(direction, steps)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        """Raises OptionError unless the settings are in range."""
-        check_common(type(self).__name__, group, PRECISIONS)
-        if group["manifold"] is None:
-            check_torch_settings(type(self).__name__, self.plain, group)
-
-    def _check_readers(self, group: dict[str, Any], params: list[Any]) -> None:
-        """Raises unless what reads the frames can give the gradient that the group asks for."""
-        if group["manifold"] is None or group.get("gradient", "exact") == "exact":
-            return
-        known = frames()
-        for p in params:
-            carrier = known[id(p)].carrier if id(p) in known else None
-            can = carrier is not None and group["gradient"] in carrier.gradients and len(carrier.coordinates) == 1
-            if not (can and p.is_complex()):
-                got = "one that no module holds" if carrier is None else f"that of {carrier.weight} ({p.dtype})"
-                raise OptimizerError(
-                    f'{type(self).__name__} with gradient="{group["gradient"]}" needs complex frames that are the '
-                    f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
-                )
-
-    def _ask_readers(self, group: dict[str, Any]) -> None:
-        """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
-        if group["manifold"] is None:
-            return
-        known = frames()
-        for p in group["params"]:
-            if id(p) not in known:
-                watch_frame(p, group["manifold"])
-            elif known[id(p)].carrier is not None:
-                known[id(p)].carrier.gradient = group.get("gradient", "exact")
 
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
-
-    def _check_gradients(self, found: list[Bucket]) -> None:
-        for device in {bucket.params[0].device for bucket in found}:
-            here = [bucket for bucket in found if bucket.params[0].device == device]
-            shares = torch.stack([share for bucket in here for share in bucket.shares_of_overflow()])
-            if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
-                raise NonFiniteError(self._where(here))
-
-    def _where(self, found: list[Bucket]) -> str:
-        known = frames()
-        bad, overflows, sharded = [], [], False
-        for bucket in found:
-            for p, grad, share in zip(
-                bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True
-            ):
-                carrier = known[id(p)].carrier if id(p) in known else None
-                name = f"a frame of shape {tuple(p.shape)}" if carrier is None else carrier.weight
-                sharded = sharded or hasattr(p, "full_tensor")
-                if not torch.isfinite(grad).all():
-                    bad.append(name)
-                elif not share < 1:
-                    overflows.append(name)
-        start = f"{type(self).__name__} needs finite gradients, got"
-        if bad or (sharded and not overflows):
-            where = ", ".join(bad) or "a frame on another rank"
-            return f"{start} NaN or infinity in that of {where}; nothing was changed."
-        return (
-            f"{start} one so large that its norm or its mean square overflows, of {', '.join(overflows) or 'a frame'}; "
-            "nothing was changed."
-        )
-
-    def _move(self, group: dict[str, Any], bucket: Bucket) -> None:
-        name = type(self).__name__
-        w, g = bucket.frames(), bucket.gradients()
-        if group["maximize"]:
-            g = -g
-        exact = group["precision"] == "exact"
-        with_remainder = exact and w.dtype != working_dtype(w.dtype)
-        if self._were_changed(bucket):
-            bucket.forget()
-        bucket.refresh(with_remainder)
-        try:
-            direction, steps = self._direction(group, bucket, w, g)
-            finite = math.isfinite(sum(direction.rotation_norms) + sum(direction.rest_norms) + sum(steps))
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise NonFiniteError(self._where([bucket]))
-        if float(group["lr"]) == 0:
-            # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
-            bucket.commit()
-            bucket.wear = bucket.wear
-            return
-        root = math.sqrt(w.shape[-1])
-        worn = wear(direction, steps)
-        if length_of(direction, steps) > _LONGEST * root or worn > HOPELESS:
-            self._leap(bucket, w, direction, steps)
-            self._remember(bucket)
-            return
-        defect, before = None, bucket.wear * growth(direction, steps)
-        if before >= due(w, group["precision"]):
-            defect, norm = self._defect(bucket, w)
-            if not norm <= _LOST * root:
-                raise NotAFrameError(
-                    f"{name} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
-                    "assign a frame with sk.assign_."
-                )
-            limit = rounding_limit(w.shape[-1], w.dtype)
-            before = self._left(bucket, norm) + norm / limit * left_behind(direction, steps)
-        increment, length = self._increment(group, w, direction, steps, defect)
-        bucket.commit()
-        bucket.add(increment)
-        least = 0.0 if with_remainder else wear_of_rounding(w, group["precision"])
-        bucket.wear = before + max(worn, least)
-        self._settle(group, bucket, length)
-        self._remember(bucket)
-
-    def _leap(self, bucket: Bucket, w: Tensor, direction: Tangent, steps: list[float]) -> None:
-        """A step so long that it is no small increment: in float64, to the nearest frame."""
-        wide, lo = working_dtype(w.dtype), bucket.remainders()
-        exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
-        rest = None if direction.rest is None else direction.rest.to(wide)
-        if rest is not None:
-            rest = rest - exact @ (exact.mH @ rest)
-        tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
-        moved = exact + cayley_increment(exact, tangent, as_factor(steps, exact))
-        if not torch.isfinite(moved).all():
-            raise NonFiniteError(
-                f"{type(self).__name__} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
-                "which nothing finite comes; lower the learning rate. The frame was not changed."
-            )
-        nearest = nearest_frame(moved)
-        bucket.commit()
-        bucket.assign(nearest)
-        bucket.wear = 0.0
 
     def _were_changed(self, bucket: Bucket) -> bool:
         """Whether a frame was written to by somebody else since the last step, as far as is known."""
@@ -333,31 +202,6 @@ class FrameOptimizer(torch.optim.Optimizer):
     def _remember(self, bucket: Bucket) -> None:
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
         self._versions.update({id(p): p._version for p in bucket.params if not hasattr(p, "full_tensor")})
-
-    def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        """What is to be done after an increment of some length: what cannot wait for the next is polished at once."""
-        if bucket.wear > urgent(bucket.params[0], group["precision"]):
-            for _ in range(_TURNS):
-                self._polish(bucket)
-                if bucket.wear == 0:
-                    return
-
-    def _polish(self, bucket: Bucket, coarse: bool = False) -> float:
-        """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
-        w = bucket.frames()
-        defect, norm = self._defect(bucket, w, coarse)
-        bucket.add((w @ defect).mul_(-0.5))
-        bucket.wear = self._left(bucket, norm)
-        return norm
-
-    def _defect(self, bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
-        defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
-        return defect, max(norms_of(defect)[0])
-
-    def _left(self, bucket: Bucket, norm: float) -> float:
-        """The wear after a polish: 3/4 of the square of a defect remains."""
-        p = bucket.params[0]
-        return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
 
     def _step_plain(self) -> None:
         rest = [group for group in self.param_groups if group["manifold"] is None]

@@ -1,7 +1,6 @@
 """The multiplicative Cayley update, and RMSprop for everything else."""
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,46 +8,19 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.checks import check_choice, check_number
-from stiefelkit.optim.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.settings import RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
+from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["MultiplicativeCayley"]
 
-PRECONDITIONS = (None, "rmsprop")
-GRADIENTS = ("exact", "reference")
 
-
-class MultiplicativeCayley(FrameOptimizer):
+class MultiplicativeCayley(TangentOptimizer):
     r"""Moves frames by W <- (I + lr/2 B)^-1 (I - lr/2 B) W, B = G W^H - W G^H; other groups by RMSprop.
 
     B W is the Riemannian gradient in the canonical metric, and the update its Cayley retraction. It is computed in
     p x p matrices only, by four n x p x p products for a tall frame or four n x n x n for a square one at steps
     lr ||B||_2 <= 0.1, two more beyond. In the euclidean metric, "stiefel:euclidean", the part of B within the columns
     of W counts half.
-
-    Args:
-        params: groups, as `sk.optim.parameter_groups` gives them.
-        lr: learning rate; that of frames is best given to their group, `stiefel=dict(lr=1e-4)`.
-        precondition: "rmsprop" divides each entry of G by the root of its mean square before it is projected, real and
-            imaginary parts apart, as the paper does on pixel-by-pixel MNIST. None does not.
-        alpha: decay of the mean squares, for frames and others.
-        eps: added to their roots.
-        momentum: factor of the last direction, which for frames is brought along by projection on the tangent space.
-        weight_decay: of the groups without a manifold.
-        centered: of the groups without a manifold, as in torch.optim.RMSprop.
-        gradient: "exact", or "reference": the half of it that the authors' code uses, the sum over time of
-            dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, y_t = W h_t. The complex `sk.nn.OrthogonalRNN` that the frame is
-            the recurrent weight of leaves out the other half from then on, until another optimizer takes the frame.
-        side: "left" is the formula above. "right" is W <- W (I + lr/2 B)^-1 (I - lr/2 B), B = W^H G - G^H W: the same
-            step for a square frame, and for a tall one a rotation within the span of its columns.
-        precision: "exact" or "fast", see `FrameOptimizer`.
-        foreach: of the groups without a manifold.
-        maximize: ascend instead.
-
-    Raises:
-        OptionError: a setting is out of range.
-        ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-        OptimizerError: a frame stands in a group without a manifold, or is none whose gradient can be halved.
 
     References:
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
@@ -61,52 +33,55 @@ class MultiplicativeCayley(FrameOptimizer):
     >>> optimizer.step()
     """
 
-    plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.RMSprop
+    plain = torch.optim.RMSprop
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        *,
-        precondition: str | None = None,
-        alpha: float = 0.9,
-        eps: float = 1e-8,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        centered: bool = False,
-        gradient: str = "exact",
-        side: str = "left",
-        precision: str = "exact",
-        foreach: bool | None = None,
-        maximize: bool = False,
-    ):
-        own = dict(
-            lr=lr,
-            precondition=precondition,
-            alpha=alpha,
-            eps=eps,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            centered=centered,
-            gradient=gradient,
-            side=side,
-            precision=precision,
-            foreach=foreach,
-            maximize=maximize,
-        )
-        super().__init__(params, own)
+    settings = (
+        Setting(
+            "lr", 1e-3, RATE, "learning rate; that of frames is best given to their group, `stiefel=dict(lr=1e-4)`."
+        ),
+        Setting(
+            "precondition",
+            None,
+            one_of(None, "rmsprop"),
+            '"rmsprop" divides each entry of G by the root of its mean square before it is projected, real and '
+            "imaginary parts apart, as the paper does on pixel-by-pixel MNIST. None does not.",
+        ),
+        Setting("alpha", 0.9, at_least(0, below=1.0), "decay of the mean squares, for frames and others."),
+        Setting("eps", 1e-8, at_least(0), "added to their roots."),
+        Setting(
+            "momentum",
+            0.0,
+            at_least(0),
+            "factor of the last direction, which for frames is brought along by projection on the tangent space.",
+        ),
+        WEIGHT_DECAY,
+        Setting("centered", False, SWITCH, "of the groups without a manifold, as in torch.optim.RMSprop."),
+        Setting(
+            "gradient",
+            "exact",
+            one_of("exact", "reference"),
+            '"exact", or "reference": the half of it that the authors\' code uses, the sum over time of '
+            "dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, y_t = W h_t. The complex `sk.nn.OrthogonalRNN` that the frame "
+            "is the recurrent weight of leaves out the other half from then on, until another optimizer takes the "
+            "frame; any other frame is refused (OptimizerError).",
+        ),
+        Setting(
+            "side",
+            "left",
+            one_of(*SIDES),
+            '"left" is the formula above. "right" is W <- W (I + lr/2 B)^-1 (I - lr/2 B), B = W^H G - G^H W: the same '
+            "step for a square frame, and for a tall one a rotation within the span of its columns.",
+        ),
+        *SHARED,
+    )
+    examples = (
+        {},
+        {"side": "right", "precision": "fast"},
+        {"precondition": "rmsprop", "momentum": 0.5, "centered": True},
+    )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        name = type(self).__name__
-        check_number(name, group, "alpha", below=1.0)
-        check_number(name, group, "eps")
-        check_number(name, group, "momentum")
-        check_choice(name, group, "precondition", PRECONDITIONS)
-        check_choice(name, group, "side", SIDES)
-        check_choice(name, group, "gradient", GRADIENTS)
-
-    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """See `TangentOptimizer`."""
         metric = group["manifold"].partition(":")[2]
         if group["precondition"]:
             g, squares = _preconditioned(g, bucket.state("square_avg"), group["alpha"], group["eps"])

@@ -1,7 +1,6 @@
 """POGO: a step along the tangent space and Newton steps back, in nothing but products."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -11,19 +10,49 @@ from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.checks import check_choice, check_moments
-from stiefelkit.optim.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, inverse, length_of, second_moments
+from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
+from stiefelkit.optim.upkeep import polish
 
 __all__ = ["POGO"]
 
-BASES = ("sgd", "adam")
-MOMENTS = ("tangent", "ambient")
 LONGEST = 0.5
 """||X^H X - I||_F to which a step is shortened, well within the reach of a step back."""
 
 
-class POGO(FrameOptimizer):
+class StepBack(Retraction):
+    """By X = W - step, and W <- X - X (X^H X - I) / 2 as often as it takes."""
+
+    def increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """See `Retraction`."""
+        along = direction.vector(w)
+        increment = along * (-as_factor(steps, w))
+        moved = w + increment
+        left = defect_of(moved)
+        norms = norms_of(left)[0]
+        if max(norms) > LONGEST:
+            # X^H X - I grows as the square of the step.
+            steps = [s * min(1.0, (0.9 * LONGEST / x) ** 0.5) if x else s for s, x in zip(steps, norms, strict=True)]
+            increment = along * (-as_factor(steps, w))
+            moved = w + increment
+            left = defect_of(moved)
+        return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
+
+    def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
+        """See `Retraction`."""
+        bucket.wear = 0.0  # every step measures X^H X - I
+        exact = group["precision"] == "exact"
+        limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
+        target = 0.3 * limit if exact else 3 * limit
+        left = math.inf if exact else 0.75 * length**4
+        while left > target:
+            left = 0.75 * polish(bucket, coarse=not exact) ** 2
+
+
+class POGO(TangentOptimizer):
     r"""Moves frames without a retraction: X = W - lr R, then W <- X - X (X^H X - I) / 2. Only products, no inverse.
 
     R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment
@@ -40,24 +69,6 @@ class POGO(FrameOptimizer):
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
     lr ||R||_2 is below 0.1.
 
-    Args:
-        params: groups, as `sk.optim.parameter_groups` gives them.
-        lr: learning rate.
-        base: of the frames: "sgd", momentum on R's Euclidean source, or "adam".
-        betas: decays of the moments: the first is the momentum of either base, dampened in "adam" only.
-        moment: of the frames: "tangent", or "ambient" as published.
-        eps: added to the roots of second moments.
-        weight_decay: of the groups without a manifold.
-        amsgrad: of the groups without a manifold.
-        precision: "exact" or "fast".
-        foreach: of the groups without a manifold.
-        maximize: ascend instead.
-
-    Raises:
-        OptionError: a setting is out of range.
-        ShapeError, NotAFrameError: a parameter of a manifold is no frame.
-        OptimizerError: a frame stands in a group without a manifold.
-
     References:
         Javaloy, Vergari, An embarrassingly simple way to optimize orthogonal matrices at scale, ICML 2026.
         Ablin, Peyre, Fast and accurate optimization on the orthogonal manifold without retraction, AISTATS 2022.
@@ -69,44 +80,33 @@ class POGO(FrameOptimizer):
     >>> optimizer.step()
     """
 
-    plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    plain = torch.optim.Adam
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        *,
-        base: str = "sgd",
-        betas: tuple[float, float] = (0.9, 0.999),
-        moment: str = "tangent",
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        precision: str = "exact",
-        foreach: bool | None = None,
-        maximize: bool = False,
-    ):
-        own = dict(
-            lr=lr,
-            base=base,
-            betas=betas,
-            moment=moment,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            precision=precision,
-            foreach=foreach,
-            maximize=maximize,
-        )
-        super().__init__(params, own)
+    settings = (
+        Setting("lr", 1e-3, RATE, "learning rate."),
+        Setting(
+            "base", "sgd", one_of("sgd", "adam"), 'of the frames: "sgd", momentum on R\'s Euclidean source, or "adam".'
+        ),
+        Setting(
+            "betas",
+            (0.9, 0.999),
+            BETAS,
+            'decays of the moments: the first is the momentum of either base, dampened in "adam" only.',
+        ),
+        Setting(
+            "moment", "tangent", one_of("tangent", "ambient"), 'of the frames: "tangent", or "ambient" as published.'
+        ),
+        Setting("eps", 1e-8, at_least(0), "added to the roots of second moments."),
+        WEIGHT_DECAY,
+        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        *SHARED,
+    )
+    examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"base": "adam", "moment": "ambient"})
+    steady: ClassVar = {"betas": (0.0, 0.999)}
+    retraction = StepBack()
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_choice(type(self).__name__, group, "base", BASES)
-        check_choice(type(self).__name__, group, "moment", MOMENTS)
-        check_moments(type(self).__name__, group)
-
-    def _direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """See `TangentOptimizer`."""
         metric, adam = group["manifold"].partition(":")[2], group["base"] == "adam"
         first, second = group["betas"]
         moment = bucket.state("exp_avg").mul(first).add_(g, alpha=1 - first if adam else 1.0)
@@ -124,28 +124,3 @@ class POGO(FrameOptimizer):
             for s, norm in zip(scales, direction.norms("euclidean"), strict=True)
         ]
         return direction, steps
-
-    def _increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
-        along = direction.vector(w)
-        increment = along * (-as_factor(steps, w))
-        moved = w + increment
-        left = defect_of(moved)
-        norms = norms_of(left)[0]
-        if max(norms) > LONGEST:
-            # X^H X - I grows as the square of the step.
-            steps = [s * min(1.0, (0.9 * LONGEST / x) ** 0.5) if x else s for s, x in zip(steps, norms, strict=True)]
-            increment = along * (-as_factor(steps, w))
-            moved = w + increment
-            left = defect_of(moved)
-        return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
-
-    def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
-        bucket.wear = 0.0  # every step measures X^H X - I
-        exact = group["precision"] == "exact"
-        limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
-        target = 0.3 * limit if exact else 3 * limit
-        left = math.inf if exact else 0.75 * length**4
-        while left > target:
-            left = 0.75 * self._polish(bucket, coarse=not exact) ** 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import CheckpointError, NonFiniteError
-from stiefelkit.optim.checks import is_number
+from stiefelkit.optim.settings import is_number
 from stiefelkit.sharding import local_part
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ or `check_parametrization(MyMap)` in a script. Each law runs on the member's `ex
 about, and a member that breaks some raises `LawBroken`, which lists all of them: law, case, figure and bound, seed,
 coordinates, and one line that repeats it.
 
-`check_activation` does the same for an activation of recurrences, by its name.
-
-`check_manifold` does the same for a Stiefel manifold in geoopt's interface, and `retraction_order` measures how closely
-a retraction follows the geodesic.
+`check_activation` does the same for an activation of recurrences, by its name; `check_optimizer` and
+`parametrize_optimizers_with_checks` for an optimizer that moves frames; and `check_manifold` for a Stiefel manifold in
+geoopt's interface. `retraction_order` measures how closely a retraction follows the geodesic.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,19 +30,26 @@ from stiefelkit.testing.laws import LAWS
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 from stiefelkit.testing.numerical import require_repeats
+from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
+from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
 
 __all__ = [
     "ACTIVATION_LAWS",
     "LAWS",
     "MANIFOLD_LAWS",
+    "OPTIMIZER_LAWS",
     "Case",
     "Failure",
     "LawBroken",
+    "OptimizerCase",
     "cases",
     "check_activation",
     "check_manifold",
+    "check_optimizer",
     "check_parametrization",
     "lowered_products",
+    "optimizer_cases",
+    "parametrize_optimizers_with_checks",
     "parametrize_with_checks",
     "random_coordinates",
     "retraction_order",
@@ -82,9 +88,18 @@ def check_parametrization(
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
     """Decorates a pytest function `test(check)` so that it runs every law on every case of the classes."""
+    return _parametrized(_checks(classes, LAWS))
+
+
+def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Any:
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers."""
+    return _parametrized(optimizer_checks(classes))
+
+
+def _parametrized(checks: Iterable[tuple[str, Callable[[], None]]]) -> Any:
     import pytest
 
-    named = list(_checks(classes, LAWS))
+    named = list(checks)
     return pytest.mark.parametrize("check", [check for _, check in named], ids=[name for name, _ in named])
 
 

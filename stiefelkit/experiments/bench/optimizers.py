@@ -17,7 +17,7 @@ from stiefelkit.experiments.drift.plan import DTYPES
 from stiefelkit.experiments.frame_optimizers import MovedFrame, check_method, own_optimizers, peer_optimizers, start
 from stiefelkit.experiments.threads import threads
 from stiefelkit.metrics import orthogonality_error
-from stiefelkit.optim.frame_optimizer import PRECISIONS
+from stiefelkit.optim.settings import PRECISIONS
 
 __all__ = ["GRADIENTS", "Plan", "heats"]
 

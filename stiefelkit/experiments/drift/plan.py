@@ -15,9 +15,9 @@ from stiefelkit.experiments.checks import (
     usable_seed,
     usable_threads,
 )
-from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.frame_optimizers import check_method, own_optimizers, peer_optimizers
-from stiefelkit.optim.frame_optimizer import PRECISIONS
+from stiefelkit.optim import optimizers
+from stiefelkit.optim.settings import PRECISIONS
 
 __all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "Plan"]
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.experiments.config import optimizers
 from stiefelkit.experiments.drift.digits import CLASSES, PIXELS, of_digits
 from stiefelkit.experiments.drift.plan import UNCONSTRAINED, WEIGHT_DTYPES, Plan
 from stiefelkit.experiments.frame_optimizers import start
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.optim import optimizers
 
 __all__ = ["Curve", "log_grid", "run"]
 

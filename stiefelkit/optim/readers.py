@@ -1,0 +1,36 @@
+"""What reads frames, and which gradient it gives."""
+
+from typing import Any
+
+from stiefelkit.errors import OptimizerError
+from stiefelkit.guard import frames, watch_frame
+
+__all__ = ["ask_readers", "check_readers"]
+
+
+def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
+    """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
+    if group["manifold"] is None or group.get("gradient", "exact") == "exact":
+        return
+    known = frames()
+    for p in params:
+        carrier = known[id(p)].carrier if id(p) in known else None
+        can = carrier is not None and group["gradient"] in carrier.gradients and len(carrier.coordinates) == 1
+        if not (can and p.is_complex()):
+            got = "one that no module holds" if carrier is None else f"that of {carrier.weight} ({p.dtype})"
+            raise OptimizerError(
+                f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
+                f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
+            )
+
+
+def ask_readers(group: dict[str, Any]) -> None:
+    """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
+    if group["manifold"] is None:
+        return
+    known = frames()
+    for p in group["params"]:
+        if id(p) not in known:
+            watch_frame(p, group["manifold"])
+        elif known[id(p)].carrier is not None:
+            known[id(p)].carrier.gradient = group.get("gradient", "exact")

@@ -1,0 +1,170 @@
+"""Settings of optimizers of frames as data: what may be given, what it must be, and the words that tell."""
+
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from stiefelkit.errors import OptionError
+
+__all__ = [
+    "BETAS",
+    "BOUNDED",
+    "FINITE",
+    "OF_PLAIN",
+    "OF_TORCH",
+    "PRECISIONS",
+    "RATE",
+    "SHARED",
+    "SWITCH",
+    "WEIGHT_DECAY",
+    "Check",
+    "Setting",
+    "at_least",
+    "is_number",
+    "one_of",
+    "signature",
+    "told",
+]
+
+PRECISIONS = ("exact", "fast")
+OF_PLAIN = "of the groups without a manifold."
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a setting must be.
+
+    Args:
+        words: after "needs", with {key} for the name of the setting.
+        holds: whether a value is such.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+
+    def require(self, who: str, key: str, value: Any) -> None:
+        """Raises OptionError unless a value is such."""
+        if not self.holds(value):
+            raise OptionError(f"{who} needs {self.words.format(key=key)}, got {value!r:.80}.")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of an optimizer, which each of its groups may have another value of.
+
+    Args:
+        name: the keyword.
+        default: its value where none is given.
+        check: what it must be.
+        words: what it is, in a sentence for help texts.
+    """
+
+    name: str
+    default: Any
+    check: Check
+    words: str
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and one that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def at_least(low: float, below: float = math.inf) -> Check:
+    """A number, low <= number < below."""
+    upper = "" if below == math.inf else f" and < {below:g}"
+    return Check(f"{{key}} >= {low:g}{upper}", lambda value: is_number(value) and low <= value < below)
+
+
+def one_of(*known: Any) -> Check:
+    """One of some values, of the same type."""
+    return Check(
+        f"{{key}} in {known}", lambda value: any(type(value) is type(each) and value == each for each in known)
+    )
+
+
+def _is_rate(lr: Any) -> bool:
+    if isinstance(lr, Tensor) and lr.numel() == 1:
+        lr = lr.item()
+    return bool(is_number(lr) and 0 <= lr < math.inf)
+
+
+def _are_betas(betas: Any) -> bool:
+    two = isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(b, int | float) for b in betas)
+    return two and all(0 <= b < 1 for b in betas)
+
+
+RATE = Check("a finite lr >= 0", _is_rate)
+SWITCH = Check("{key} to be True, False or None", lambda value: isinstance(value, bool | None))
+FINITE = Check("a finite number for {key}", lambda value: is_number(value) and math.isfinite(value))
+BETAS = Check("two betas in [0, 1)", _are_betas)
+
+WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), OF_PLAIN)
+BOUNDED = (
+    Setting(
+        "q",
+        0.5,
+        Check("q > 0", lambda q: isinstance(q, int | float) and q > 0),
+        "bounds the step of a frame, a ||A||_F <= 2 q; infinity for no bound.",
+    ),
+    Setting(
+        "tolerance",
+        None,
+        Check("a tolerance between 0 and 1, or None", lambda t: t is None or (isinstance(t, float) and 0 < t < 1)),
+        "relative error that the Cayley transform of a square frame may have, as far as it stays a frame; 16 eps when "
+        "None, and for tall frames, whose p x p part costs little.",
+    ),
+)
+"""Those of steps along the manifold that are bounded by the generator."""
+SHARED = (
+    Setting("precision", "exact", one_of(*PRECISIONS), '"exact" or "fast", see `TangentOptimizer`.'),
+    Setting("foreach", None, SWITCH, OF_PLAIN),
+    Setting("maximize", False, one_of(False, True), "ascend instead."),
+)
+"""What every optimizer of frames has."""
+
+OF_TORCH = {
+    **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay differentiable foreach fused".split(), SWITCH),
+    "nesterov": SWITCH,
+    **dict.fromkeys(("dampening", "momentum", "alpha", "eps"), FINITE),
+    "weight_decay": at_least(0),
+}
+"""Names that torch's optimizers give their settings, which a group may have beside those of its own optimizer."""
+
+
+def told(doc: str, settings: Collection[Setting]) -> str:
+    """Returns a docstring with what the settings are, and what they raise, before its references and examples."""
+    doc = inspect.cleandoc(doc)
+    entries = [_PARAMS, *(f"{setting.name}: {setting.words}" for setting in settings)]
+    wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
+    place = min((doc.find(mark) for mark in ("References:", ">>> ") if mark in doc), default=len(doc))
+    return "\n".join([doc[:place].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[place:]])
+
+
+def signature(settings: Sequence[Setting]) -> inspect.Signature:
+    """Returns the call that the settings make: the parameters, the rate, and the others by keyword."""
+    first, then = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    taken = [
+        inspect.Parameter(setting.name, then if i else first, default=setting.default)
+        for i, setting in enumerate(settings)
+    ]
+    return inspect.Signature([inspect.Parameter("params", first), *taken])
+
+
+_PARAMS = "params: groups, as `sk.optim.parameter_groups` gives them."
+_RAISES = """Raises:
+    OptionError: a setting is out of range.
+    ShapeError, NotAFrameError: a parameter of a manifold is no frame.
+    OptimizerError: a frame stands in a group without a manifold.
+"""

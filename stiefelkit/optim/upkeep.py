@@ -1,0 +1,72 @@
+"""What rounding does to frames, measured and taken away."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import NonFiniteError
+from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of
+from stiefelkit.functional._polish import rounded_defect
+from stiefelkit.metrics import defect as defect_of
+from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.steps import as_factor, length_of
+
+__all__ = ["leap", "measured", "polish", "polish_wholly", "wear_left"]
+
+_TURNS = 3
+"""Polishes that take any defect which is not lost to the rounding limit."""
+
+
+def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
+    """W^H W - I of what W is the rounding of, in the dtype of W if coarse, and its largest norm."""
+    defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
+    return defect, max(norms_of(defect)[0])
+
+
+def wear_left(bucket: Bucket, norm: float) -> float:
+    """The wear after a polish of a defect: 3/4 of its square remains."""
+    p = bucket.params[0]
+    return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
+
+
+def polish(bucket: Bucket, coarse: bool = False) -> float:
+    """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
+    w = bucket.frames()
+    defect, norm = measured(bucket, w, coarse)
+    bucket.add((w @ defect).mul_(-0.5))
+    bucket.wear = wear_left(bucket, norm)
+    return norm
+
+
+def polish_wholly(bucket: Bucket) -> None:
+    """Polishes until nothing is left."""
+    for _ in range(_TURNS):
+        polish(bucket)
+        if bucket.wear == 0:
+            return
+
+
+def leap(who: str, bucket: Bucket, w: Tensor, direction: Tangent, steps: list[float]) -> None:
+    """A step so long that it is no small increment: in float64, to the nearest frame.
+
+    Raises:
+        NonFiniteError: nothing finite comes of it; then the frame is not changed.
+    """
+    wide, lo = working_dtype(w.dtype), bucket.remainders()
+    exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
+    rest = None if direction.rest is None else direction.rest.to(wide)
+    if rest is not None:
+        rest = rest - exact @ (exact.mH @ rest)
+    tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
+    moved = exact + cayley_increment(exact, tangent, as_factor(steps, exact))
+    if not torch.isfinite(moved).all():
+        raise NonFiniteError(
+            f"{who} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
+            "which nothing finite comes; lower the learning rate. The frame was not changed."
+        )
+    nearest = nearest_frame(moved)
+    bucket.commit()
+    bucket.assign(nearest)
+    bucket.wear = 0.0

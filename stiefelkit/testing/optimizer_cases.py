@@ -1,0 +1,142 @@
+"""What the laws of optimizers are run on: an optimizer with settings, frames in a dtype, and gradients."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit import init
+from stiefelkit.guard import MANIFOLDS
+from stiefelkit.metrics import working_dtype
+from stiefelkit.testing import seeds
+from stiefelkit.testing.failure import Failure, LawBroken
+
+__all__ = [
+    "RATE",
+    "SAME",
+    "SHAPES",
+    "OptimizerCase",
+    "distance",
+    "equal",
+    "give_gradients",
+    "mixed",
+    "optimizer_cases",
+    "snapshot",
+    "walk",
+]
+
+SHAPES = ((6, 6), (7, 3), (2, 5, 4), (6, 6), (4, 1))
+_DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
+RATE = 0.05
+SAME = 1e-6
+"""What two roads to one frame of a few rows may differ by, in single precision."""
+
+
+@dataclass(frozen=True)
+class OptimizerCase:
+    """One optimizer with settings, and the dtype of the frames that it moves.
+
+    Attributes:
+        cls: the optimizer.
+        dtype: of the frames.
+        options: its settings.
+    """
+
+    cls: type[torch.optim.Optimizer]
+    dtype: torch.dtype
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def frames(self, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
+        """Draws frames, the same ones in every dtype of a field."""
+        drawn = [init.haar(shape, working_dtype(self.dtype), seeds.generator(i)) for i, shape in enumerate(shapes)]
+        return [nn.Parameter(w.to(dtype or self.dtype)) for w in drawn]
+
+    def make(self, groups: Any, **settings: Any) -> Any:
+        """Makes the optimizer, with these settings before those of the case."""
+        return self.cls(groups, **{"lr": RATE, **dict(self.options), **settings})
+
+    def on(self, ws: Sequence[Tensor], manifold: str = MANIFOLDS[0], **settings: Any) -> Any:
+        """Makes the optimizer on one group of frames."""
+        return self.make([{"params": list(ws), "manifold": manifold}], **settings)
+
+    def require(
+        self, law: str, holds: bool, found: str, figure: float | None = None, bound: float | None = None
+    ) -> None:
+        """Raises LawBroken with what was found unless the law holds."""
+        if not holds:
+            raise LawBroken(Failure(law, str(self), found, figure, bound))
+
+    def require_refused(self, law: str, error: type[Exception], act: Callable[[], Any], what: str) -> None:
+        """Raises LawBroken unless an act raises an error of some type, in one sentence."""
+        try:
+            act()
+        except error as caught:
+            self.require(law, "\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
+        except Exception as caught:
+            self.require(law, False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
+        else:
+            self.require(law, False, f"{what} is not refused")
+
+    def __str__(self) -> str:
+        options = "".join(f"-{key}={value}" for key, value in self.options)
+        return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+
+def give_gradients(ws: Iterable[Tensor], number: int, size: float = 1.0) -> None:
+    """Gives each parameter a gradient of some norm at most, the same numbers in every dtype of a field."""
+    for i, w in enumerate(ws):
+        g = torch.randn(w.shape, dtype=working_dtype(w.dtype), generator=seeds.generator(1000 * number + i))
+        w.grad = (g * (size / (1 + i % 3) / g.norm())).to(w.dtype)
+
+
+def walk(optimizer: Any, ws: Sequence[Tensor], numbers: Iterable[int], size: float = 1.0) -> None:
+    """Makes a step for each number, with the gradients that belong to it."""
+    for number in numbers:
+        give_gradients(ws, number, size)
+        optimizer.step()
+
+
+def snapshot(optimizer: Any) -> list[Any]:
+    """Everything that a step may write: parameters and states."""
+    members = [p for group in optimizer.param_groups for p in group["params"]]
+    return [[p.detach().clone() for p in members], [copy.deepcopy(dict(optimizer.state.get(p, {}))) for p in members]]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two trees of tensors and numbers have the same bits."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The largest Frobenius norm of the differences, in double precision."""
+    return max(
+        torch.dist(x.to(working_dtype(x.dtype)), y.to(working_dtype(y.dtype))).item() for x, y in zip(a, b, strict=True)
+    )
+
+
+def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any]:
+    """Two groups of frames, of either manifold, and one of a free parameter."""
+    ws = case.frames(*SHAPES)
+    ws.append(nn.Parameter(torch.linspace(-1, 1, 5)))
+    groups = [{"params": ws[i : i + 3], "manifold": m} for i, m in ((0, MANIFOLDS[0]), (3, MANIFOLDS[1]))]
+    groups[1]["params"] = ws[3:5]
+    return ws, case.make([*groups, {"params": ws[5:], "lr": 0.01}], **settings)
+
+
+def optimizer_cases(cls: type[torch.optim.Optimizer]) -> list[OptimizerCase]:
+    """The first example of an optimizer in every dtype, the others by turns complex and real."""
+    examples = getattr(cls, "examples", ({},))
+    return [
+        OptimizerCase(cls, dtype, tuple(options.items()))
+        for i, options in enumerate(examples)
+        for dtype in (_DTYPES[i % 2 : i % 2 + 1] if i else _DTYPES)
+    ]

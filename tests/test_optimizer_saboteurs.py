@@ -1,0 +1,194 @@
+"""Each law of optimizers catches one that breaks it, and names itself."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from stiefelkit import errors
+from stiefelkit.optim import CayleyAdam, CayleySGD, Check
+from stiefelkit.testing import OPTIMIZER_LAWS, LawBroken, check_optimizer
+
+
+class Uphill(CayleySGD):
+    def direction(self, group, bucket, w, g):
+        return super().direction(group, bucket, w, -g)
+
+
+class OneWay(CayleySGD):
+    """Never ascends."""
+
+    def move(self, group, bucket):
+        super().move({**group, "maximize": False}, bucket)
+
+
+class Leaving(CayleySGD):
+    """Loses a little of each frame."""
+
+    def move(self, group, bucket):
+        super().move(group, bucket)
+        for p in bucket.params:
+            p.mul_(1 - 1e-6)
+
+
+class Coarse(CayleySGD):
+    """Works with half the digits."""
+
+    def direction(self, group, bucket, w, g):
+        return super().direction(group, bucket, w, g.bfloat16().to(g.dtype) if g.dtype == torch.float32 else g)
+
+
+class Lowered(CayleySGD):
+    """Multiplies in whatever precision products are allowed to have."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.dim() == 2:
+                    p.grad = p.grad @ torch.eye(p.shape[1], dtype=p.dtype)
+        return super().step(closure)
+
+
+class FirstOfBatch(CayleyAdam):
+    """Takes the step of the first matrix for all."""
+
+    def direction(self, group, bucket, w, g):
+        direction, steps = super().direction(group, bucket, w, g)
+        return direction, steps[:1] * len(steps)
+
+
+class Counting(CayleySGD):
+    """Warms up by a count that no state dict holds."""
+
+    made = 0
+
+    def direction(self, group, bucket, w, g):
+        self.made += 1
+        return super().direction({**group, "lr": group["lr"] * (1 - 0.9**self.made)}, bucket, w, g)
+
+
+class Unsafe(CayleySGD):
+    """Keeps an object that torch does not load safely."""
+
+    def move(self, group, bucket):
+        super().move(group, bucket)
+        bucket.states[0]["checks"] = Check("nothing", bool)
+
+
+class Trusting(CayleySGD):
+    """Loads what it is given."""
+
+    def _check_state_dict(self, state_dict):
+        pass
+
+
+class Hasty(CayleySGD):
+    """Moves the free parameters first."""
+
+    def step(self, closure=None):
+        self._step_plain()
+        return super().step(closure)
+
+
+class WritingFirst(CayleySGD):
+    """Writes the momentum before it looks at it."""
+
+    def direction(self, group, bucket, w, g):
+        found = super().direction(group, bucket, w, g)
+        bucket.commit()
+        return found
+
+
+class Swallowing(CayleySGD):
+    """Replaces NaN."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad = torch.nan_to_num(p.grad, 0.0, 0.0, 0.0)
+        return super().step(closure)
+
+
+class Undeclared(CayleySGD):
+    moves_frames = False
+
+
+class Taking(CayleySGD):
+    """Looks at no group."""
+
+    def add_param_group(self, param_group):
+        torch.optim.Optimizer.add_param_group(self, param_group)
+
+
+class OneRate(CayleySGD):
+    """Moves every group by the rate of the first."""
+
+    def move(self, group, bucket):
+        super().move({**group, "lr": self.param_groups[0]["lr"]}, bucket)
+
+
+class Idle(CayleySGD):
+    """Forgets the groups without a manifold."""
+
+    def _step_plain(self):
+        pass
+
+
+class Unchecked(CayleySGD):
+    settings = tuple(
+        dataclasses.replace(each, check=Check("", lambda value: True)) if each.name == "q" else each
+        for each in CayleySGD.settings
+    )
+
+
+class Unnamed(CayleySGD):
+    """Has a setting that it does not take."""
+
+    def __init__(self, params, lr=0.1, *, warmup=3, **settings):
+        super().__init__(params, lr, **settings)
+
+
+@pytest.mark.parametrize(
+    ("saboteur", "law"),
+    [
+        (Uphill, "descent"),
+        (OneWay, "descent"),
+        (Leaving, "frames"),
+        (Coarse, "precision"),
+        (Lowered, "precision"),
+        (FirstOfBatch, "batch"),
+        (Counting, "resume"),
+        (Unsafe, "resume"),
+        (Trusting, "checkpoint"),
+        (Hasty, "finite"),
+        (WritingFirst, "finite"),
+        (Swallowing, "finite"),
+        (Undeclared, "guard"),
+        (Taking, "guard"),
+        (OneRate, "groups"),
+        (Idle, "groups"),
+        (Unchecked, "settings"),
+        (Unnamed, "settings"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_the_law_catches_its_saboteur(saboteur, law):
+    with pytest.raises(LawBroken, match=f"^{law}: ") as caught:
+        check_optimizer(saboteur, [law], only=f"{saboteur.__name__}-float32")
+    assert {failure.law for failure in caught.value.failures} == {law}
+    assert f"check_optimizer({saboteur.__name__}, [{law!r}]" in caught.value.failures[0].line
+
+
+def test_every_law_has_a_saboteur():
+    marks = test_the_law_catches_its_saboteur.pytestmark[0]
+    assert {law for _, law in marks.args[1]} == set(OPTIMIZER_LAWS)
+
+
+@pytest.mark.parametrize(
+    ("cls", "laws", "only"),
+    [(CayleySGD, ["fraems"], None), ("cayley_sgd", ["frames"], None), (CayleySGD, ["frames"], "CayleySGD-float31")],
+)
+def test_checking_nothing_is_an_error(cls, laws, only):
+    with pytest.raises((errors.OptionError, errors.UnknownNameError)):
+        check_optimizer(cls, laws, only)
