@@ -12,7 +12,7 @@ from stiefelkit.experiments.bench.recurrence import CASES, LOSSES
 from stiefelkit.experiments.bench.recurrence import Plan as ScanPlan
 from stiefelkit.experiments.bench.recurrences import LOOP
 from stiefelkit.experiments.threads import threads
-from stiefelkit.functional import BACKENDS
+from stiefelkit.scan import BACKENDS
 
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}
 STEPS = 784

@@ -2,7 +2,7 @@
 
 from benchmarks.suite import PLACES, Suite, patience, row_of
 from stiefelkit.experiments.bench.recurrence import CASES, LOSSES, Plan, heats
-from stiefelkit.functional import BACKENDS
+from stiefelkit.scan import BACKENDS
 
 
 class Scan(Suite):

@@ -20,8 +20,8 @@ from stiefelkit import errors, models
 from stiefelkit.experiments.bench import recurrence
 from stiefelkit.experiments.bench.recurrence import CASES
 from stiefelkit.experiments.frame_optimizers import own_optimizers
-from stiefelkit.functional import BACKENDS
 from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.scan import BACKENDS
 
 ROOT = Path(__file__).parents[1]
 SUITES = [
