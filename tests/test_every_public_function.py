@@ -157,8 +157,8 @@ VALUES = {
 }  # fmt: skip
 """Of tensors, and used for their values only."""
 NO_TENSORS = {
-    "Activation", "BACKENDS", "GORU_BACKENDS", "METRICS", "RETRACTIONS", "Tangent", "band_size", "find_activation",
-    "mesh_size", "scan_backend", "skew_size", "trapezoid_size",
+    "Activation", "BACKENDS", "GORU_BACKENDS", "METRICS", "RETRACTIONS", "Tangent", "activations", "band_size",
+    "find_activation", "mesh_size", "scan_backend", "skew_size", "trapezoid_size",
 }  # fmt: skip
 
 

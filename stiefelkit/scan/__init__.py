@@ -1,8 +1,18 @@
 """Recurrences over a whole sequence: h_t = act(x_t U^T + h_{t-1} W^T), and its gated kin."""
 
+from stiefelkit.scan import activations
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.backends import BACKENDS
 from stiefelkit.scan.dispatch import scan, scan_backend
 from stiefelkit.scan.goru import GORU_BACKENDS, goru_scan
 
-__all__ = ["BACKENDS", "GORU_BACKENDS", "Activation", "find_activation", "goru_scan", "scan", "scan_backend"]
+__all__ = [
+    "BACKENDS",
+    "GORU_BACKENDS",
+    "Activation",
+    "activations",
+    "find_activation",
+    "goru_scan",
+    "scan",
+    "scan_backend",
+]
