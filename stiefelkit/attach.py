@@ -15,10 +15,12 @@ from stiefelkit.filling import Start, check_scheme, draw_, start_
 from stiefelkit.host import carriers, check_module, share_carrier
 from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
 from stiefelkit.notices import retire
-from stiefelkit.param import OrthogonalParam, check_options
+from stiefelkit.options import check_options
+from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.scaled import Scaled
-from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
+from stiefelkit.parametrizations.view import VIEWS, View
+from stiefelkit.parametrizations.viewed import Viewed
 
 __all__ = [
     "assign_",

@@ -6,12 +6,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["coarser", "computing_dtype", "coordinate_dtype", "followed", "keep_precision"]
+__all__ = ["coarser", "computing_dtype", "coordinate_dtype", "followed", "keep_precision", "working_dtype"]
 
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """The dtype with fewer digits."""
     return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns complex128 for a complex dtype and float64 for a real one."""
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:

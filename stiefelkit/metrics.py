@@ -6,9 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stiefelkit.dtypes import working_dtype
+
 __all__ = [
+    "FRAME_TOLERANCE",
     "bits_lost",
     "defect",
+    "frame_tolerance",
     "orthogonality_error",
     "permitted_error",
     "permitted_return",
@@ -17,9 +21,12 @@ __all__ = [
 ]
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns complex128 for a complex dtype and float64 for a real one."""
-    return torch.complex128 if dtype.is_complex else torch.float64
+FRAME_TOLERANCE = 100
+"""A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
+
+In bfloat16 and float16 that would admit matrices that are no frames at all, so there 4 limits or 0.1, the larger, is
+the bound.
+"""
 
 
 def orthogonality_error(w: Tensor) -> Tensor:
@@ -72,6 +79,12 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
     1.0
     """
     return 0.30 * torch.finfo(dtype).eps * math.sqrt(p)
+
+
+def frame_tolerance(p: int, dtype: torch.dtype) -> float:
+    """The largest ||W^H W - I||_F of what is taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
+    limit = rounding_limit(p, dtype)
+    return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:

@@ -18,8 +18,7 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.host import carriers
-from stiefelkit.metrics import orthogonality_error
-from stiefelkit.param import frame_tolerance
+from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.testing.seeds import reseed, seed
 
 COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
 from stiefelkit.guard import MANIFOLDS, frames
-from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import FRAME_TOLERANCE
+from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
 
 __all__ = [
     "check_bound",

@@ -11,6 +11,7 @@ from stiefelkit.errors import DtypeError
 from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.param import OrthogonalParam, Traits, rows_of
+from stiefelkit.parametrizations._draws import device_of, symmetric
 
 __all__ = ["Fourier"]
 
@@ -45,7 +46,6 @@ class Fourier(OrthogonalParam):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "reflectors")
-    schemes: ClassVar[tuple[str, ...]] = ("arjovsky",)
 
     permutation: Tensor
 
@@ -80,6 +80,11 @@ class Fourier(OrthogonalParam):
     def traits(self) -> Traits:
         """A subset of U(n) without a right inverse."""
         return Traits(onto=False, invertible=False, exact=True, component="connected", cost_exponent=2.0)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """That of the paper alone."""
+        return ("arjovsky",)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
@@ -118,14 +123,10 @@ class Fourier(OrthogonalParam):
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""
         *batch, n, _ = self.shape
-        device = None if generator is None else generator.device
-
-        def uniform(shape: Sequence[int], bound: float) -> Tensor:
-            return (2 * torch.rand(*shape, dtype=torch.float64, device=device, generator=generator) - 1) * bound
-
-        shapes = self.coordinates
-        drawn = (uniform(shapes["phase"], math.pi), uniform(shapes["reflectors"], math.sqrt(6 / (2 + 2 * n))))
-        order = torch.rand(*batch, n, device=device, generator=generator).argsort(-1)
+        phase, reflectors = self.coordinates.values()
+        bounds = ((phase, math.pi), (reflectors, math.sqrt(6 / (2 + 2 * n))))
+        drawn = tuple(symmetric(shape, bound, generator) for shape, bound in bounds)
+        order = torch.rand(*batch, n, device=device_of(generator), generator=generator).argsort(-1)
         return drawn, {"permutation": order}
 
     def _apply_rows(self, x: Tensor, phase: Tensor, reflectors: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def _started(
     if method == UNCONSTRAINED:
         layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
     else:
-        orthogonal(layer, "weight", method, init=available()[method].schemes[0])
+        orthogonal(layer, "weight", method, init=available()[method]((n, p), dtype=dtype).schemes[0])
     optimizer = optimizers.get(plan.optimizer)(parameter_groups(layer, lr=plan.lr))
 
     def step(g: Tensor) -> None:
