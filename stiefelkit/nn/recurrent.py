@@ -209,7 +209,7 @@ class Recurrent(nn.Module):
         """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
         super()._apply(fn, recurse)
         wanted = self._dtypes()[1]
-        for _, _, _, carrier in carriers(self):
+        for carrier in (weight.carrier for weight in carriers(self)):
             if carrier.param.is_complex and carrier.param.dtype != wanted:
                 carrier._apply(lambda t: t.to(wanted) if t.is_complex() else t)
         return self

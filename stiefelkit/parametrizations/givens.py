@@ -170,8 +170,8 @@ class Givens(OrthogonalParam):
         Returns:
             Frames of shape (*, n, p).
         """
-        exact, parts = self.precision == "exact", coordinate_dtype(self.dtype)
-        work = torch.float64 if exact and self.mesh.is_short else parts
+        exact = self.precision == "exact"
+        work = torch.float64 if exact and self.mesh.is_short else coordinate_dtype(self.dtype)
         own, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
         w = self.mesh.frame(angle.to(work), own, d, self.shape[-1], rounded)

@@ -99,11 +99,15 @@ class Rebased(OrthogonalParam):
         return Traits(
             onto=True,
             invertible=True,
-            exact=self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64,
+            exact=self._is_exact,
             component=component(self.shape, self.is_complex),
             twice_differentiable=self.inner.traits.twice_differentiable,
             cost_exponent=max(3.0, self.inner.traits.cost_exponent),
         )
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64
 
     def options(self) -> dict[str, Any]:
         """Those of the inner map."""
@@ -129,7 +133,7 @@ class Rebased(OrthogonalParam):
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of an exact frame, or the inner map's and 10 limits."""
         exact = super().error_bound()
-        if self.traits.exact:
+        if self._is_exact:
             return exact
         return exact + self.inner.error_bound(*coordinates) + 10 * rounding_limit(self.shape[-2], torch.float32)
 
@@ -143,7 +147,7 @@ class Rebased(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         w = self._frame(*coordinates)
-        if self.traits.exact:
+        if self._is_exact:
             # A base of float32 is no frame of float64 after one polish.
             w = polish(polish(w) if w.dtype == working_dtype(w.dtype) else w)
         return w.to(self.dtype)

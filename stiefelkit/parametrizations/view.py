@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -56,12 +57,12 @@ class View:
         """Whether there is a matrix for each group."""
         return self.name.startswith(_GROUPED)
 
-    @property
+    @cached_property
     def split_shape(self) -> tuple[int, ...]:
         """Shape of the weight with a dimension of its own, the first, for the groups of a view of groups."""
         return (self.groups, self.shape[0] // self.groups, *self.shape[1:]) if self.is_grouped else self.shape
 
-    @property
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """Dimensions of `split_shape` in the order in which the matrix has them."""
         every = list(range(len(self.split_shape)))
@@ -75,16 +76,16 @@ class View:
         first = out if kind == "out_by_rest" else into
         return (*batch, first, *(d for d in rest if d != first))
 
-    @property
+    @cached_property
     def matrix_shape(self) -> tuple[int, ...]:
         """Shape of the matrices before the adjoint."""
-        moved = tuple(self.split_shape[d] for d in self.order)
+        moved = self._moved_shape
         if self.name.removeprefix(_GROUPED) in ("matrix", "per_tap"):
             return moved
         *batch, first = moved[: 1 + self.is_grouped]
         return (*batch, first, math.prod(moved[1 + self.is_grouped :]))
 
-    @property
+    @cached_property
     def is_wide(self) -> bool:
         """Whether the frame is the adjoint of the matrix."""
         return self.matrix_shape[-2] < self.matrix_shape[-1]
@@ -108,5 +109,14 @@ class View:
     def from_frame(self, q: Tensor) -> Tensor:
         """Turns frames into the weight."""
         m = q.mH if self.is_wide else q
-        moved = m.reshape([self.split_shape[d] for d in self.order])
-        return moved.permute([self.order.index(d) for d in range(len(self.split_shape))]).reshape(self.shape)
+        return m.reshape(self._moved_shape).permute(self._back).reshape(self.shape)
+
+    @cached_property
+    def _moved_shape(self) -> tuple[int, ...]:
+        """The dimensions of `split_shape`, in order."""
+        return tuple(self.split_shape[d] for d in self.order)
+
+    @cached_property
+    def _back(self) -> tuple[int, ...]:
+        """The permutation that takes `order` back."""
+        return tuple(self.order.index(d) for d in range(len(self.order)))
