@@ -7,7 +7,13 @@ from torch import Tensor
 from stiefelkit.errors import OptionError
 from stiefelkit.functional import band_size, pick_band, skew_size, spread_band
 
-__all__ = ["Band"]
+__all__ = ["Band", "check_width"]
+
+
+def check_width(owner: str, width: int | None, n: int) -> None:
+    """Raises OptionError unless a width is None or between 1 and n - 1."""
+    if width is not None and (not isinstance(width, int) or isinstance(width, bool) or not 1 <= width < n):
+        raise OptionError(f"{owner} needs bandwidth between 1 and n - 1 = {n - 1}, got {width!r}.")
 
 
 @dataclass(frozen=True)
@@ -19,20 +25,12 @@ class Band:
         p: its columns.
         is_complex: whether it is complex.
         width: how many places off the diagonal A may differ from zero, None for a whole A.
-
-    Raises:
-        OptionError: the width is none between 1 and n - 1.
     """
 
     n: int
     p: int
     is_complex: bool
     width: int | None
-
-    def __post_init__(self) -> None:
-        width = self.width
-        if width is not None and (not isinstance(width, int) or isinstance(width, bool) or not 1 <= width < self.n):
-            raise OptionError(f"Cayley needs bandwidth between 1 and n - 1 = {self.n - 1}, got {width!r}.")
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stiefelkit.dtypes import dtype_of_parts
 from stiefelkit.functional import (
     brickwall,
     brickwall_inverse,
@@ -19,7 +20,7 @@ from stiefelkit.functional import (
     rotate_butterfly,
 )
 
-__all__ = ["BrickWall", "Fft", "Mesh"]
+__all__ = ["BrickWall", "Fft"]
 
 Angles = tuple[Tensor, Tensor | None, Tensor]
 """Angles and phases of all rotations, the latter None for real frames, and the entries of D."""
@@ -59,7 +60,7 @@ class BrickWall:
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
         """First p columns of the product, in the precision of the angles."""
-        dtype = angle.dtype if phase is None else angle.dtype.to_complex()
+        dtype = dtype_of_parts(angle.dtype, phase is not None)
         w = brickwall(torch.eye(self.n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
         return w * d.to(w.dtype).unsqueeze(-1)
 
@@ -125,6 +126,3 @@ def _placed(angle: Tensor, phase: Tensor | None, d: Tensor, size: int, start: in
     """Puts the angles and phases of a part of the rotations, from a given one on, among zeros."""
     ends = (start, size - start - angle.shape[-1])
     return F.pad(angle, ends), None if phase is None else F.pad(phase, ends), d
-
-
-Mesh = BrickWall | Fft

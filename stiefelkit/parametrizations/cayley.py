@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from stiefelkit.errors import DtypeError, ImageError
 from stiefelkit.functional import cayley, cayley_inverse
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits
-from stiefelkit.parametrizations._band import Band
+from stiefelkit.parametrizations._band import Band, check_width
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
 from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, prescribed_signs
 from stiefelkit.parametrizations._draws import uniform
@@ -73,10 +74,9 @@ class Cayley(OrthogonalParam):
         bandwidth: int | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        n, p = self.shape[-2:]
-        self.band = Band(n, p, self.is_complex, bandwidth)
+        check_width("Cayley", bandwidth, self.shape[-2])
         self.bandwidth = bandwidth
-        self.negative = None if negative is None else prescribed_signs("Cayley", negative, p)
+        self.negative = None if negative is None else prescribed_signs("Cayley", negative, self.shape[-1])
         reason = self.supports(shape, self.dtype, negative=negative)
         if reason is not None:
             raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
@@ -102,6 +102,12 @@ class Cayley(OrthogonalParam):
         ]
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
         return [*((shape, {}) for shape in shapes), *examples]
+
+    @cached_property
+    def band(self) -> Band:
+        """The entries of A that there are."""
+        n, p = self.shape[-2:]
+        return Band(n, p, self.is_complex, self.bandwidth)
 
     @property
     def traits(self) -> Traits:

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype
+from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
 from stiefelkit.errors import ImageError, OptionError, ShapeError
 from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.param import OrthogonalParam, Traits, rows_of
 from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._draws import symmetric
-from stiefelkit.parametrizations._meshes import BrickWall, Fft, Mesh
+from stiefelkit.parametrizations._meshes import BrickWall, Fft
 
 __all__ = ["Givens"]
 
@@ -88,8 +89,7 @@ class Givens(OrthogonalParam):
         if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
             raise OptionError(f"Givens needs layers to be a positive integer, got {layers!r}.")
         self.layout = layout
-        self.mesh: Mesh = Fft(n) if layout == "fft" else BrickWall(n, n if layers is None else layers)
-        self.layers, self.rotations = self.mesh.layers, self.mesh.rotations
+        self.layers: int = Fft(n).layers if layout == "fft" else n if layers is None else layers
         if not self.is_complex:
             self.register_buffer("signs", unit_signs(self.shape[:-1], device))
 
@@ -115,6 +115,17 @@ class Givens(OrthogonalParam):
             ((2, 12, 5), fast),
             ((8, 8), fast | fourier),
         ]
+
+    @cached_property
+    def mesh(self) -> BrickWall | Fft:
+        """The rotations, as the layout has them."""
+        n = self.shape[-2]
+        return Fft(n) if self.layout == "fft" else BrickWall(n, self.layers)
+
+    @property
+    def rotations(self) -> int:
+        """Number of rotations."""
+        return self.mesh.rotations
 
     @property
     def traits(self) -> Traits:
@@ -188,7 +199,7 @@ class Givens(OrthogonalParam):
         angle, phase = coordinates if self.is_complex else (*coordinates, None)
         work = torch.float64 if exact else coordinate_dtype(self.dtype)
         own, d = self._split(phase, work)
-        z = F.pad(x.reshape(-1, p).to(work if phase is None else work.to_complex()), (0, n - p))
+        z = F.pad(x.reshape(-1, p).to(dtype_of_parts(work, self.is_complex)), (0, n - p))
         z = self.mesh.rotate(z, angle.to(work), own)
         return (z * d.to(z.dtype)).reshape(*x.shape[:-1], n).to(self.dtype)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype
+from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.functional import (
     householder,
@@ -200,7 +200,7 @@ class Householder(OrthogonalParam):
         (n, p), k = self.shape[-2:], self.reflections
         real = coordinate_dtype(self.dtype)
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
-        dtype = real.to_complex() if self.is_complex else real
+        dtype = dtype_of_parts(real, self.is_complex)
         back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
         return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= self.return_bound).all())
 
