@@ -11,8 +11,9 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import init, registry
 from stiefelkit.host import carriers
+from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
-from stiefelkit.testing import check_parametrization
+from stiefelkit.testing import check_parametrization, random_coordinates, seeds
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 WRAPPERS: list[Any] = [sk.parametrizations.Viewed, sk.parametrizations.Scaled]
@@ -86,3 +87,20 @@ def test_weights_of_a_model_are_found_by_name_host_and_carrier():
     assert (first.qualified, first.host, first.name) == ("0.weight", model[0], "weight")
     assert first.carrier is model[0].parametrizations.weight
     assert (second.qualified, second.host, second.name) == ("1.weight_hh", model[1], "weight_hh")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sk.parametrizations.Cayley((4, 3), bandwidth=1),
+        lambda: sk.parametrizations.Givens((4, 3), dtype=torch.complex64),
+        lambda: sk.parametrizations.Viewed(
+            sk.parametrizations.StiefelPoint((1, 1, 4, 3)), View("per_tap", (3, 4, 1, 1))
+        ),
+    ],
+)
+def test_a_map_fresh_from_its_constructor_is_traced_whole(make):
+    param = make()
+    coordinates = random_coordinates(param, 1.0, seeds.generator())
+    compiled = torch.compile(make(), fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(*coordinates), param(*coordinates))

@@ -49,11 +49,6 @@ class BrickWall:
         """Whether every frame can be made."""
         return self.n <= 2 or self.layers >= self.n
 
-    @property
-    def is_short(self) -> bool:
-        """Whether float64 costs less than a polish."""
-        return 32 * self.layers <= self.n
-
     def haar_indices(self) -> Tensor:
         """For each rotation, of the layers that count, which of the Haar densities its angle has."""
         return haar_indices(self.n, min(self.n, self.layers))
@@ -83,7 +78,6 @@ class Fft:
 
     n: int
     cost_exponent: ClassVar[float] = 2.0
-    is_short: ClassVar[bool] = True
 
     @property
     def layers(self) -> int:

@@ -76,6 +76,7 @@ class Cayley(OrthogonalParam):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         check_width("Cayley", bandwidth, self.shape[-2])
         self.bandwidth = bandwidth
+        _ = self.band  # computed here: torch.compile does not trace a cached_property
         self.negative = None if negative is None else prescribed_signs("Cayley", negative, self.shape[-1])
         reason = self.supports(shape, self.dtype, negative=negative)
         if reason is not None:

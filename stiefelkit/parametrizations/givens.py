@@ -90,6 +90,7 @@ class Givens(OrthogonalParam):
             raise OptionError(f"Givens needs layers to be a positive integer, got {layers!r}.")
         self.layout = layout
         self.layers: int = Fft(n).layers if layout == "fft" else n if layers is None else layers
+        _ = self.rotations  # computed here: torch.compile does not trace a cached_property
         if not self.is_complex:
             self.register_buffer("signs", unit_signs(self.shape[:-1], device))
 
@@ -122,7 +123,7 @@ class Givens(OrthogonalParam):
         n = self.shape[-2]
         return Fft(n) if self.layout == "fft" else BrickWall(n, self.layers)
 
-    @property
+    @cached_property
     def rotations(self) -> int:
         """Number of rotations."""
         return self.mesh.rotations
@@ -182,7 +183,9 @@ class Givens(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         exact = self.precision == "exact"
-        work = torch.float64 if exact and self.mesh.is_short else coordinate_dtype(self.dtype)
+        # With few layers float64 costs less than a polish.
+        few = self.layout == "fft" or 32 * self.layers <= self.shape[-2]
+        work = torch.float64 if exact and few else coordinate_dtype(self.dtype)
         own, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
         w = self.mesh.frame(angle.to(work), own, d, self.shape[-1], rounded)

@@ -51,6 +51,7 @@ class View:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
         if self.is_grouped and (self.groups < 1 or self.shape[0] % self.groups):
             raise ShapeError(f"View needs a weight of {self.groups} groups of equal size, got shape {self.shape}.")
+        _ = self.is_wide, self._back  # computed here: torch.compile does not trace a cached_property
 
     @property
     def is_grouped(self) -> bool:
