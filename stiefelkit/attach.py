@@ -15,7 +15,6 @@ from stiefelkit.filling import Start, check_scheme, draw_, start_
 from stiefelkit.host import Carried, carriers, check_module, share_carrier
 from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
 from stiefelkit.notices import retire
-from stiefelkit.options import check_options
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations._wrapper import Wrapper
 from stiefelkit.parametrizations.rebased import Rebased
@@ -332,7 +331,7 @@ def _seen(plan: _Plan, place: Place) -> View:
 
 
 def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
-    check_options(plan.cls, plan.options)
+    registry.check_options(plan.cls, plan.options)
     reason = plan.cls.supports(seen.frame_shape, weight.dtype, **plan.options)
     if reason is not None:
         where = f"{plan.cls.__name__} on {place.title}"

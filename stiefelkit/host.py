@@ -39,14 +39,7 @@ def check_module(module: Any, who: str, remedy: str = "") -> None:
 
 
 class Carried(NamedTuple):
-    """An orthogonal weight of a model.
-
-    Attributes:
-        qualified: its name in the model, "encoder.0.weight", as `sk.drift` prints it.
-        host: the module that owns it.
-        name: its name there, "weight".
-        carrier: what carries its coordinates.
-    """
+    """An orthogonal weight of a model: where it stands, as `names.Place` has it, and what carries its coordinates."""
 
     qualified: str
     host: nn.Module

@@ -18,7 +18,10 @@ from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameE
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return
 
-__all__ = ["OrthogonalParam", "Traits", "rows_of"]
+__all__ = ["OrthogonalParam", "Position", "Traits", "rows_of"]
+
+Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+"""Where a frame is: its coordinates, in order, and the whole chart by name."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,7 @@ class OrthogonalParam(nn.Module, ABC):
         """Maps coordinates to the frame, shape `self.shape`, dtype `self.dtype`."""
 
     @abstractmethod
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws coordinates and the whole chart; `initial_frame` does it for a member with `invert`.
 
         Args:
@@ -177,7 +178,7 @@ class OrthogonalParam(nn.Module, ABC):
             generator: source of randomness; torch's default when None.
         """
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Finds coordinates and a chart whose image is W. Pure: writes nothing.
 
         Args:
@@ -235,7 +236,7 @@ class OrthogonalParam(nn.Module, ABC):
         self.load_chart_(chart)
         return coordinates
 
-    def solve(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def solve(self, w: Tensor) -> Position:
         """What `right_inverse` returns and what it writes into the chart; writes nothing itself.
 
         A wrapper, whose weights are no frames of its own, hands them on to the map inside.
@@ -298,9 +299,7 @@ class OrthogonalParam(nn.Module, ABC):
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 
-    def initial_frame(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial_frame(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame by one of the schemes of `stiefelkit.init` and inverts the map there."""
         return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
 

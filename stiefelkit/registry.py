@@ -5,6 +5,7 @@ announce themselves by an entry point; one that fails to import warns and leaves
 one name are an error where it is used; a plugin with the name of a built-in is warned about and left out.
 """
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -15,7 +16,7 @@ from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_yo
 if TYPE_CHECKING:
     from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Registry", "find_parametrization", "parametrizations"]
+__all__ = ["Registry", "check_options", "find_parametrization", "option_names", "parametrizations"]
 
 
 class Registry:
@@ -162,6 +163,22 @@ def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[Orthogon
     if not hasattr(cls, "coordinate_names"):
         raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
     return cls
+
+
+def option_names(cls: type) -> list[str]:
+    """The names of a class's options, `precision` among them."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
+
+
+def check_options(cls: type, options: Any) -> None:
+    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    if not isinstance(options, Mapping):
+        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
+    known = option_names(cls)
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
 
 
 def _check_whole(kind: str, target: Any) -> None:

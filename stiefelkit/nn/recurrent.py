@@ -12,9 +12,8 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameEr
 from stiefelkit.functional import BACKENDS, find_activation, split_activation
 from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
-from stiefelkit.options import option_names
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.registry import find_parametrization, parametrizations
+from stiefelkit.registry import find_parametrization, option_names, parametrizations
 
 __all__ = ["Field", "Recurrent", "require_flags", "require_options"]
 

@@ -4,28 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
 from stiefelkit.functional import band_size, pick_band, skew_size, spread_band
 
-__all__ = ["Band", "check_width"]
-
-
-def check_width(owner: str, width: int | None, n: int) -> None:
-    """Raises OptionError unless a width is None or between 1 and n - 1."""
-    if width is not None and (not isinstance(width, int) or isinstance(width, bool) or not 1 <= width < n):
-        raise OptionError(f"{owner} needs bandwidth between 1 and n - 1 = {n - 1}, got {width!r}.")
+__all__ = ["Band"]
 
 
 @dataclass(frozen=True)
 class Band:
-    """The coordinates of `stiefelkit.functional.unpack_skew` that a map has.
-
-    Attributes:
-        n: rows of the frame.
-        p: its columns.
-        is_complex: whether it is complex.
-        width: how many places off the diagonal A may differ from zero, None for a whole A.
-    """
+    """The coordinates of `unpack_skew` of entries at most `width` off the diagonal of A, all if that is None."""
 
     n: int
     p: int
@@ -34,10 +20,8 @@ class Band:
 
     @property
     def size(self) -> int:
-        """How many coordinates there are."""
-        if self.width is None:
-            return skew_size(self.n, self.p, self.is_complex)
-        return band_size(self.n, self.p, self.is_complex, self.width)
+        whole = (self.n, self.p, self.is_complex)
+        return skew_size(*whole) if self.width is None else band_size(*whole, self.width)
 
     def spread(self, v: Tensor) -> Tensor:
         """All coordinates of A, those off the band zero."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, unpack_skew
-from stiefelkit.parametrizations._draws import uniform
+from stiefelkit.init import uniform
 
 __all__ = ["haar_with_signs", "helfrich"]
 

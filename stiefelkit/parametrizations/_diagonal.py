@@ -6,9 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
-
-__all__ = ["component", "diagonal_coordinates", "flaw_of_signs", "prescribed_signs", "unit_signs"]
+__all__ = ["component", "diagonal_coordinates", "flaw_of_signs", "unit_signs"]
 
 
 def component(shape: Sequence[int], is_complex: bool) -> Literal["chart", "connected"]:
@@ -19,22 +17,6 @@ def component(shape: Sequence[int], is_complex: bool) -> Literal["chart", "conne
 def unit_signs(shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:
     """The signs of D = I as a buffer."""
     return torch.ones(*shape, dtype=torch.int8, device=device)
-
-
-def prescribed_signs(owner: str, negative: int | Sequence[int] | Tensor, size: int) -> tuple[int, ...]:
-    """Signs given as such, or by how many of the last ones are -1.
-
-    Raises:
-        OptionError: they are no signs, too many or too few; the sentence begins with the owner's name.
-    """
-    if isinstance(negative, int) and not isinstance(negative, bool):
-        if not 0 <= negative <= size:
-            raise OptionError(f"{owner} needs negative between 0 and p = {size}, got {negative}.")
-        return (1,) * (size - negative) + (-1,) * negative
-    given = negative.tolist() if isinstance(negative, Tensor) else negative
-    if not isinstance(given, Sequence) or len(given) != size or any(s not in (1, -1) for s in given):
-        raise OptionError(f"{owner} needs negative to be a count or p = {size} signs of 1 and -1, got {negative!r}.")
-    return tuple(int(s) for s in given)
 
 
 def diagonal_coordinates(d: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

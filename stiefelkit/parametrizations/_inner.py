@@ -9,7 +9,6 @@ import torch
 from stiefelkit import registry
 from stiefelkit.dtypes import computing_dtype
 from stiefelkit.errors import OptionError
-from stiefelkit.options import check_options
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["Inner", "prefixed", "within"]
@@ -19,34 +18,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Inner:
-    """A map inside another, which is always worked out in float32 or better.
-
-    Attributes:
-        given: a registered name or a class.
-        options: its options, None for no others.
-    """
+    """A map inside another, by name or class and options, worked out in float32 or better."""
 
     given: str | type[OrthogonalParam]
     options: Mapping[str, Any] | None = None
 
     @property
     def cls(self) -> type[OrthogonalParam]:
-        """The class."""
         return registry.find_parametrization(self.given)
 
     def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-        """What the class needs, None if it does frames of this shape in weights of this dtype; checks the options."""
-        check_options(self.cls, self.options or {})
+        """What `supports` says of frames of this shape in weights of this dtype; checks the options."""
+        registry.check_options(self.cls, self.options or {})
         return self.cls.supports(shape, computing_dtype(dtype), **(self.options or {}))
 
-    def build(
-        self, outer: OrthogonalParam, shape: tuple[int, ...], device: torch.device | str | None, **defaults: Any
-    ) -> OrthogonalParam:
-        """Makes the map.
-
-        Raises:
-            OptionError: its weights are no frames.
-        """
+    def build(self, outer: OrthogonalParam, shape: tuple[int, ...], device: Any, **defaults: Any) -> OrthogonalParam:
+        """Makes the map; raises OptionError if its weights are no frames."""
         options = {**defaults, **(self.options or {})}
         inner = self.cls(shape, dtype=computing_dtype(outer.dtype), device=device, **options)
         if inner.precision == "exact" and not inner.traits.exact:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,20 +27,14 @@ Angles = tuple[Tensor, Tensor | None, Tensor]
 
 @dataclass(frozen=True)
 class BrickWall:
-    """Layers that rotate (0, 1), (2, 3), ... and (1, 2), (3, 4), ... by turns.
-
-    Attributes:
-        n: rows.
-        layers: how many layers.
-    """
+    """Layers that rotate rows (0, 1), (2, 3), ... and (1, 2), (3, 4), ... by turns."""
 
     n: int
     layers: int
-    cost_exponent: ClassVar[float] = 3.0
+    cost_exponent = 3.0
 
     @property
     def rotations(self) -> int:
-        """How many rotations there are."""
         return mesh_size(self.n, self.layers)
 
     @property
@@ -50,11 +43,11 @@ class BrickWall:
         return self.n <= 2 or self.layers >= self.n
 
     def haar_indices(self) -> Tensor:
-        """For each rotation, of the layers that count, which of the Haar densities its angle has."""
+        """Which of the Haar densities each angle has, for the rotations that count."""
         return haar_indices(self.n, min(self.n, self.layers))
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
-        """First p columns of the product, in the precision of the angles."""
+        """First p columns of the product, in the precision of the angles, or rounded on the way if that is cheaper."""
         dtype = dtype_of_parts(angle.dtype, phase is not None)
         w = brickwall(torch.eye(self.n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
         return w * d.to(w.dtype).unsqueeze(-1)
@@ -70,44 +63,33 @@ class BrickWall:
 
 @dataclass(frozen=True)
 class Fft:
-    """Layers that rotate rows n/2, n/4, ..., 1 apart, n a power of two.
-
-    Attributes:
-        n: rows.
-    """
+    """Layers that rotate rows n/2, n/4, ..., 1 apart, n a power of two; in all else as `BrickWall`."""
 
     n: int
-    cost_exponent: ClassVar[float] = 2.0
+    cost_exponent = 2.0
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
         return self.n.bit_length() - 1
 
     @property
     def rotations(self) -> int:
-        """How many rotations there are."""
         return self.n // 2 * self.layers
 
     @property
     def is_full(self) -> bool:
-        """Whether every frame can be made."""
         return self.n <= 2
 
     def haar_indices(self) -> Tensor:
-        """One for each rotation: all are Haar by themselves."""
         return torch.ones(self.rotations)
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
-        """First p columns of the product, rounded on the way, if asked for."""
         return butterfly(angle, d, phase, n=self.n, dtype=rounded)[..., :p]
 
     def rotate(self, x: Tensor, angle: Tensor, phase: Tensor | None) -> Tensor:
-        """Rotates the entries of each row of x, shape (m, n)."""
         return rotate_butterfly(x, angle, phase)
 
     def readings(self, w: Tensor) -> Iterator[Angles]:
-        """What the angles of a frame may be: in the last layer alone or, if it is square, in all."""
         if self.is_full:
             yield _placed(*brickwall_inverse(w), self.rotations, 0)
             return

@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Position
 
 __all__ = ["Wrapper"]
+
+
+def _of_inner(name: str) -> Any:
+    return property(lambda self: getattr(self.inner, name), doc="That of the inner map.")
 
 
 class Wrapper(OrthogonalParam):
@@ -19,66 +23,30 @@ class Wrapper(OrthogonalParam):
         shape: of the weight, which need be no frame's.
     """
 
+    title = _of_inner("title")
+    traits = _of_inner("traits")
+    schemes = _of_inner("schemes")
+    takes_nearest = _of_inner("takes_nearest")
+    coordinates = _of_inner("coordinates")
+    manifolds = _of_inner("manifolds")
+    chart = _of_inner("chart")
+    return_bound = _of_inner("return_bound")
+
     def __init__(self, inner: OrthogonalParam, shape: tuple[int, ...]):
         torch.nn.Module.__init__(self)
         self.shape, self.dtype, self.precision = shape, inner.dtype, inner.precision
         self.inner = inner
-
-    @property
-    def title(self) -> str:
-        """That of the inner map."""
-        return self.inner.title
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """None: the laws run on the inner maps."""
         return []
 
-    @property
-    def traits(self) -> Traits:
-        """Those of the inner map."""
-        return self.inner.traits
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the inner map."""
-        return self.inner.schemes
-
-    @property
-    def takes_nearest(self) -> bool:
-        """As the inner map."""
-        return self.inner.takes_nearest
-
-    @property
-    def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of the inner map."""
-        return self.inner.coordinates
-
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """Those of the inner map."""
-        return self.inner.manifolds
-
-    @property
-    def chart(self) -> dict[str, Tensor]:
-        """That of the inner map."""
-        return self.inner.chart
-
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Asks the inner map."""
         return self.inner.check_chart(chart)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Draws as the inner map does."""
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         return self.inner.initial(scheme, generator)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of the inner map."""
         return self.inner.error_bound(*coordinates)
-
-    @property
-    def return_bound(self) -> float:
-        """That of the inner map."""
-        return self.inner.return_bound

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from stiefelkit.dtypes import coordinate_dtype
-from stiefelkit.errors import DtypeError, ImageError
+from stiefelkit.errors import DtypeError, ImageError, OptionError
 from stiefelkit.functional import cayley, cayley_inverse
+from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits
-from stiefelkit.parametrizations._band import Band, check_width
+from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.parametrizations._band import Band
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, prescribed_signs
-from stiefelkit.parametrizations._draws import uniform
+from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs
 
 __all__ = ["Cayley"]
 
@@ -74,10 +74,13 @@ class Cayley(OrthogonalParam):
         bandwidth: int | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        check_width("Cayley", bandwidth, self.shape[-2])
+        n, p = self.shape[-2:]
+        counts = isinstance(bandwidth, int) and not isinstance(bandwidth, bool)
+        if bandwidth is not None and not (counts and 1 <= bandwidth < n):
+            raise OptionError(f"Cayley needs bandwidth between 1 and n - 1 = {n - 1}, got {bandwidth!r}.")
         self.bandwidth = bandwidth
         _ = self.band  # computed here: torch.compile does not trace a cached_property
-        self.negative = None if negative is None else prescribed_signs("Cayley", negative, self.shape[-1])
+        self.negative = None if negative is None else _signs(negative, p)
         reason = self.supports(shape, self.dtype, negative=negative)
         if reason is not None:
             raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
@@ -94,15 +97,10 @@ class Cayley(OrthogonalParam):
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """Square, tall, one column, one entry, odd, batched, fixed signs, bands, fast."""
-        examples: list[tuple[tuple[int, ...], dict[str, Any]]] = [
-            ((6, 6), {"negative": 2}),
-            ((6, 3), {"negative": [1, -1, 1]}),
-            ((7, 7), {"bandwidth": 2}),
-            ((2, 6, 3), {"bandwidth": 1}),
-            ((130, 130), {"precision": "fast"}),
-        ]
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
-        return [*((shape, {}) for shape in shapes), *examples]
+        signs = [((6, 6), {"negative": 2}), ((6, 3), {"negative": [1, -1, 1]})]
+        bands = [((7, 7), {"bandwidth": 2}), ((2, 6, 3), {"bandwidth": 1})]
+        return [*((shape, {}) for shape in shapes), *signs, *bands, ((130, 130), {"precision": "fast"})]
 
     @cached_property
     def band(self) -> Band:
@@ -150,10 +148,7 @@ class Cayley(OrthogonalParam):
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`skew`, and for complex frames `phase`."""
         *batch, _, p = self.shape
-        shapes: dict[str, tuple[int, ...]] = {"skew": (*batch, self.band.size)}
-        if self.is_complex:
-            shapes["phase"] = (*batch, p)
-        return shapes
+        return {"skew": (*batch, self.band.size)} | ({"phase": (*batch, p)} if self.is_complex else {})
 
     @property
     def return_bound(self) -> float:
@@ -175,7 +170,7 @@ class Cayley(OrthogonalParam):
         skew = self.band.spread(skew)
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
         if self.is_complex and self.bandwidth is not None:
             raise ImageError(
@@ -201,9 +196,7 @@ class Cayley(OrthogonalParam):
         first = self._first_signs().to(device)
         return [first] if self.bandwidth is None else [self.signs.to(device), first]
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or by "helfrich" the skew part itself.
 
         "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
@@ -252,3 +245,15 @@ class Cayley(OrthogonalParam):
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
                 f"det D if it is square), got one that comes back {difference:.2g} away; without negative= it fits."
             )
+
+
+def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
+    """Turns the option into p signs."""
+    if isinstance(negative, int) and not isinstance(negative, bool):
+        if not 0 <= negative <= p:
+            raise OptionError(f"Cayley needs negative between 0 and p = {p}, got {negative}.")
+        return (1,) * (p - negative) + (-1,) * negative
+    given = negative.tolist() if isinstance(negative, Tensor) else negative
+    if not isinstance(given, Sequence) or len(given) != p or any(s not in (1, -1) for s in given):
+        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r}.")
+    return tuple(int(s) for s in given)

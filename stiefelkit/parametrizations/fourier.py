@@ -10,8 +10,8 @@ from torch import Tensor
 from stiefelkit.errors import DtypeError
 from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._diagonal import complex_of
-from stiefelkit.param import OrthogonalParam, Traits, rows_of
-from stiefelkit.parametrizations._draws import device_of, symmetric
+from stiefelkit.init import device_of, symmetric
+from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 
 __all__ = ["Fourier"]
 
@@ -118,9 +118,7 @@ class Fourier(OrthogonalParam):
             return super().linear(x, *coordinates)
         return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""
         *batch, n, _ = self.shape
         phase, reflectors = self.coordinates.values()

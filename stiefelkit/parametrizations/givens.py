@@ -12,10 +12,10 @@ from torch import Tensor
 from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
 from stiefelkit.errors import ImageError, OptionError, ShapeError
 from stiefelkit.functional import diagonal, haar_angles, polish
+from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, rows_of
+from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
-from stiefelkit.parametrizations._draws import symmetric
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
 
 __all__ = ["Givens"]
@@ -149,10 +149,8 @@ class Givens(OrthogonalParam):
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`angle`, and for complex frames `phase`."""
         *batch, n, _ = self.shape
-        shapes: dict[str, tuple[int, ...]] = {"angle": (*batch, self.rotations)}
-        if self.is_complex:
-            shapes["phase"] = (*batch, self.rotations + n)
-        return shapes
+        phase = {"phase": (*batch, self.rotations + n)} if self.is_complex else {}
+        return {"angle": (*batch, self.rotations)} | phase
 
     def options(self) -> dict[str, Any]:
         """The layout and the number of layers."""
@@ -206,7 +204,7 @@ class Givens(OrthogonalParam):
         z = self.mesh.rotate(z, angle.to(work), own)
         return (z * d.to(z.dtype)).reshape(*x.shape[:-1], n).to(self.dtype)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Nulls W rotation by rotation; see `stiefelkit.functional.brickwall_inverse` and `butterfly_inverse`.
 
         Raises:
@@ -225,9 +223,7 @@ class Givens(OrthogonalParam):
             f"it, got another; with {remedy} any frame fits."
         )
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the angles themselves.
 
         "haar": angles and phases with the densities that they have in Haar matrices, which makes W Haar with a full

@@ -17,10 +17,10 @@ from stiefelkit.functional import (
     trapezoid_size,
     unpack_trapezoid,
 )
+from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, rows_of
+from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
-from stiefelkit.parametrizations._draws import device_of, gaussian, symmetric
 
 __all__ = ["Householder"]
 
@@ -118,10 +118,7 @@ class Householder(OrthogonalParam):
         """`reflectors`, and for complex frames `phase`."""
         *batch, n, p = self.shape
         size = trapezoid_size(n, self.reflections, self.is_complex)
-        shapes: dict[str, tuple[int, ...]] = {"reflectors": (*batch, size)}
-        if self.is_complex:
-            shapes["phase"] = (*batch, p)
-        return shapes
+        return {"reflectors": (*batch, size)} | ({"phase": (*batch, p)} if self.is_complex else {})
 
     def options(self) -> dict[str, Any]:
         """The number of reflectors."""
@@ -170,7 +167,7 @@ class Householder(OrthogonalParam):
         """Signs are 1 or -1."""
         return flaw_of_signs(chart)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
 
         With fewer reflectors than columns not every D will do: the stable choice is tried, then for real frames the
@@ -204,9 +201,7 @@ class Householder(OrthogonalParam):
         back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
         return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= self.return_bound).all())
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the reflectors themselves.
 
         "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialisation

@@ -11,7 +11,7 @@ from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, workin
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._inner import Inner, prefixed, within
 
 __all__ = ["Margin"]
@@ -195,7 +195,7 @@ class Margin(OrthogonalParam):
             )
         return exact
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Takes the singular value decomposition; a frame is U itself, with V = I."""
         u, s, vh = torch.linalg.svd(w, full_matrices=False)
         if (s - 1).abs().max().item() <= 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype)):
@@ -212,9 +212,7 @@ class Margin(OrthogonalParam):
         of_v, chart_v = self.v.invert(vh.mH)
         return (*of_u, *of_v, 2 * relative.atanh()), prefixed(u=chart_u, v=chart_v)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws U by the scheme, with V the identity where its map can be that, and q = 0."""
         of_u, chart_u = self.u.initial(scheme, generator)
         own = "identity" if "identity" in self.v.schemes else self.v.schemes[0]

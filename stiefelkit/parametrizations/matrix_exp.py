@@ -10,11 +10,11 @@ from stiefelkit import init
 from stiefelkit.dtypes import coordinate_dtype, working_dtype
 from stiefelkit.errors import ImageError
 from stiefelkit.functional import matrix_exp, pack_skew, skew_logarithm, skew_size, tall_logarithm
+from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
 from stiefelkit.parametrizations._diagonal import component
-from stiefelkit.parametrizations._draws import device_of, gaussian
 
 __all__ = ["MatrixExp"]
 
@@ -125,7 +125,7 @@ class MatrixExp(OrthogonalParam):
         rotation = None if n == p else from_buffer(self.rotation, self.is_complex)
         return matrix_exp(skew, n, p, self.is_complex, precision=self.precision, rotation=rotation).to(self.dtype)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Takes the logarithm; see `skew_logarithm` and `tall_logarithm`."""
         n, p = self.shape[-2:]
         if n > p:
@@ -148,9 +148,7 @@ class MatrixExp(OrthogonalParam):
             q = torch.where(reflects[..., None, None], u @ vh, q)
         return q
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame; square real ones from the rotations (for "haar" by their own uniform measure).
 
         "gaussian" draws coordinates from N(0, 1), as Hyland and Ratsch do.

@@ -10,7 +10,7 @@ from stiefelkit.dtypes import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
 from stiefelkit.parametrizations._diagonal import component
 from stiefelkit.parametrizations._inner import Inner, prefixed, within
@@ -157,7 +157,7 @@ class Rebased(OrthogonalParam):
         q = self.inner(*coordinates)
         return product(from_buffer(self.base, self.is_complex).to(q.dtype), q)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
         q, _ = torch.linalg.qr(w, mode="complete")
         q[..., : w.shape[-1]] = w
@@ -165,13 +165,11 @@ class Rebased(OrthogonalParam):
         coordinates = tuple(c.to(w.device) for c in coordinates)
         return coordinates, {"base": to_buffer(q)} | prefixed(inner=chart)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame for the base."""
         return self.initial_frame(scheme, generator)
 
-    def rebased(self, *coordinates: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def rebased(self, *coordinates: Tensor) -> Position:
         """The coordinates and the chart that put the present frame into the base; writes nothing.
 
         Raises:

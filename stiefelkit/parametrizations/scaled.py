@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefelkit.dtypes import coordinate_dtype, working_dtype
 from stiefelkit.errors import NotAFrameError, OptionError
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._wrapper import Wrapper
 
 __all__ = ["GAIN", "Scaled"]
@@ -84,9 +84,7 @@ class Scaled(Wrapper):
             return self.inner.frames(weight)
         return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as the inner map does, with gain 1 if it is learned."""
         own, chart = self.inner.initial(scheme, generator)
         return self._joined(own, 1.0), chart
@@ -102,7 +100,7 @@ class Scaled(Wrapper):
         return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
-    def solve(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def solve(self, w: Tensor) -> Position:
         """Hands the weight divided by its gain to the inner map; see `OrthogonalParam.right_inverse`.
 
         Raises:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.dtypes import working_dtype
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._diagonal import component
 from stiefelkit.parametrizations.fourier import Fourier
 
@@ -86,13 +86,11 @@ class StiefelPoint(OrthogonalParam):
         # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
         return stiefel.to(self.dtype, copy=True)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Returns the frame itself."""
         return (w,), {}
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame."""
         if scheme != _RESTRICTED:
             return self.initial_frame(scheme, generator)

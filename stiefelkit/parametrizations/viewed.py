@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError, ShapeError
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import OrthogonalParam, Position
 from stiefelkit.parametrizations._wrapper import Wrapper
 from stiefelkit.parametrizations.view import View
 
@@ -40,7 +40,7 @@ class Viewed(Wrapper):
         """Maps coordinates to the weight."""
         return self.view.from_frame(self.inner(*coordinates))
 
-    def solve(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def solve(self, w: Tensor) -> Position:
         """Hands the frames in the weight to the inner map; see `OrthogonalParam.right_inverse`."""
         if not isinstance(w, Tensor):
             raise DtypeError(f"{self.title} needs a tensor, got {type(w).__name__}.")
