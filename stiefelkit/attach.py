@@ -12,13 +12,15 @@ from stiefelkit import registry
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.filling import Start, check_scheme, draw_, start_
-from stiefelkit.host import carriers, check_module, share_carrier
+from stiefelkit.host import Carried, carriers, check_module, share_carrier
 from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
 from stiefelkit.notices import retire
-from stiefelkit.param import OrthogonalParam, check_options
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.parametrizations._wrapper import Wrapper
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.scaled import Scaled
-from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
+from stiefelkit.parametrizations.view import VIEWS, View
+from stiefelkit.parametrizations.viewed import Viewed
 
 __all__ = [
     "assign_",
@@ -127,7 +129,7 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
     """
-    find_carrier(module, name, "assign_")[1].right_inverse(weight)
+    find_carrier(module, name, "assign_").carrier.right_inverse(weight)
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
@@ -142,7 +144,7 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     Raises:
         OptionError: the map has no such scheme.
     """
-    _, carrier = find_carrier(module, name, "reset_")
+    carrier = find_carrier(module, name, "reset_").carrier
     if any(c.is_meta for c in carrier.coordinates.values()):
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
     if init is not None:
@@ -168,9 +170,9 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
     >>> rebase_(layer, "weight")
     """
-    _, carrier = find_carrier(module, name, "rebase_")
+    carrier = find_carrier(module, name, "rebase_").carrier
     param = carrier.param
-    while isinstance(param, Viewed | Scaled):
+    while isinstance(param, Wrapper):
         param = param.inner
     if not isinstance(param, Rebased):
         raise OptionError(f'rebase_ needs a weight with the map "rebased", got {param.title}.')
@@ -194,7 +196,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
 
 def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """Returns name to parameter of an orthogonal weight's coordinates."""
-    return find_carrier(module, name, "coordinates")[1].coordinates
+    return find_carrier(module, name, "coordinates").carrier.coordinates
 
 
 def bake(module: M, name: str | None = None) -> M:
@@ -215,20 +217,20 @@ def bake(module: M, name: str | None = None) -> M:
     'Linear'
     """
     if name is not None:
-        place, carrier = find_carrier(module, name, "bake")
-        _bake(place.host, place.name, carrier, None)
-        others = [other for other, _, _, held in carriers(module) if held is carrier]
+        weight = find_carrier(module, name, "bake")
+        _bake(weight, None)
+        others = [other.qualified for other in carriers(module) if other.carrier is weight.carrier]
         if others:
             warnings.warn(
-                f"{place.qualified} and {', '.join(others)} were one weight, and are no longer; without a name sk.bake "
-                "makes one parameter of them.",
+                f"{weight.qualified} and {', '.join(others)} were one weight, and are no longer; without a name "
+                "sk.bake makes one parameter of them.",
                 stacklevel=2,
             )
         return module
     check_module(module, "bake")
     baked: dict[int, nn.Parameter] = {}
-    for _, host, own, carrier in list(carriers(module)):
-        baked[id(carrier)] = _bake(host, own, carrier, baked.get(id(carrier)))
+    for weight in list(carriers(module)):
+        baked[id(weight.carrier)] = _bake(weight, baked.get(id(weight.carrier)))
     return module
 
 
@@ -264,8 +266,9 @@ class _Plan(NamedTuple):
     options: dict[str, Any]
 
 
-def _bake(module: nn.Module, name: str, carrier: CoordinateList, frame: nn.Parameter | None) -> nn.Parameter:
+def _bake(weight: Carried, frame: nn.Parameter | None) -> nn.Parameter:
     """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
+    _, module, name, carrier = weight
     trains = any(c.requires_grad for c in carrier.coordinates.values())
     with torch.no_grad():
         frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
@@ -330,7 +333,7 @@ def _seen(plan: _Plan, place: Place) -> View:
 
 
 def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
-    check_options(plan.cls, plan.options)
+    registry.check_options(plan.cls, plan.options)
     reason = plan.cls.supports(seen.frame_shape, weight.dtype, **plan.options)
     if reason is not None:
         where = f"{plan.cls.__name__} on {place.title}"

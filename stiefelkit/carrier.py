@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import guard, notices
+from stiefelkit.dtypes import coarser, keep_precision
 from stiefelkit.entries import (
     check_description,
     check_entry,
@@ -23,7 +24,7 @@ from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._onnx import is_exported
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.mending import Notes, frame_tensors, mend_
-from stiefelkit.param import OrthogonalParam, coarser, keep_precision
+from stiefelkit.param import OrthogonalParam
 from stiefelkit.sharding import placed_like, whole
 
 __all__ = ["CoordinateList"]

@@ -33,7 +33,7 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     cast = getattr(options.get("mp_policy"), "param_dtype", None)
     if cast is not None:
         raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")
-    for _, _, _, carrier in carriers(model):
-        if any(c.numel() for c in carrier.coordinates.values()):
-            fully_shard(carrier, mesh=mesh, **options)
+    for weight in carriers(model):
+        if any(c.numel() for c in weight.carrier.coordinates.values()):
+            fully_shard(weight.carrier, mesh=mesh, **options)
     return model

@@ -43,13 +43,14 @@ def drift(model: nn.Module) -> dict[str, Drift]:
     """
     check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
     found = {}
-    for qualified, _, _, carrier in carriers(model):
+    for weight in carriers(model):
+        carrier = weight.carrier
         frames = carrier.param.bare(*carrier.gathered())
         error = orthogonality_error(frames).max().item()
         if not math.isfinite(error):
             raise NonFiniteError(
-                f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
+                f"{weight.qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
             )
         limit = rounding_limit(frames.shape[-1], frames.dtype)
-        found[qualified] = Drift(error, limit, bits_lost(error, limit))
+        found[weight.qualified] = Drift(error, limit, bits_lost(error, limit))
     return found

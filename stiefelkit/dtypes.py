@@ -6,12 +6,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["coarser", "computing_dtype", "coordinate_dtype", "followed", "keep_precision"]
+__all__ = [
+    "coarser",
+    "computing_dtype",
+    "coordinate_dtype",
+    "dtype_of_parts",
+    "followed",
+    "keep_precision",
+    "working_dtype",
+]
 
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """The dtype with fewer digits."""
     return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns complex128 for a complex dtype and float64 for a real one."""
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -22,6 +35,13 @@ def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which a composite works its frames out: that of the weight, float32 at least."""
     return dtype if dtype.is_complex else coordinate_dtype(dtype)
+
+
+def dtype_of_parts(parts: torch.dtype, is_complex: bool) -> torch.dtype:
+    """The dtype of numbers whose parts are in a real one; torch's own `to_complex` is not traced by torch.compile."""
+    if not is_complex:
+        return parts
+    return torch.complex128 if parts == torch.float64 else torch.complex64
 
 
 def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

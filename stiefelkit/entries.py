@@ -9,8 +9,8 @@ from torch.nn.parameter import is_lazy
 
 from stiefelkit import registry
 from stiefelkit.errors import CheckpointError, NonFiniteError
-from stiefelkit.metrics import orthogonality_error
-from stiefelkit.param import OrthogonalParam, frame_tolerance
+from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.param import OrthogonalParam
 from stiefelkit.sharding import local_part, whole
 
 __all__ = [

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.carrier import CoordinateList
+from stiefelkit.dtypes import coarser, working_dtype
 from stiefelkit.errors import (
     ImageError,
     NonFiniteError,
@@ -16,8 +17,8 @@ from stiefelkit.errors import (
     StiefelkitError,
     did_you_mean,
 )
-from stiefelkit.metrics import orthogonality_error, working_dtype
-from stiefelkit.param import OrthogonalParam, coarser, frame_tolerance
+from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.param import OrthogonalParam
 
 __all__ = ["Start", "check_scheme", "draw_", "start_"]
 

@@ -21,7 +21,9 @@ MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
 
 
-class _Carrier(Protocol):
+class Carrier(Protocol):
+    """What a `CoordinateList` is to floors below it."""
+
     weight: str
 
     @property
@@ -52,12 +54,12 @@ class Frame(NamedTuple):
         return "a frame without a module" if self.carrier is None else f"the frame of {self.carrier.weight}"
 
 
-_carriers: weakref.WeakSet[_Carrier] = weakref.WeakSet()
+_carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
 _alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 _hooks: list[Any] = []
 
 
-def watch(carrier: _Carrier) -> None:
+def watch(carrier: Carrier) -> None:
     """Adds a carrier that holds frames; it is forgotten when it dies."""
     _carriers.add(carrier)
     _install()

@@ -8,7 +8,7 @@ import copy
 import functools
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
 
 __all__ = [
+    "Carried",
     "adopt_carrier",
     "attach_carrier",
     "carrier_of",
@@ -38,11 +39,20 @@ def check_module(module: Any, who: str, remedy: str = "") -> None:
         raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
 
 
-def carriers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, CoordinateList]]:
-    """Yields (qualified weight name, host, name, carrier) for every weight under a module, shared ones once."""
+class Carried(NamedTuple):
+    """An orthogonal weight of a model: where it stands, as `names.Place` has it, and what carries its coordinates."""
+
+    qualified: str
+    host: nn.Module
+    name: str
+    carrier: CoordinateList
+
+
+def carriers(module: nn.Module) -> Iterator[Carried]:
+    """Yields every orthogonal weight under a module, shared ones once."""
     for prefix, host in module.named_modules():
         for name, carrier in _own_carriers(host):
-            yield (f"{prefix}.{name}" if prefix else name), host, name, carrier
+            yield Carried(f"{prefix}.{name}" if prefix else name, host, name, carrier)
 
 
 def carrier_of(module: nn.Module, name: str) -> CoordinateList | None:
@@ -99,9 +109,9 @@ def manifolds(module: nn.Module) -> dict[str, str]:
     An optimizer that does not move along the manifold must not step such a module.
     """
     return {
-        f"{qualified}.{name}": manifold
-        for qualified, _, _, carrier in carriers(module)
-        for name, manifold in carrier.param.manifolds.items()
+        f"{weight.qualified}.{name}": manifold
+        for weight in carriers(module)
+        for name, manifold in weight.carrier.param.manifolds.items()
     }
 
 

@@ -32,7 +32,7 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
     torch.Size([2, 5, 3])
     """
     _check_tall("haar", shape)
-    gaussian = torch.randn(*shape, dtype=dtype, device=_device(generator), generator=generator)
+    gaussian = torch.randn(*shape, dtype=dtype, device=device_of(generator), generator=generator)
     q, r = torch.linalg.qr(gaussian)
     # QR leaves the phases of R's diagonal free; making them positive makes Q unique, hence Haar (Mezzadri 2007).
     return q * torch.sgn(r.diagonal(dim1=-2, dim2=-1))[..., None, :]
@@ -43,7 +43,7 @@ def identity(
 ) -> Tensor:
     """Returns the first p columns of the identity."""
     _check_tall("identity", shape)
-    eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=_device(generator))
+    eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=device_of(generator))
     return eye.expand(*shape).clone()
 
 
@@ -56,7 +56,7 @@ def henaff(
     """
     _check_tall("henaff", shape)
     *batch, n, p = shape
-    t = _uniform((*batch, n // 2), generator) * (2 * math.pi) - math.pi
+    t = uniform((*batch, n // 2), generator) * (2 * math.pi) - math.pi
     w = identity((*batch, n, n), torch.float64, generator)
     even, odd = torch.arange(0, n - 1, 2, device=t.device), torch.arange(1, n, 2, device=t.device)
     w[..., even, even] = w[..., odd, odd] = t.cos()
@@ -73,7 +73,7 @@ def unit_circle(
     if not dtype.is_complex:
         return henaff(shape, dtype, generator)
     *batch, _, p = shape
-    t = _uniform((*batch, p), generator) * (2 * math.pi) - math.pi
+    t = uniform((*batch, p), generator) * (2 * math.pi) - math.pi
     return identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]
 
 
@@ -104,9 +104,21 @@ def _check_tall(who: str, shape: Sequence[int]) -> None:
         raise ShapeError(f"sk.init.{who} needs a shape (*, n, p) with n >= p, got {got}; .mH of a tall frame is wide.")
 
 
-def _device(generator: torch.Generator | None) -> torch.device | None:
+def device_of(generator: torch.Generator | None) -> torch.device | None:
+    """Where a generator draws; None, torch's default, without one."""
     return None if generator is None else generator.device
 
 
-def _uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, device=_device(generator), generator=generator)
+def uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    """Draws coordinates uniform on [0, 1)."""
+    return torch.rand(*shape, dtype=torch.float64, device=device_of(generator), generator=generator)
+
+
+def symmetric(shape: Sequence[int], bound: float, generator: torch.Generator | None) -> Tensor:
+    """Draws coordinates uniform on (-bound, bound)."""
+    return (2 * uniform(shape, generator) - 1) * bound
+
+
+def gaussian(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    """Draws coordinates from N(0, 1)."""
+    return torch.randn(*shape, dtype=torch.float64, device=device_of(generator), generator=generator)

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import NotAFrameError, RankError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["Notes", "frame_tensors", "mend_"]

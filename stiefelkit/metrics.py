@@ -6,20 +6,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stiefelkit.dtypes import working_dtype
+
 __all__ = [
+    "FRAME_TOLERANCE",
     "bits_lost",
     "defect",
+    "frame_tolerance",
     "orthogonality_error",
     "permitted_error",
     "permitted_return",
     "rounding_limit",
+    "scale_of",
     "working_dtype",
 ]
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns complex128 for a complex dtype and float64 for a real one."""
-    return torch.complex128 if dtype.is_complex else torch.float64
+FRAME_TOLERANCE = 100
+"""A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
+
+In bfloat16 and float16 that would admit matrices that are no frames at all, so there 4 limits or 0.1, the larger, is
+the bound.
+"""
 
 
 def orthogonality_error(w: Tensor) -> Tensor:
@@ -72,6 +80,22 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
     1.0
     """
     return 0.30 * torch.finfo(dtype).eps * math.sqrt(p)
+
+
+def frame_tolerance(p: int, dtype: torch.dtype) -> float:
+    """The largest ||W^H W - I||_F of what is taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
+    limit = rounding_limit(p, dtype)
+    return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
+
+
+def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
+    """The number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none."""
+    s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
+    scale = (s.max() + s.min()).item() / 2
+    if not 0 < scale < math.inf:
+        return None
+    error = orthogonality_error(w / scale).max().item()
+    return scale if error <= frame_tolerance(w.shape[-1], dtype) else None
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:

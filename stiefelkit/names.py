@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
-from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.host import carrier_of, carriers, check_module
+from stiefelkit.host import Carried, carrier_of, carriers, check_module
 
 __all__ = ["Place", "Where", "choose", "elsewhere", "find_carrier", "find_place", "instead_of", "plain_weight"]
 
@@ -72,8 +71,8 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
     return Place(name, host, own)
 
 
-def find_carrier(model: nn.Module, name: str, who: str) -> tuple[Place, CoordinateList]:
-    """Returns where an orthogonal weight stands and what carries it.
+def find_carrier(model: nn.Module, name: str, who: str) -> Carried:
+    """Returns an orthogonal weight: where it stands and what carries it.
 
     Raises:
         DtypeError: the model is no module.
@@ -88,9 +87,9 @@ def find_carrier(model: nn.Module, name: str, who: str) -> tuple[Place, Coordina
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
         )
     if carrier is None:
-        known = [qualified for qualified, _, _, _ in carriers(model)]
+        known = [weight.qualified for weight in carriers(model)]
         raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, known)}")
-    return place, carrier
+    return Carried(*place, carrier)
 
 
 def choose(model: nn.Module, where: Where) -> list[Place]:

@@ -5,26 +5,18 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from stiefelkit.guard import Carrier
+
 __all__ = ["retire", "warn_caller", "watch"]
 
 _LISTED = 3
 """Weights that a warning names; of others it says how many."""
-
-
-class _Carrier(Protocol):
-    weight: str
-
-    @property
-    def param(self) -> Any: ...
-
-    @property
-    def coordinates(self) -> dict[str, nn.Parameter]: ...
 
 
 class _Retired(NamedTuple):
@@ -47,14 +39,14 @@ class _Retired(NamedTuple):
     gradient: tuple[weakref.ref[Tensor], int] | None
 
 
-_carriers: weakref.WeakSet[_Carrier] = weakref.WeakSet()
+_carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
 _retired: dict[int, _Retired] = {}
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 _hooks: list[Any] = []
 _changes = 0
 
 
-def watch(carrier: _Carrier) -> None:
+def watch(carrier: Carrier) -> None:
     """Adds a carrier, whose coordinates no optimizer should shrink; it is forgotten when it dies."""
     _carriers.add(carrier)
     _count()

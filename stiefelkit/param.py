@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,40 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, followed, keep_precision
-from stiefelkit.errors import (
-    DtypeError,
-    ImageError,
-    NonFiniteError,
-    NotAFrameError,
-    OptionError,
-    ShapeError,
-    did_you_mean,
-)
+from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, followed, keep_precision, working_dtype
+from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import orthogonality_error, permitted_error, permitted_return, rounding_limit, working_dtype
+from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
 
-__all__ = [
-    "FRAME_TOLERANCE",
-    "OrthogonalParam",
-    "Traits",
-    "check_options",
-    "coarser",
-    "computing_dtype",
-    "coordinate_dtype",
-    "frame_tolerance",
-    "keep_precision",
-    "require_frames",
-    "rows_of",
-    "scale_of",
-]
+__all__ = ["OrthogonalParam", "Position", "Traits", "rows_of"]
 
-FRAME_TOLERANCE = 100
-"""A frame is anything with ||W^H W - I||_F at most this many times the rounding limit of its dtype.
-
-In bfloat16 and float16 that would admit matrices that are no frames at all, so there 4 limits or 0.1, the larger, is
-the bound.
-"""
+Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+"""Where a frame is: its coordinates, in order, and the whole chart by name."""
 
 
 @dataclass(frozen=True)
@@ -70,38 +44,6 @@ class Traits:
     component: Literal["connected", "rotations", "chart"]
     twice_differentiable: bool = True
     cost_exponent: float = 3.0
-
-
-def option_names(cls: type["OrthogonalParam"]) -> list[str]:
-    """The names of a class's options, `precision` among them."""
-    parameters = inspect.signature(cls.__init__).parameters
-    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
-
-
-def check_options(cls: type["OrthogonalParam"], options: Any) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes."""
-    if not isinstance(options, Mapping):
-        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
-    known = option_names(cls)
-    for key in options:
-        if key not in known:
-            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
-
-
-def frame_tolerance(p: int, dtype: torch.dtype) -> float:
-    """The largest ||W^H W - I||_F of what is taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
-    limit = rounding_limit(p, dtype)
-    return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
-
-
-def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
-    """The number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none."""
-    s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
-    scale = (s.max() + s.min()).item() / 2
-    if not 0 < scale < math.inf:
-        return None
-    error = orthogonality_error(w / scale).max().item()
-    return scale if error <= frame_tolerance(w.shape[-1], dtype) else None
 
 
 class OrthogonalParam(nn.Module, ABC):
@@ -133,9 +75,6 @@ class OrthogonalParam(nn.Module, ABC):
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
     coordinate_names: ClassVar[tuple[str, ...]]
     """Every name that `coordinates` may hold, over all fields and options."""
-    schemes: ClassVar[tuple[str, ...]] = tuple(init.SCHEMES)
-    """Names that `initial` takes; the first is the default."""
-
     frame_buffers: ClassVar[tuple[str, ...]] = ()
     """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
     is_carried: bool = False
@@ -217,6 +156,11 @@ class OrthogonalParam(nn.Module, ABC):
         """Name to tensor of the choices that stay fixed while training."""
         return dict(self.named_buffers())
 
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Names that `initial` takes; the first is the default."""
+        return tuple(init.SCHEMES)
+
     def options(self) -> dict[str, Any]:
         """JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
         return {}
@@ -226,9 +170,7 @@ class OrthogonalParam(nn.Module, ABC):
         """Maps coordinates to the frame, shape `self.shape`, dtype `self.dtype`."""
 
     @abstractmethod
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws coordinates and the whole chart; `initial_frame` does it for a member with `invert`.
 
         Args:
@@ -236,7 +178,7 @@ class OrthogonalParam(nn.Module, ABC):
             generator: source of randomness; torch's default when None.
         """
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Finds coordinates and a chart whose image is W. Pure: writes nothing.
 
         Args:
@@ -290,10 +232,17 @@ class OrthogonalParam(nn.Module, ABC):
             NotAFrameError: the columns of W are not orthonormal.
             ImageError: W is outside the image, or the map has no right inverse.
         """
-        exact = self.check_frame(w)
-        coordinates, chart = self.invert(exact)
+        coordinates, chart = self.solve(w)
         self.load_chart_(chart)
-        return self.rounded(coordinates)
+        return coordinates
+
+    def solve(self, w: Tensor) -> Position:
+        """What `right_inverse` returns and what it writes into the chart; writes nothing itself.
+
+        A wrapper, whose weights are no frames of its own, hands them on to the map inside.
+        """
+        coordinates, chart = self.invert(self.check_frame(w))
+        return self.rounded(coordinates), chart
 
     def rounded(self, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The same coordinates in their `coordinate_dtypes`."""
@@ -352,9 +301,7 @@ class OrthogonalParam(nn.Module, ABC):
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 
-    def initial_frame(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial_frame(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame by one of the schemes of `stiefelkit.init` and inverts the map there."""
         return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
 
@@ -385,9 +332,3 @@ def _make_known() -> None:
 def rows_of(x: Tensor) -> int:
     """How many vectors `linear` is given, for its choice of a road; 32 while tracing, which must not depend on it."""
     return 32 if torch.compiler.is_compiling() else x.numel() // max(1, x.shape[-1])
-
-
-def require_frames(outer: OrthogonalParam, inner: OrthogonalParam) -> None:
-    """Raises OptionError unless the weights of a map inside another are frames."""
-    if inner.precision == "exact" and not inner.traits.exact:
-        raise OptionError(f"{outer.title} needs inner maps whose weights are frames, got {inner.title}.")

@@ -5,6 +5,7 @@ announce themselves by an entry point; one that fails to import warns and leaves
 one name are an error where it is used; a plugin with the name of a built-in is warned about and left out.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -16,7 +17,7 @@ from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_yo
 if TYPE_CHECKING:
     from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Registry", "find_parametrization", "parametrizations"]
+__all__ = ["Registry", "check_options", "find_parametrization", "option_names", "parametrizations"]
 
 
 class Registry:
@@ -206,3 +207,19 @@ def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[Orthogon
         OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
     """
     return parametrizations.find(given)
+
+
+def option_names(cls: type) -> list[str]:
+    """The names of a class's options, `precision` among them."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
+
+
+def check_options(cls: type, options: Any) -> None:
+    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    if not isinstance(options, Mapping):
+        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
+    known = option_names(cls)
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")

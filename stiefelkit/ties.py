@@ -35,7 +35,8 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     >>> torch.equal(encoder.weight, decoder.weight)
     True
     """
-    first, carrier = find_carrier(module, name, "tie")
+    first = find_carrier(module, name, "tie")
+    carrier = first.carrier
     second = find_place(other, other_name, "tie")
     if (first.host, first.name) == (second.host, second.name):
         raise OptionError(f"tie needs two weights, got {carrier.weight} twice.")

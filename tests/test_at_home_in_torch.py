@@ -6,39 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from every_map import close, make, over_all_maps, squares
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations, parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.testing import seeds
-from stiefelkit.testing.cases import random_coordinates
-
-DTYPES = {"real": torch.float32, "complex": torch.complex64}
-MAPS = [
-    pytest.param(name, dtype, id=f"{name}-{field}")
-    for field, dtype in DTYPES.items()
-    for name, cls in sk.available().items()
-    if cls.__module__.startswith("stiefelkit.") and cls.supports((4, 4), dtype) is None
-]
-over_all_maps = pytest.mark.parametrize(("name", "dtype"), MAPS)
-
-
-def make(name, dtype, rows=4, columns=4) -> Any:
-    return sk.orthogonal(nn.Linear(columns, rows, dtype=dtype), "weight", name)
-
-
-def frame(dtype, n=4, p=4):
-    return sk.init.haar((n, p), torch.complex128 if dtype.is_complex else torch.float64, seeds.generator(5)).to(dtype)
-
-
-def squares(y):
-    return y.abs().square().sum()
-
-
-def close(a, b, tolerance=1e-5):
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 @over_all_maps
@@ -179,44 +152,6 @@ def test_cached_the_weight_is_computed_once_and_its_gradient_gathered(name, dtyp
 
 
 @over_all_maps
-def test_functional_call_takes_coordinates_or_for_once_a_whole_weight(name, dtype):
-    layer, other = make(name, dtype), make(name, dtype)
-    x = torch.ones(2, 4, dtype=dtype)
-    w = layer.weight.detach().clone()
-    state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-    assert torch.equal(torch.func.functional_call(layer, state, x), other(x))
-    assert torch.equal(layer.weight, w)
-
-
-@over_all_maps
-def test_ensembles_by_torchs_recipe(name, dtype):
-    models = [nn.Sequential(make(name, dtype), nn.Tanh(), make(name, dtype)) for _ in range(3)]
-    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
-    base = copy.deepcopy(models[0]).to("meta")
-    x = torch.ones(2, 4, dtype=dtype)
-
-    def run(parameters, buffers, x):
-        return torch.func.functional_call(base, (parameters, buffers), (x,))
-
-    out = torch.vmap(run, (0, 0, None))(parameters, buffers, x)
-    squares(out).backward()
-    for i, model in enumerate(models):
-        assert close(out[i], model(x))
-        squares(model(x)).backward()
-        for key, p in model.named_parameters():
-            assert close(parameters[key].grad[i], p.grad, 1e-4)
-
-
-def test_an_ensemble_of_bare_layers_is_refused_by_torch_as_for_its_own():
-    for pair in (
-        [make("cayley", torch.float32) for _ in range(2)],
-        [parametrizations.orthogonal(nn.Linear(4, 4)) for _ in range(2)],
-    ):
-        with pytest.raises(RuntimeError, match="same class"):
-            torch.func.stack_module_state(pair)
-
-
-@over_all_maps
 def test_registered_by_torchs_own_function_it_is_what_orthogonal_gives(name, dtype):
     layer: Any = nn.Linear(4, 4, dtype=dtype)
     map = sk.available()[name]((4, 4), dtype=dtype)
@@ -316,71 +251,6 @@ def test_a_transfer_to_another_shape_or_a_parametrized_weight_is_refused():
         assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 
 
-def moved(layer):
-    """Other values for a layer's parameters: large coordinates, another frame."""
-    carrier = layer.parametrizations.weight
-    drawn = random_coordinates(carrier.param, 3.0, seeds.generator(6))
-    with torch.no_grad():
-        carrier.fill_(drawn)
-    return layer
-
-
-@over_all_maps
-def test_symbolic_trace_has_the_weight_as_one_module(name, dtype):
-    layers = nn.Sequential(make(name, dtype), sk.nn.OrthogonalLinear(4, 4, parametrization=name, dtype=dtype))
-    traced = torch.fx.symbolic_trace(layers)
-    for layer in layers:
-        moved(layer)
-    x = torch.ones(2, 4, dtype=dtype)
-    assert close(traced(x), layers(x))
-    found, expected = (torch.autograd.grad(squares(f(x)), list(layers.parameters())) for f in (traced, layers))
-    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
-
-
-@over_all_maps
-def test_make_fx_writes_down_the_weight_and_its_gradient_for_all_coordinates(name, dtype):
-    layer, mode = make(name, dtype), "real" if dtype.is_complex else "fake"
-
-    def gradients(parameters, buffers, x):
-        def loss(parameters):
-            return squares(torch.func.functional_call(layer, (parameters, buffers), (x,)))
-
-        return torch.func.grad_and_value(loss)(parameters)
-
-    def state():
-        return {key: p.detach() for key, p in layer.named_parameters()}, dict(layer.named_buffers())
-
-    x = torch.ones(2, 4, dtype=dtype)
-    traced = make_fx(gradients, tracing_mode=mode)(*state(), x)
-    moved(layer)
-    (found, value), (expected, other) = traced(*state(), x), gradients(*state(), x)
-    assert close(value, other)
-    assert all(close(found[key], expected[key], 1e-4) for key in expected)
-
-
-@over_all_maps
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_jit_trace_follows_the_coordinates_and_gives_their_gradients(name, dtype):
-    layer = make(name, dtype)
-    traced: Any = torch.jit.trace(layer, (torch.ones(2, 4, dtype=dtype),))
-    moved(layer)
-    x = torch.randn(3, 4, dtype=dtype)
-    assert close(traced(x), layer(x))
-    found, expected = (torch.autograd.grad(squares(f(x)), list(layer.parameters())) for f in (traced, layer))
-    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("field", ["real", "complex"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_jit_trace_of_a_recurrent_layer_takes_any_length(field):
-    rnn = sk.nn.OrthogonalRNN(3, 4, field=field)
-    traced: Any = torch.jit.trace(rnn, (torch.ones(12, 2, 3),))
-    x = torch.randn(17, 5, 3)
-    assert close(traced(x)[0], rnn(x)[0])
-    found, expected = (torch.autograd.grad(squares(f(x)[0]), list(rnn.parameters())) for f in (traced, rnn))
-    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
-
-
 @pytest.mark.parametrize("name", [name for name in sk.available() if name != "fourier"])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_embeddings_give_dense_gradients_of_coordinates(kind, name):
@@ -417,19 +287,6 @@ def test_casts_and_loading_work_with_torchs_swapping_of_tensors(swaps):
             assert close(layer.weight, other.weight)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-@over_all_maps
-def test_a_whole_weight_in_functional_call_is_assigned_for_the_call(name, dtype):
-    layer, other = make(name, dtype), make(name, dtype)
-    w, x = layer.weight.detach().clone(), torch.ones(2, 4, dtype=dtype)
-    call = {"weight": other.weight.detach()}
-    if not layer.parametrizations.weight.param.traits.invertible:
-        with pytest.raises(errors.ImageError):
-            torch.func.functional_call(layer, call, x)
-        return
-    assert close(torch.func.functional_call(layer, call, x), x @ other.weight.mT + layer.bias)
-    assert close(layer.weight, w)
 
 
 def test_torchs_orthogonal_on_top_fails_as_over_its_own():

@@ -55,7 +55,7 @@ def written(module):
 
 
 def at_the_limit(module):
-    if not all(carrier.param.traits.exact for _, _, _, carrier in carriers(module)):
+    if not all(weight.carrier.param.traits.exact for weight in carriers(module)):
         return True  # near-orthogonal by construction
     w = next(host for host in module.modules() if hasattr(host, "parametrizations")).weight
     return orthogonality_error(w).item() <= permitted_error(w.shape[-1], w.dtype)

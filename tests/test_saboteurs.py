@@ -247,7 +247,9 @@ class FollowingTheDefault(Small):
 class OddImage(Small):
     """Draws something that is no frame."""
 
-    schemes = ("haar", "noise")
+    @property
+    def schemes(self):
+        return ("haar", "noise")
 
     def initial(self, scheme, generator=None):
         coordinates, chart = super().initial("haar", generator)

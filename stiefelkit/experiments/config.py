@@ -184,7 +184,7 @@ class Config:
         from stiefelkit.host import carriers
 
         with torch.random.fork_rng(devices=[]):
-            found = [name for _, _, _, carrier in carriers(self.build_model()) for name in carrier.coordinates]
+            found = [name for weight in carriers(self.build_model()) for name in weight.carrier.coordinates]
         return sorted(set(found))
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:

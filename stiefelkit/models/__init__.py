@@ -8,8 +8,7 @@ from torch import nn
 
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.models.sequence import SequenceModel, count_parameters
-from stiefelkit.param import option_names
-from stiefelkit.registry import Registry, find_parametrization, parametrizations
+from stiefelkit.registry import Registry, find_parametrization, option_names, parametrizations
 
 __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
 

@@ -70,7 +70,7 @@ def count_parameters(model: nn.Module) -> int:
     A frame that is a coordinate itself counts with the dimension of its manifold: np - p(p + 1)/2 for a real one,
     2np - p^2 for a complex one.
     """
-    bound = {id(carrier.coordinates[name]) for _, _, _, carrier in carriers(model) for name in carrier.param.manifolds}
+    bound = {id(w.carrier.coordinates[name]) for w in carriers(model) for name in w.carrier.param.manifolds}
     return sum(_size(p, id(p) in bound) for p in model.parameters() if p.requires_grad)
 
 

@@ -11,8 +11,8 @@ from stiefelkit.attach import orthogonal, reset_
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
-from stiefelkit.param import OrthogonalParam, option_names
-from stiefelkit.registry import find_parametrization, parametrizations
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.registry import find_parametrization, option_names, parametrizations
 from stiefelkit.scan import BACKENDS, find_activation
 
 __all__ = ["Field", "Recurrent", "require_flags", "require_options"]
@@ -214,7 +214,7 @@ class Recurrent(nn.Module):
         """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
         super()._apply(fn, recurse)
         wanted = self._dtypes()[1]
-        for _, _, _, carrier in carriers(self):
+        for carrier in (weight.carrier for weight in carriers(self)):
             if carrier.param.is_complex and carrier.param.dtype != wanted:
                 carrier._apply(lambda t: t.to(wanted) if t.is_complex() else t)
         return self

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
 from stiefelkit.guard import MANIFOLDS, frames
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
 from stiefelkit.optim.settings import OF_TORCH
-from stiefelkit.param import FRAME_TOLERANCE
 
 if TYPE_CHECKING:
     from stiefelkit.optim.frame_optimizer import FrameOptimizer

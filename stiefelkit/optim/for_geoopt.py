@@ -41,7 +41,7 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     check_module(
         model, "geoopt_parameters", "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
     )
-    found = [(q, carrier, name) for q, _, _, carrier in carriers(model) for name in carrier.param.manifolds]
+    found = [(w.qualified, w.carrier, name) for w in carriers(model) for name in w.carrier.param.manifolds]
     for qualified, carrier, name in found:
         if hasattr(carrier.coordinates[name], "device_mesh"):
             raise OptimizerError(

@@ -115,7 +115,7 @@ def parameter_groups(
     check_module(model, "parameter_groups", "; sk.optim.frames takes frames without one")
     by_name: dict[tuple[str, str | None], list[nn.Parameter]] = {}
     taken: set[int] = set()
-    for _, _, _, carrier in carriers(model):
+    for carrier in (weight.carrier for weight in carriers(model)):
         manifolds = carrier.param.manifolds
         for name, c in carrier.coordinates.items():
             if id(c) not in taken:

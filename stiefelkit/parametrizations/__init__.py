@@ -4,7 +4,8 @@ from typing import Any
 
 from stiefelkit import registry
 from stiefelkit.parametrizations.scaled import Scaled
-from stiefelkit.parametrizations.viewed import VIEWS, View, Viewed
+from stiefelkit.parametrizations.view import VIEWS, View
+from stiefelkit.parametrizations.viewed import Viewed
 
 __all__ = ["VIEWS", "Scaled", "View", "Viewed"]
 

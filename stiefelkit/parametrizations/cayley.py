@@ -2,37 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit import init
+from stiefelkit.dtypes import coordinate_dtype
 from stiefelkit.errors import DtypeError, ImageError, OptionError
-from stiefelkit.functional import (
-    band_size,
-    cayley,
-    cayley_inverse,
-    pack_skew,
-    pick_band,
-    skew_size,
-    spread_band,
-    unpack_skew,
-)
+from stiefelkit.functional import cayley, cayley_inverse
+from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
-from stiefelkit.parametrizations._buffers import are_signs
+from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.parametrizations._band import Band
+from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
+from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs
 
 __all__ = ["Cayley"]
-
-_STEEPEST = 32.0
-"""The largest eigenvalue of A that a draw with fixed signs has; those of the transform stay 2/32 from -1.
-
-Rounding A moves W by up to eps ||A||_F, and working with tall frames in float64 by about eps ||A||_2^2 / 20 more. Haar
-frames have no bound: the spectrum of one of 64 x 64 in two comes so near -1 that float32 coordinates do not hold it.
-"""
-_LIGHT_TAILED = 4
-"""With so many rows more than columns Haar frames hardly ever come near: P(||A|| > x) falls as x^-(n - p + 1)."""
 
 
 class Cayley(OrthogonalParam):
@@ -74,7 +60,6 @@ class Cayley(OrthogonalParam):
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew", "phase")
-    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "helfrich")
 
     signs: Tensor
 
@@ -89,22 +74,18 @@ class Cayley(OrthogonalParam):
         bandwidth: int | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        if bandwidth is not None:
-            if not isinstance(bandwidth, int) or isinstance(bandwidth, bool) or not 1 <= bandwidth < self.shape[-2]:
-                raise OptionError(
-                    f"Cayley needs bandwidth between 1 and n - 1 = {self.shape[-2] - 1}, got {bandwidth!r}."
-                )
-            self.schemes = ("helfrich", "identity")  # type: ignore[misc]
+        n, p = self.shape[-2:]
+        counts = isinstance(bandwidth, int) and not isinstance(bandwidth, bool)
+        if bandwidth is not None and not (counts and 1 <= bandwidth < n):
+            raise OptionError(f"Cayley needs bandwidth between 1 and n - 1 = {n - 1}, got {bandwidth!r}.")
         self.bandwidth = bandwidth
-        self.negative = None if negative is None else _signs(negative, self.shape[-1])
-        if self.negative is not None and -1 in self.negative:
-            self.schemes = tuple(scheme for scheme in self.schemes if scheme != "identity")  # type: ignore[misc]
-        if self.is_complex:
-            reason = self.supports(shape, self.dtype, negative=negative)
-            if reason is not None:
-                raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
-            return
-        self.register_buffer("signs", self._first_signs().to(device=device))
+        _ = self.band  # computed here: torch.compile does not trace a cached_property
+        self.negative = None if negative is None else _signs(negative, p)
+        reason = self.supports(shape, self.dtype, negative=negative)
+        if reason is not None:
+            raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
+        if not self.is_complex:
+            self.register_buffer("signs", self._first_signs().to(device=device))
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
@@ -116,27 +97,33 @@ class Cayley(OrthogonalParam):
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """Square, tall, one column, one entry, odd, batched, fixed signs, bands, fast."""
-        examples: list[tuple[tuple[int, ...], dict[str, Any]]] = [
-            ((6, 6), {"negative": 2}),
-            ((6, 3), {"negative": [1, -1, 1]}),
-            ((7, 7), {"bandwidth": 2}),
-            ((2, 6, 3), {"bandwidth": 1}),
-            ((130, 130), {"precision": "fast"}),
-        ]
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
-        return [*((shape, {}) for shape in shapes), *examples]
+        signs = [((6, 6), {"negative": 2}), ((6, 3), {"negative": [1, -1, 1]})]
+        bands = [((7, 7), {"bandwidth": 2}), ((2, 6, 3), {"bandwidth": 1})]
+        return [*((shape, {}) for shape in shapes), *signs, *bands, ((130, 130), {"precision": "fast"})]
+
+    @cached_property
+    def band(self) -> Band:
+        """The entries of A that there are."""
+        n, p = self.shape[-2:]
+        return Band(n, p, self.is_complex, self.bandwidth)
 
     @property
     def traits(self) -> Traits:
         """Onto and invertible unless the signs are fixed."""
-        n, p = self.shape[-2:]
-        component = "chart" if n == p and not self.is_complex else "connected"
         return Traits(
             onto=self.negative is None and self.bandwidth is None,
             invertible=self.bandwidth is None or not self.is_complex,
             exact=not self._is_fast,
-            component=component,
+            component=component(self.shape, self.is_complex),
         )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the contract and "helfrich"; of a band fewer, and no identity where signs are -1."""
+        known = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
+        reflects = self.negative is not None and -1 in self.negative
+        return tuple(scheme for scheme in known if not (reflects and scheme == "identity"))
 
     @property
     def takes_nearest(self) -> bool:
@@ -160,15 +147,8 @@ class Cayley(OrthogonalParam):
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`skew`, and for complex frames `phase`."""
-        *batch, n, p = self.shape
-        if self.bandwidth is None:
-            size = skew_size(n, p, self.is_complex)
-        else:
-            size = band_size(n, p, self.is_complex, self.bandwidth)
-        shapes: dict[str, tuple[int, ...]] = {"skew": (*batch, size)}
-        if self.is_complex:
-            shapes["phase"] = (*batch, p)
-        return shapes
+        *batch, _, p = self.shape
+        return {"skew": (*batch, self.band.size)} | ({"phase": (*batch, p)} if self.is_complex else {})
 
     @property
     def return_bound(self) -> float:
@@ -186,44 +166,37 @@ class Cayley(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
-        signs = None if self.is_complex else self.signs
-        if self.bandwidth is not None:
-            skew = spread_band(skew, n, p, self.is_complex, self.bandwidth)
+        signs = None if self.band.is_complex else self.signs
+        skew = self.band.spread(skew)
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Solves for A after choosing D; see `stiefelkit.functional.cayley_inverse`."""
-        if self.bandwidth is not None:
-            return self._invert_band(w)
-        if not self.is_complex:
-            prescribed = None if self.negative is None else self._first_signs().to(w.device)
-            skew, d = cayley_inverse(w, prescribed)
-            if prescribed is not None:
-                self._check_reached(skew, prescribed, w)
-            return (skew,), {"signs": d.to(torch.int8)}
-        skew, d = cayley_inverse(w)
-        return (skew, d.angle()), {}
-
-    def _invert_band(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        if self.is_complex:
+        if self.is_complex and self.bandwidth is not None:
             raise ImageError(
                 "Cayley with bandwidth= has no right inverse for complex frames; set it through sk.reset_."
             )
-        n, p = self.shape[-2:]
-        for signs in (self.signs.to(w.device), self._first_signs().to(w.device)):
-            skew, _ = cayley_inverse(w, signs)
-            band, rest = pick_band(skew, n, p, False, self.bandwidth or 1)
-            if rest.max().item() <= rounding_limit(p, coordinate_dtype(self.dtype)):
-                self._check_reached(skew, signs, w)
-                return (band,), {"signs": signs}
+        for signs in self._tried(w.device):
+            skew, d = cayley_inverse(w, signs)
+            packed, rest = self.band.pick(skew)
+            if rest <= rounding_limit(self.shape[-1], coordinate_dtype(self.dtype)):
+                if signs is not None:
+                    self._check_reached(skew, signs, w)
+                own, chart = diagonal_coordinates(d)
+                return (packed, *own), chart
         raise ImageError(
             f"Cayley with bandwidth={self.bandwidth} needs a frame whose A, with the present signs or with those first "
             "given, is zero off the band, got another; without bandwidth= it fits."
         )
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def _tried(self, device: torch.device) -> list[Tensor | None]:
+        """The signs to try; None has the inverse choose them, or phases."""
+        if self.traits.onto:
+            return [None]
+        first = self._first_signs().to(device)
+        return [first] if self.bandwidth is None else [self.signs.to(device), first]
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or by "helfrich" the skew part itself.
 
         "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
@@ -234,7 +207,10 @@ class Cayley(OrthogonalParam):
         (0, 2 pi).
         """
         if scheme == "helfrich":
-            return self._helfrich(generator)
+            skew, _ = self.band.pick(helfrich(self.shape, self.is_complex, generator))
+            if self.is_complex:
+                return (skew, uniform(self.coordinates["phase"], generator) * (2 * math.pi)), {}
+            return (skew,), {"signs": self._first_signs()}
         if self.bandwidth is not None:
             if scheme != "identity":
                 raise ImageError(f"Cayley with bandwidth= draws by {' or '.join(self.schemes)}, got {scheme!r}.")
@@ -242,47 +218,8 @@ class Cayley(OrthogonalParam):
             return zeros, {} if self.is_complex else {"signs": self._first_signs()}
         if self.negative is None or scheme != "haar":
             return self.initial_frame(scheme, generator)
-        return self._haar_with_fixed_signs(generator)
-
-    def _helfrich(self, generator: torch.Generator | None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        *batch, n, p = self.shape
-        device = None if generator is None else generator.device
-        pairs = min(n // 2, (p + 1) // 2)
-        t = torch.rand(*batch, pairs, dtype=torch.float64, device=device, generator=generator) * (math.pi / 2)
-        below = t.new_zeros(*batch, n, p)
-        first = torch.arange(0, 2 * pairs, 2, device=device)
-        below[..., first + 1, first] = (t / 2).tan()
-        a11, a21 = below[..., :p, :], below[..., p:, :]
-        packed = pack_skew(a11 + 0j, a21 + 0j) if self.is_complex else pack_skew(a11, a21)
-        if self.bandwidth is not None:
-            packed, _ = pick_band(packed, n, p, self.is_complex, self.bandwidth)
-        if not self.is_complex:
-            return (packed,), {"signs": self._first_signs()}
-        phase = torch.rand(*batch, p, dtype=torch.float64, device=device, generator=generator) * (2 * math.pi)
-        return (packed, phase), {}
-
-    def _haar_with_fixed_signs(self, generator: torch.Generator | None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        w = init.draw("haar", self.shape, torch.float64, generator)
-        signs = self._first_signs().to(w)
-        if self.shape[-1] == self.shape[-2]:
-            # The transform has det 1, so det W = det D: a reflection takes the Haar measure from one half to the other.
-            w[..., 0] *= (torch.linalg.det(w) * signs.prod(-1)).sign()[..., None]
-        return (self._moderate(cayley_inverse(w, signs)[0], signs),), {"signs": signs}
-
-    def _moderate(self, skew: Tensor, signs: Tensor) -> Tensor:
-        """The same A with eigenvalues beyond `_STEEPEST` brought back to it."""
-        n, p = self.shape[-2:]
-        if n - p >= _LIGHT_TAILED or not torch.isfinite(skew).all():
-            return skew
-        a11, a21 = unpack_skew(skew, n, p, False)
-        beside = torch.cat([-a21.mT, a21.new_zeros(*a21.shape[:-2], n - p, n - p)], -2)
-        a = torch.cat([torch.cat([a11, a21], -2), beside], -1)
-        # A^T A commutes with A: what is done to its eigenvectors leaves A skew.
-        square, vectors = torch.linalg.eigh(a.mT @ a)
-        scale = (_STEEPEST / square.clamp(min=_STEEPEST**2).sqrt()).unsqueeze(-2)
-        a = a @ (vectors * scale) @ vectors.mT
-        whole = cayley(pack_skew((a - a.mT) / 2), n, n)
-        return cayley_inverse(whole[..., :p] * signs.unsqueeze(-2), signs)[0]
+        signs = self._first_signs()
+        return (haar_with_signs(self.shape, signs, generator),), {"signs": signs}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1, and those of `negative` if it was given."""
@@ -291,7 +228,7 @@ class Cayley(OrthogonalParam):
         signs = chart["signs"]
         if self.negative is not None and not bool((signs == self._first_signs().to(signs.device)).all()):
             return f"the signs of its negative=, {sum(s < 0 for s in self.negative)} of them -1"
-        return None if are_signs(signs) else "signs of 1 and -1"
+        return flaw_of_signs(chart)
 
     def _first_signs(self) -> Tensor:
         """The prescribed signs, or ones, in the shape of the chart."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from stiefelkit.errors import DtypeError
 from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._diagonal import complex_of
-from stiefelkit.param import OrthogonalParam, Traits, rows_of
+from stiefelkit.init import device_of, symmetric
+from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 
 __all__ = ["Fourier"]
 
@@ -45,7 +46,6 @@ class Fourier(OrthogonalParam):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "reflectors")
-    schemes: ClassVar[tuple[str, ...]] = ("arjovsky",)
 
     permutation: Tensor
 
@@ -82,6 +82,11 @@ class Fourier(OrthogonalParam):
         return Traits(onto=False, invertible=False, exact=True, component="connected", cost_exponent=2.0)
 
     @property
+    def schemes(self) -> tuple[str, ...]:
+        """That of the paper alone."""
+        return ("arjovsky",)
+
+    @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`phase` and `reflectors`."""
         *batch, n, _ = self.shape
@@ -113,19 +118,13 @@ class Fourier(OrthogonalParam):
             return super().linear(x, *coordinates)
         return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""
         *batch, n, _ = self.shape
-        device = None if generator is None else generator.device
-
-        def uniform(shape: Sequence[int], bound: float) -> Tensor:
-            return (2 * torch.rand(*shape, dtype=torch.float64, device=device, generator=generator) - 1) * bound
-
-        shapes = self.coordinates
-        drawn = (uniform(shapes["phase"], math.pi), uniform(shapes["reflectors"], math.sqrt(6 / (2 + 2 * n))))
-        order = torch.rand(*batch, n, device=device, generator=generator).argsort(-1)
+        phase, reflectors = self.coordinates.values()
+        bounds = ((phase, math.pi), (reflectors, math.sqrt(6 / (2 + 2 * n))))
+        drawn = tuple(symmetric(shape, bound, generator) for shape, bound in bounds)
+        order = torch.rand(*batch, n, device=device_of(generator), generator=generator).argsort(-1)
         return drawn, {"permutation": order}
 
     def _apply_rows(self, x: Tensor, phase: Tensor, reflectors: Tensor) -> Tensor:

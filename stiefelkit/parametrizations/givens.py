@@ -2,29 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
 from stiefelkit.errors import ImageError, OptionError, ShapeError
-from stiefelkit.functional import (
-    brickwall,
-    brickwall_inverse,
-    butterfly,
-    butterfly_inverse,
-    diagonal,
-    haar_angles,
-    haar_indices,
-    layer_inverse,
-    mesh_size,
-    polish,
-    rotate_butterfly,
-)
+from stiefelkit.functional import diagonal, haar_angles, polish
+from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
-from stiefelkit.parametrizations._buffers import are_signs
+from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
+from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._meshes import BrickWall, Fft
 
 __all__ = ["Givens"]
 
@@ -71,7 +63,6 @@ class Givens(OrthogonalParam):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("angle", "phase")
-    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "uniform")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
 
     signs: Tensor
@@ -90,21 +81,18 @@ class Givens(OrthogonalParam):
         n = self.shape[-2]
         if layout not in ("brickwall", "fft"):
             raise OptionError(f'Givens needs layout "brickwall" or "fft", got {layout!r}.')
-        self.layout = layout
-        if layout == "fft":
-            if layers is not None:
-                raise OptionError(f'Givens needs layout "brickwall" for layers=, got {layout!r}.')
-            reason = self.supports(shape, self.dtype, layout=layout)
-            if reason is not None:
-                raise ShapeError(f"Givens needs {reason}, got {n}.")
-            layers = n.bit_length() - 1
-        elif layers is None:
-            layers = n
-        elif not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        if layout == "fft" and layers is not None:
+            raise OptionError(f'Givens needs layout "brickwall" for layers=, got {layout!r}.')
+        reason = self.supports(shape, self.dtype, layout=layout)
+        if reason is not None:
+            raise ShapeError(f"Givens needs {reason}, got {n}.")
+        if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
             raise OptionError(f"Givens needs layers to be a positive integer, got {layers!r}.")
-        self.layers = layers
+        self.layout = layout
+        self.layers: int = Fft(n).layers if layout == "fft" else n if layers is None else layers
+        _ = self.rotations  # computed here: torch.compile does not trace a cached_property
         if not self.is_complex:
-            self.register_buffer("signs", torch.ones(self.shape[:-1], dtype=torch.int8, device=device))
+            self.register_buffer("signs", unit_signs(self.shape[:-1], device))
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
@@ -129,40 +117,40 @@ class Givens(OrthogonalParam):
             ((8, 8), fast | fourier),
         ]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the mesh reaches every frame."""
+    @cached_property
+    def mesh(self) -> BrickWall | Fft:
+        """The rotations, as the layout has them."""
         n = self.shape[-2]
-        return n <= 2 or (self.layout == "brickwall" and self.layers >= n)
+        return Fft(n) if self.layout == "fft" else BrickWall(n, self.layers)
+
+    @cached_property
+    def rotations(self) -> int:
+        """Number of rotations."""
+        return self.mesh.rotations
 
     @property
     def traits(self) -> Traits:
         """Onto with a full brick wall; invertible also with one layer, and square with "fft"."""
         n, p = self.shape[-2:]
-        component: Literal["chart", "connected"] = "chart" if n == p and not self.is_complex else "connected"
-        fourier = self.layout == "fft"
         return Traits(
-            onto=self.is_full,
-            invertible=self.is_full or self.layers == 1 or (fourier and n == p),
+            onto=self.mesh.is_full,
+            invertible=self.mesh.is_full or self.layers == 1 or (self.layout == "fft" and n == p),
             exact=self.precision == "exact",
-            component=component,
-            cost_exponent=2.0 if fourier else 3.0,
+            component=component(self.shape, self.is_complex),
+            cost_exponent=self.mesh.cost_exponent,
         )
 
     @property
-    def rotations(self) -> int:
-        """Number of rotations."""
-        n = self.shape[-2]
-        return n // 2 * self.layers if self.layout == "fft" else mesh_size(n, self.layers)
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the contract, and "uniform"."""
+        return (*super().schemes, "uniform")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`angle`, and for complex frames `phase`."""
         *batch, n, _ = self.shape
-        shapes: dict[str, tuple[int, ...]] = {"angle": (*batch, self.rotations)}
-        if self.is_complex:
-            shapes["phase"] = (*batch, self.rotations + n)
-        return shapes
+        phase = {"phase": (*batch, self.rotations + n)} if self.is_complex else {}
+        return {"angle": (*batch, self.rotations)} | phase
 
     def options(self) -> dict[str, Any]:
         """The layout and the number of layers."""
@@ -170,7 +158,7 @@ class Givens(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
-        return None if self.is_complex or are_signs(chart["signs"]) else "signs of 1 and -1"
+        return flaw_of_signs(chart)
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """In "fast" mode (L + 16) eps sqrt(p) more, eps that of the coordinates."""
@@ -196,9 +184,9 @@ class Givens(OrthogonalParam):
         # With few layers float64 costs less than a polish.
         few = self.layout == "fft" or 32 * self.layers <= self.shape[-2]
         work = torch.float64 if exact and few else coordinate_dtype(self.dtype)
-        own, d = self._split(phase)
-        own = None if own is None else own.to(work)
-        w = self._frame(angle.to(work), own, d, torch.promote_types(self.dtype, torch.float32))
+        own, d = self._split(phase, work)
+        rounded = torch.promote_types(self.dtype, torch.float32)
+        w = self.mesh.frame(angle.to(work), own, d, self.shape[-1], rounded)
         return (polish(w) if exact and work == angle.dtype else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
@@ -211,43 +199,31 @@ class Givens(OrthogonalParam):
             return super().linear(x, *coordinates)
         angle, phase = coordinates if self.is_complex else (*coordinates, None)
         work = torch.float64 if exact else coordinate_dtype(self.dtype)
-        angle, phase = angle.to(work), None if phase is None else phase.to(work)
-        own, d = self._split(phase)
-        z = F.pad(x.reshape(-1, p).to(_field(work, phase)), (0, n - p))
-        if self.layout == "fft":
-            z = rotate_butterfly(z, angle, own)
-        else:
-            z = brickwall(z.T, angle, own, layers=self.layers).T
+        own, d = self._split(phase, work)
+        z = F.pad(x.reshape(-1, p).to(dtype_of_parts(work, self.is_complex)), (0, n - p))
+        z = self.mesh.rotate(z, angle.to(work), own)
         return (z * d.to(z.dtype)).reshape(*x.shape[:-1], n).to(self.dtype)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Nulls W rotation by rotation; see `stiefelkit.functional.brickwall_inverse` and `butterfly_inverse`.
 
         Raises:
             ImageError: the mesh is not full, and W is neither made by one layer of neighbours nor, square, by "fft".
         """
         n, p = self.shape[-2:]
-        if self.is_full:
-            return self._packed(*brickwall_inverse(w), start=0)
-        tried = [layer_inverse(w)]
-        if self.layout == "fft" and n == p:
-            tried.append(butterfly_inverse(w))
-        for angle, turn, d in tried:
-            start = self.rotations - angle.shape[-1] if self.layout == "fft" else 0
-            coordinates, chart = self._packed(angle, turn, d, start=start)
-            own = None if turn is None else coordinates[1][..., : self.rotations]
-            off = torch.linalg.matrix_norm(self._frame(coordinates[0], own, d) - w).max().item()
-            if off <= max(8 * rounding_limit(p, self.dtype), 1e-10):
-                return coordinates, chart
+        permitted = max(8 * rounding_limit(p, self.dtype), 1e-10)
+        for angle, phase, d in self.mesh.readings(w):
+            back = w if self.mesh.is_full else self.mesh.frame(angle, phase, d, p, None)
+            if torch.linalg.matrix_norm(back - w).max().item() <= permitted:
+                own, chart = diagonal_coordinates(d)
+                return ((angle,) if phase is None else (angle, torch.cat([phase, *own], -1))), chart
         remedy = 'layout="brickwall"' if self.layout == "fft" else f"layers={n}"
         raise ImageError(
             f"Givens needs a frame that {self.layers} layers of the {self.layout} mesh make, and that can be read off "
             f"it, got another; with {remedy} any frame fits."
         )
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the angles themselves.
 
         "haar": angles and phases with the densities that they have in Haar matrices, which makes W Haar with a full
@@ -256,51 +232,20 @@ class Givens(OrthogonalParam):
         """
         if scheme not in ("haar", "uniform"):
             return self.initial_frame(scheme, generator)
-        device = None if generator is None else generator.device
         *batch, n, _ = self.shape
-
-        def uniform(*shape: int) -> Tensor:
-            return (2 * torch.rand(*shape, dtype=torch.float64, device=device, generator=generator) - 1) * math.pi
-
         if scheme == "uniform":
-            angle = uniform(*batch, self.rotations)
+            angle = symmetric((*batch, self.rotations), math.pi, generator)
         else:
-            index = torch.ones(self.rotations) if self.layout == "fft" else haar_indices(n, min(n, self.layers))
+            index = self.mesh.haar_indices()
             angle = haar_angles(index, tuple(batch), self.is_complex, generator)
             angle = F.pad(angle, (0, self.rotations - len(index)))
-        if not self.is_complex:
-            signs = uniform(*batch, n).sign() if scheme == "haar" else torch.ones(*batch, n)
-            return (angle,), {"signs": signs.to(torch.int8)}
-        return (angle, uniform(*batch, self.rotations + n)), {}
+        if self.is_complex:
+            return (angle, symmetric((*batch, self.rotations + n), math.pi, generator)), {}
+        d = symmetric((*batch, n), math.pi, generator).sign() if scheme == "haar" else torch.ones(*batch, n)
+        return (angle,), {"signs": d.to(torch.int8)}
 
-    def _split(self, phase: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """The phases of the rotations, and D."""
+    def _split(self, phase: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
+        """The phases of the rotations in a dtype, and D."""
         if phase is None:
             return None, diagonal(signs=self.signs)
-        return phase[..., : self.rotations], diagonal(phase=phase[..., self.rotations :])
-
-    def _frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, rounded: torch.dtype | None = None) -> Tensor:
-        """W in the precision of the angles; that of the Fourier pattern rounded on the way, if asked for."""
-        n, p = self.shape[-2:]
-        if self.layout == "fft":
-            return butterfly(angle, d, phase, n=n, dtype=rounded)[..., :p]
-        x = torch.eye(n, p, dtype=_field(angle.dtype, phase), device=angle.device)
-        w = brickwall(x, angle, phase, layers=self.layers)
-        return w * d.to(w.dtype).unsqueeze(-1)
-
-    def _packed(
-        self, angle: Tensor, turn: Tensor | None, d: Tensor, *, start: int
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Coordinates from those of a part of the mesh that begins at the given rotation, and the chart."""
-        ends = (start, self.rotations - start - angle.shape[-1])
-        angle = F.pad(angle, ends)
-        if turn is None:
-            return (angle,), {"signs": torch.where(d < 0, -1, 1).to(torch.int8)}
-        return (angle, torch.cat([F.pad(turn, ends), d.angle()], dim=-1)), {}
-
-
-def _field(dtype: torch.dtype, phase: Tensor | None) -> torch.dtype:
-    """The dtype of frames whose parts are of the given one."""
-    if phase is None:
-        return dtype
-    return torch.complex128 if dtype == torch.float64 else torch.complex64
+        return phase[..., : self.rotations].to(dtype), diagonal(phase=phase[..., self.rotations :])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.functional import (
     householder,
@@ -16,9 +17,10 @@ from stiefelkit.functional import (
     trapezoid_size,
     unpack_trapezoid,
 )
+from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
-from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype, rows_of
-from stiefelkit.parametrizations._buffers import are_signs
+from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
+from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
 
 __all__ = ["Householder"]
 
@@ -62,7 +64,6 @@ class Householder(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
-    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "mhammedi")
 
     signs: Tensor
 
@@ -82,7 +83,7 @@ class Householder(OrthogonalParam):
             raise OptionError(f"Householder needs reflections between 1 and p = {p}, got {reflections!r}.")
         self.reflections = k
         if not self.is_complex:
-            self.register_buffer("signs", torch.ones(*self.shape[:-2], p, dtype=torch.int8, device=device))
+            self.register_buffer("signs", unit_signs((*self.shape[:-2], p), device))
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -99,21 +100,25 @@ class Householder(OrthogonalParam):
     @property
     def traits(self) -> Traits:
         """Onto with as many reflectors as columns; with fewer, complex frames have no right inverse."""
-        n, p = self.shape[-2:]
-        component = "chart" if n == p and not self.is_complex else "connected"
-        full = self.reflections == p
-        exact = self.precision == "exact"
-        return Traits(onto=full, invertible=full or not self.is_complex, exact=exact, component=component)
+        full = self.reflections == self.shape[-1]
+        return Traits(
+            onto=full,
+            invertible=full or not self.is_complex,
+            exact=self.precision == "exact",
+            component=component(self.shape, self.is_complex),
+        )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the contract, and "mhammedi"."""
+        return (*super().schemes, "mhammedi")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`reflectors`, and for complex frames `phase`."""
         *batch, n, p = self.shape
         size = trapezoid_size(n, self.reflections, self.is_complex)
-        shapes: dict[str, tuple[int, ...]] = {"reflectors": (*batch, size)}
-        if self.is_complex:
-            shapes["phase"] = (*batch, p)
-        return shapes
+        return {"reflectors": (*batch, size)} | ({"phase": (*batch, p)} if self.is_complex else {})
 
     def options(self) -> dict[str, Any]:
         """The number of reflectors."""
@@ -160,9 +165,9 @@ class Householder(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""
-        return None if self.is_complex or are_signs(chart["signs"]) else "signs of 1 and -1"
+        return flaw_of_signs(chart)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Reduces W to its diagonal D, reflector by reflector; see `stiefelkit.functional.householder_inverse`.
 
         With fewer reflectors than columns not every D will do: the stable choice is tried, then for real frames the
@@ -180,7 +185,8 @@ class Householder(OrthogonalParam):
         for signs in tried:
             v, d, _ = householder_inverse(w, self.reflections, signs)
             if self.traits.onto or self._comes_back(w, v, d):
-                return ((v, d.angle()), {}) if self.is_complex else ((v,), {"signs": d.sign().to(torch.int8)})
+                own, chart = diagonal_coordinates(d)
+                return (v, *own), chart
         raise ImageError(
             f"Householder needs a frame that {self.reflections} reflections reduce to a diagonal, got another; with "
             f"reflections={self.shape[-1]} any frame fits."
@@ -191,13 +197,11 @@ class Householder(OrthogonalParam):
         (n, p), k = self.shape[-2:], self.reflections
         real = coordinate_dtype(self.dtype)
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
-        dtype = real.to_complex() if self.is_complex else real
+        dtype = dtype_of_parts(real, self.is_complex)
         back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
         return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= self.return_bound).all())
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the reflectors themselves.
 
         "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialisation
@@ -207,19 +211,14 @@ class Householder(OrthogonalParam):
         if scheme != "mhammedi" and (scheme != "haar" or self.traits.onto):
             return self.initial_frame(scheme, generator)
         (*batch, n, p), k = self.shape, self.reflections
-        device = None if generator is None else generator.device
-        drawn = [
-            torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
-            for shape in self.coordinates.values()
-        ]
-        signs = torch.ones(*batch, p, dtype=torch.int8, device=device)
+        drawn = [gaussian(shape, generator) for shape in self.coordinates.values()]
+        signs = unit_signs((*batch, p), device_of(generator))
         if scheme == "mhammedi":
             u = unpack_trapezoid(drawn[0], n, k, self.is_complex)
             u = u / torch.linalg.vector_norm(u, dim=-2, keepdim=True)
             drawn[0] = pack_trapezoid(u)
             if self.is_complex:
-                uniform = torch.rand(drawn[1].shape, dtype=torch.float64, device=device, generator=generator)
-                drawn[1] = (2 * uniform - 1) * math.pi
+                drawn[1] = symmetric(drawn[1].shape, math.pi, generator)
             elif k == n:
                 # The reflector of a single entry is -1; the paper's last factor is the entry itself.
                 signs[..., -1] = -u[..., -1, -1].to(torch.int8)

@@ -7,19 +7,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit import registry
+from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
-from stiefelkit.metrics import rounding_limit, working_dtype
-from stiefelkit.param import (
-    FRAME_TOLERANCE,
-    OrthogonalParam,
-    Traits,
-    check_options,
-    coarser,
-    computing_dtype,
-    coordinate_dtype,
-    require_frames,
-)
+from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
+from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.parametrizations._inner import Inner, prefixed, within
 
 __all__ = ["Margin"]
 
@@ -78,23 +71,18 @@ class Margin(OrthogonalParam):
             raise DtypeError(f"Margin needs {reason}, got shape {self.shape} and {self.dtype}.")
         self.margin = float(margin)
         *batch, _, p = self.shape
-        where: dict[str, Any] = {"dtype": computing_dtype(self.dtype), "device": device}
-        self.u: OrthogonalParam = registry.find_parametrization(u)(self.shape, **where, **(u_options or {}))
-        self.v: OrthogonalParam = registry.find_parametrization(v)((*batch, p, p), **where, **(v_options or {}))
-        for inner in (self.u, self.v):
-            require_frames(self, inner)
-        self.schemes = self.u.schemes  # type: ignore[misc]
+        self.u = Inner(u, u_options).build(self, self.shape, device)
+        self.v = Inner(v, v_options).build(self, (*batch, p, p), device)
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """What U and V do."""
         *batch, _, p = shape
         for name, own in (("u", tuple(shape)), ("v", (*batch, p, p))):
-            inner = registry.find_parametrization(options.get(name, "cayley"))
-            check_options(inner, options.get(f"{name}_options") or {})
-            reason = inner.supports(own, computing_dtype(dtype), **(options.get(f"{name}_options") or {}))
+            inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
+            reason = inner.flaw(own, dtype)
             if reason is not None:
-                return f"{reason} for {name}={registry.parametrizations.name_of(inner) or inner.__name__!r}"
+                return f"{reason} for {name}={registry.parametrizations.name_of(inner.cls) or inner.cls.__name__!r}"
         return None
 
     @classmethod
@@ -122,6 +110,11 @@ class Margin(OrthogonalParam):
             cost_exponent=max(u.cost_exponent, v.cost_exponent),
         )
 
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of U."""
+        return self.u.schemes
+
     def options(self) -> dict[str, Any]:
         """The margin, and the options of both maps."""
         return {"margin": self.margin, "u": self.u.options(), "v": self.v.options()}
@@ -129,21 +122,18 @@ class Margin(OrthogonalParam):
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """Those of U, of V and the spectrum."""
-        inner = {f"u.{key}": shape for key, shape in self.u.coordinates.items()}
-        inner |= {f"v.{key}": shape for key, shape in self.v.coordinates.items()}
+        inner = prefixed(u=self.u.coordinates, v=self.v.coordinates)
         return inner | {"spectrum": (*self.shape[:-2], self.shape[-1])}
 
     @property
     def manifolds(self) -> dict[str, str]:
         """Those of U and of V."""
-        inner = {f"u.{key}": manifold for key, manifold in self.u.manifolds.items()}
-        return inner | {f"v.{key}": manifold for key, manifold in self.v.manifolds.items()}
+        return prefixed(u=self.u.manifolds, v=self.v.manifolds)
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Asks both maps."""
         for name, inner in (("u", self.u), ("v", self.v)):
-            own = {key[2:]: value for key, value in chart.items() if key.startswith(f"{name}.")}
-            reason = inner.check_chart(own)
+            reason = inner.check_chart(within(chart, name))
             if reason is not None:
                 return f"{reason} in {name}"
         return None
@@ -205,7 +195,7 @@ class Margin(OrthogonalParam):
             )
         return exact
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Takes the singular value decomposition; a frame is U itself, with V = I."""
         u, s, vh = torch.linalg.svd(w, full_matrices=False)
         if (s - 1).abs().max().item() <= 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype)):
@@ -220,23 +210,17 @@ class Margin(OrthogonalParam):
         relative = ((s - 1) / self.margin if self.margin else s * 0).clamp(-nearly, nearly)
         of_u, chart_u = self.u.invert(u)
         of_v, chart_v = self.v.invert(vh.mH)
-        return (*of_u, *of_v, 2 * relative.atanh()), _prefixed(chart_u, chart_v)
+        return (*of_u, *of_v, 2 * relative.atanh()), prefixed(u=chart_u, v=chart_v)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws U by the scheme, with V the identity where its map can be that, and q = 0."""
         of_u, chart_u = self.u.initial(scheme, generator)
         own = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
         of_v, chart_v = self.v.initial(own, generator)
         q = torch.zeros(self.coordinates["spectrum"], dtype=torch.float64, device=of_u[0].device)
-        return (*of_u, *of_v, q), _prefixed(chart_u, chart_v)
+        return (*of_u, *of_v, q), prefixed(u=chart_u, v=chart_v)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Margin":
         super()._apply(fn, recurse)
         self.u.dtype = self.v.dtype = computing_dtype(self.dtype)
         return self
-
-
-def _prefixed(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"u.{key}": value for key, value in u.items()} | {f"v.{key}": value for key, value in v.items()}

@@ -7,17 +7,14 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
+from stiefelkit.dtypes import coarser, coordinate_dtype, working_dtype
 from stiefelkit.errors import ImageError
-from stiefelkit.functional import (
-    matrix_exp,
-    pack_skew,
-    skew_logarithm,
-    skew_size,
-    tall_logarithm,
-)
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam, Traits, coarser, coordinate_dtype, frame_tolerance
+from stiefelkit.functional import matrix_exp, pack_skew, skew_logarithm, skew_size, tall_logarithm
+from stiefelkit.init import device_of, gaussian
+from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
+from stiefelkit.parametrizations._diagonal import component
 
 __all__ = ["MatrixExp"]
 
@@ -55,7 +52,6 @@ class MatrixExp(OrthogonalParam):
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
-    schemes: ClassVar[tuple[str, ...]] = (*OrthogonalParam.schemes, "gaussian")
     frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
 
     rotation: Tensor
@@ -83,10 +79,14 @@ class MatrixExp(OrthogonalParam):
     @property
     def traits(self) -> Traits:
         """Onto, except for square real frames."""
-        n, p = self.shape[-2:]
-        rotations = n == p and not self.is_complex
-        component = "rotations" if rotations else "connected"
-        return Traits(onto=not rotations, invertible=True, exact=not self._is_fast, component=component)
+        square = component(self.shape, self.is_complex) == "chart"
+        reached = "rotations" if square else "connected"
+        return Traits(onto=not square, invertible=True, exact=not self._is_fast, component=reached)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the contract, and "gaussian"."""
+        return (*super().schemes, "gaussian")
 
     @property
     def _is_fast(self) -> bool:
@@ -122,14 +122,10 @@ class MatrixExp(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
-        if n == p:
-            return matrix_exp(skew, n, p, self.is_complex, precision=self.precision).to(self.dtype)
-        w = matrix_exp(
-            skew, n, p, self.is_complex, precision=self.precision, rotation=from_buffer(self.rotation, self.is_complex)
-        )
-        return w.to(self.dtype)
+        rotation = None if n == p else from_buffer(self.rotation, self.is_complex)
+        return matrix_exp(skew, n, p, self.is_complex, precision=self.precision, rotation=rotation).to(self.dtype)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Takes the logarithm; see `skew_logarithm` and `tall_logarithm`."""
         n, p = self.shape[-2:]
         if n > p:
@@ -155,18 +151,15 @@ class MatrixExp(OrthogonalParam):
             q = torch.where(turned[..., None, None], u @ vh, q)
         return q
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame; square real ones from the rotations (for "haar" by their own uniform measure).
 
         "gaussian" draws coordinates from N(0, 1), as Hyland and Ratsch do.
         """
         if scheme == "gaussian":
-            device = None if generator is None else generator.device
             (shape,), (*batch, n, p) = self.coordinates.values(), self.shape
-            skew = torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
-            return (skew,), {"rotation": identity_buffer(tuple(batch), p, self.dtype, device)} if n > p else {}
+            eye = identity_buffer(tuple(batch), p, self.dtype, device_of(generator))
+            return (gaussian(shape, generator),), {"rotation": eye} if n > p else {}
         w = init.draw(scheme, self.shape, working_dtype(self.dtype), generator)
         if not self.traits.onto:
             w[..., -1] *= torch.linalg.det(w).sign()[..., None]

@@ -6,19 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit import registry
+from stiefelkit.dtypes import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.param import (
-    OrthogonalParam,
-    Traits,
-    check_options,
-    computing_dtype,
-    coordinate_dtype,
-    require_frames,
-)
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
+from stiefelkit.parametrizations._diagonal import component
+from stiefelkit.parametrizations._inner import Inner, prefixed, within
 
 __all__ = ["Rebased"]
 
@@ -67,16 +62,15 @@ class Rebased(OrthogonalParam):
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        cls = registry.find_parametrization(inner)
-        reason = self.supports(self.shape, self.dtype, inner=inner, inner_options=inner_options)
+        given = Inner(inner, inner_options)
+        reason = given.flaw(self.shape, self.dtype)
         if reason is not None:
             raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
-        options = {"precision": precision if precision in cls.precisions else "exact", **(inner_options or {})}
-        self.inner: OrthogonalParam = cls(self.shape, dtype=computing_dtype(self.dtype), device=device, **options)
-        require_frames(self, self.inner)
+        precision = precision if precision in given.cls.precisions else "exact"
+        self.inner = given.build(self, self.shape, device, precision=precision)
         if "identity" not in self.inner.schemes:
             raise OptionError(
-                f"Rebased needs an inner map that can be the identity, got {cls.__name__} with "
+                f"Rebased needs an inner map that can be the identity, got {given.cls.__name__} with "
                 f"inner_options={dict(inner_options or {})}; the base takes any frame, whatever the inner map's signs."
             )
         *batch, n, _ = self.shape
@@ -85,9 +79,7 @@ class Rebased(OrthogonalParam):
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """What the inner map does."""
-        inner = registry.find_parametrization(options.get("inner", "matrix_exp"))
-        check_options(inner, options.get("inner_options") or {})
-        return inner.supports(shape, computing_dtype(dtype), **(options.get("inner_options") or {}))
+        return Inner(options.get("inner", "matrix_exp"), options.get("inner_options")).flaw(tuple(shape), dtype)
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
@@ -104,15 +96,18 @@ class Rebased(OrthogonalParam):
     @property
     def traits(self) -> Traits:
         """Onto, by the base."""
-        n, p = self.shape[-2:]
         return Traits(
             onto=True,
             invertible=True,
-            exact=self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64,
-            component="chart" if n == p and not self.is_complex else "connected",
+            exact=self._is_exact,
+            component=component(self.shape, self.is_complex),
             twice_differentiable=self.inner.traits.twice_differentiable,
             cost_exponent=max(3.0, self.inner.traits.cost_exponent),
         )
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64
 
     def options(self) -> dict[str, Any]:
         """Those of the inner map."""
@@ -133,13 +128,12 @@ class Rebased(OrthogonalParam):
         base = from_buffer(chart["base"], self.is_complex)
         if not orthogonality_error(base).max().item() <= 100 * rounding_limit(self.shape[-2], torch.float32):
             return "an orthogonal base"
-        own = {key.removeprefix("inner."): value for key, value in chart.items() if key != "base"}
-        return self.inner.check_chart(own)
+        return self.inner.check_chart(within(chart, "inner"))
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of an exact frame, or the inner map's and 10 limits."""
         exact = super().error_bound()
-        if self.traits.exact:
+        if self._is_exact:
             return exact
         return exact + self.inner.error_bound(*coordinates) + 10 * rounding_limit(self.shape[-2], torch.float32)
 
@@ -153,7 +147,7 @@ class Rebased(OrthogonalParam):
             Frames of shape (*, n, p).
         """
         w = self._frame(*coordinates)
-        if self.traits.exact:
+        if self._is_exact:
             # A base of float32 is no frame of float64 after one polish.
             w = polish(polish(w) if w.dtype == working_dtype(w.dtype) else w)
         return w.to(self.dtype)
@@ -163,21 +157,19 @@ class Rebased(OrthogonalParam):
         q = self.inner(*coordinates)
         return product(from_buffer(self.base, self.is_complex).to(q.dtype), q)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
         q, _ = torch.linalg.qr(w, mode="complete")
         q[..., : w.shape[-1]] = w
         coordinates, chart = self.inner.initial("identity")
         coordinates = tuple(c.to(w.device) for c in coordinates)
-        return coordinates, {"base": to_buffer(q)} | {f"inner.{key}": value for key, value in chart.items()}
+        return coordinates, {"base": to_buffer(q)} | prefixed(inner=chart)
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame for the base."""
         return self.initial_frame(scheme, generator)
 
-    def rebased(self, *coordinates: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def rebased(self, *coordinates: Tensor) -> Position:
         """The coordinates and the chart that put the present frame into the base; writes nothing.
 
         Raises:

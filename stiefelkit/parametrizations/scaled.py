@@ -1,17 +1,18 @@
 """Frames times a gain, fixed or learned."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coarser, coordinate_dtype
+from stiefelkit.dtypes import coarser, coordinate_dtype, working_dtype
 from stiefelkit.errors import NotAFrameError, OptionError
-from stiefelkit.metrics import working_dtype
-from stiefelkit.param import OrthogonalParam, Traits, scale_of
+from stiefelkit.metrics import scale_of
+from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.parametrizations._wrapper import Wrapper
 
 __all__ = ["GAIN", "Scaled"]
 
@@ -19,7 +20,7 @@ GAIN = "gain"
 """The name of the coordinate that a learned gain is."""
 
 
-class Scaled(OrthogonalParam):
+class Scaled(Wrapper):
     """A parametrization times a gain: the weight is g inner(...).
 
     A fixed g is an option, as `torch.nn.init.calculate_gain` gives it. A learned one is a coordinate more, `gain`, one
@@ -38,7 +39,7 @@ class Scaled(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("*", GAIN)
 
     def __init__(self, inner: OrthogonalParam, gain: float | str):
-        torch.nn.Module.__init__(self)
+        super().__init__(inner, inner.shape)
         number = isinstance(gain, int | float) and not isinstance(gain, bool) and 0 < gain < math.inf
         if not number and gain != "learned":
             raise OptionError(f'{inner.title} needs gain to be a positive number or "learned", got {gain!r:.80}.')
@@ -46,19 +47,7 @@ class Scaled(OrthogonalParam):
             raise OptionError(
                 f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {gain!r}."
             )
-        self.shape, self.dtype, self.precision = inner.shape, inner.dtype, inner.precision
-        self.inner = inner
         self.gain: float | None = None if isinstance(gain, str) else float(gain)
-
-    @property
-    def title(self) -> str:
-        """That of the inner map."""
-        return self.inner.title
-
-    @classmethod
-    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """None: the laws run on the inner maps."""
-        return []
 
     @property
     def traits(self) -> Traits:
@@ -66,28 +55,9 @@ class Scaled(OrthogonalParam):
         return replace(self.inner.traits, exact=False)
 
     @property
-    def schemes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the inner map."""
-        return self.inner.schemes
-
-    @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """Those of the inner map, and `gain` if it is learned."""
         return self.inner.coordinates | ({GAIN: (1,)} if self.gain is None else {})
-
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """Those of the inner map."""
-        return self.inner.manifolds
-
-    @property
-    def chart(self) -> dict[str, Tensor]:
-        """That of the inner map."""
-        return self.inner.chart
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Asks the inner map."""
-        return self.inner.check_chart(chart)
 
     def options(self) -> dict[str, Any]:
         """The inner map's and the gain."""
@@ -115,17 +85,10 @@ class Scaled(OrthogonalParam):
             return self.inner.frames(weight)
         return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as the inner map does, with gain 1 if it is learned."""
         own, chart = self.inner.initial(scheme, generator)
         return self._joined(own, 1.0), chart
-
-    @property
-    def takes_nearest(self) -> bool:
-        """As the inner map."""
-        return self.inner.takes_nearest
 
     def nearest(self, weight: Tensor) -> Tensor:
         """The nearest frame times the gain; a learned one is the mean of the singular values, which is nearest."""
@@ -138,8 +101,8 @@ class Scaled(OrthogonalParam):
         return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
-    def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
-        """Finds coordinates of a weight; see `OrthogonalParam.right_inverse`.
+    def solve(self, w: Tensor) -> Position:
+        """Hands the weight divided by its gain to the inner map; see `OrthogonalParam.right_inverse`.
 
         Raises:
             NotAFrameError: the weight divided by its gain is no frame.
@@ -155,10 +118,10 @@ class Scaled(OrthogonalParam):
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
         try:
-            own = self.inner.right_inverse(frame)
+            own, chart = self.inner.solve(frame)
         except NotAFrameError as error:
             raise NotAFrameError(self._in_words(w)) from error
-        return self._joined(own, gain)
+        return self._joined(own, gain), chart
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""

@@ -1,13 +1,13 @@
 """The frame itself as coordinate."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.metrics import working_dtype
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.dtypes import working_dtype
+from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.parametrizations._diagonal import component
 from stiefelkit.parametrizations.fourier import Fourier
 
 __all__ = ["StiefelPoint"]
@@ -47,18 +47,6 @@ class StiefelPoint(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("stiefel",)
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        precision: str = "exact",
-    ):
-        super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        if Fourier.supports(self.shape, self.dtype) is None:
-            self.schemes = (*type(self).schemes, _RESTRICTED)  # type: ignore[misc]
-
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """One entry, square, tall, one column, batched."""
@@ -67,9 +55,14 @@ class StiefelPoint(OrthogonalParam):
     @property
     def traits(self) -> Traits:
         """Onto; a square real frame keeps its determinant."""
-        n, p = self.shape[-2:]
-        component = "chart" if n == p and not self.is_complex else "connected"
-        return Traits(onto=True, invertible=True, exact=True, component=component, cost_exponent=2.0)
+        own = component(self.shape, self.is_complex)
+        return Traits(onto=True, invertible=True, exact=True, component=own, cost_exponent=2.0)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the contract, and "restricted" where `fourier` is."""
+        restricted = Fourier.supports(self.shape, self.dtype) is None
+        return (*super().schemes, _RESTRICTED) if restricted else super().schemes
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
@@ -93,13 +86,11 @@ class StiefelPoint(OrthogonalParam):
         # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
         return stiefel.to(self.dtype, copy=True)
 
-    def invert(self, w: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def invert(self, w: Tensor) -> Position:
         """Returns the frame itself."""
         return (w,), {}
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame."""
         if scheme != _RESTRICTED:
             return self.initial_frame(scheme, generator)

@@ -1,122 +1,18 @@
-"""Wide weights, convolutions and other tensors seen as frames."""
+"""Parametrizations seen through a view: wide weights, convolutions and other tensors that are read as frames."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.errors import DtypeError, ShapeError
+from stiefelkit.param import OrthogonalParam, Position
+from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations.view import View
 
-__all__ = ["VIEWS", "View", "Viewed"]
-
-VIEWS = {
-    "matrix": "the last two dimensions are the matrix, those before are a batch",
-    "out_by_rest": "one matrix, output channels by all other dimensions",
-    "in_by_rest": "one matrix, input channels by all other dimensions",
-    "per_tap": "one matrix, output by input channels, for each position of the kernel",
-    "group_out_by_rest": "as out_by_rest, one matrix for each group of a convolution",
-    "group_in_by_rest": "as in_by_rest, one matrix for each group",
-    "group_per_tap": "as per_tap, one matrix for each group and position",
-}
-
-_GROUPED = "group_"
+__all__ = ["Viewed"]
 
 
-@dataclass(frozen=True)
-class View:
-    """How a weight is read as frames: dimensions moved, flattened and, if the matrix is wide, its adjoint taken.
-
-    Args:
-        name: one of `VIEWS`.
-        shape: shape of the weight.
-        out_dim: the dimension of output channels, 0 for linear layers and convolutions, 1 for transposed ones.
-        groups: how many groups the first dimension is made of, for the views of groups: that of output channels, or,
-            transposed, of input channels.
-
-    Raises:
-        OptionError: no view has this name.
-        ShapeError: the weight has too few dimensions for it, or is not made of so many groups.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    out_dim: int = 0
-    groups: int = 1
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name not in VIEWS:
-            raise OptionError(f"No view is named {self.name!r}{did_you_mean(self.name, VIEWS)}")
-        if len(self.shape) < 2:
-            raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
-        if self.is_grouped and (self.groups < 1 or self.shape[0] % self.groups):
-            raise ShapeError(f"View needs a weight of {self.groups} groups of equal size, got shape {self.shape}.")
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether there is a matrix for each group."""
-        return self.name.startswith(_GROUPED)
-
-    @property
-    def split_shape(self) -> tuple[int, ...]:
-        """Shape of the weight with a dimension of its own, the first, for the groups of a view of groups."""
-        return (self.groups, self.shape[0] // self.groups, *self.shape[1:]) if self.is_grouped else self.shape
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Dimensions of `split_shape` in the order in which the matrix has them."""
-        every = list(range(len(self.split_shape)))
-        batch, rest = (every[:1], every[1:]) if self.is_grouped else ([], every)
-        out, into = rest[self.out_dim], rest[1 - self.out_dim]
-        kind = self.name.removeprefix(_GROUPED)
-        if kind == "matrix":
-            return tuple(every)
-        if kind == "per_tap":
-            return (*batch, *rest[2:], out, into)
-        first = out if kind == "out_by_rest" else into
-        return (*batch, first, *(d for d in rest if d != first))
-
-    @property
-    def matrix_shape(self) -> tuple[int, ...]:
-        """Shape of the matrices before the adjoint."""
-        moved = tuple(self.split_shape[d] for d in self.order)
-        if self.name.removeprefix(_GROUPED) in ("matrix", "per_tap"):
-            return moved
-        *batch, first = moved[: 1 + self.is_grouped]
-        return (*batch, first, math.prod(moved[1 + self.is_grouped :]))
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether the frame is the adjoint of the matrix."""
-        return self.matrix_shape[-2] < self.matrix_shape[-1]
-
-    @property
-    def frame_shape(self) -> tuple[int, ...]:
-        """Shape of the frames, (*, n, p) with n >= p."""
-        *batch, rows, columns = self.matrix_shape
-        return (*batch, columns, rows) if self.is_wide else (*batch, rows, columns)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the weight is the frame as it stands."""
-        return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
-
-    def to_frame(self, w: Tensor) -> Tensor:
-        """Turns a weight into frames."""
-        m = w.reshape(self.split_shape).permute(self.order).reshape(self.matrix_shape)
-        return m.mH if self.is_wide else m
-
-    def from_frame(self, q: Tensor) -> Tensor:
-        """Turns frames into the weight."""
-        m = q.mH if self.is_wide else q
-        moved = m.reshape([self.split_shape[d] for d in self.order])
-        return moved.permute([self.order.index(d) for d in range(len(self.split_shape))]).reshape(self.shape)
-
-
-class Viewed(OrthogonalParam):
+class Viewed(Wrapper):
     """A parametrization seen through a view: the weight is `view.from_frame(inner(...))`.
 
     Wide weights are adjoints of tall frames, W = Q^H, so that their rows are orthonormal. Coordinates, chart and
@@ -130,63 +26,10 @@ class Viewed(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, inner: OrthogonalParam, view: View):
-        torch.nn.Module.__init__(self)
+        super().__init__(inner, view.shape)
         if inner.shape != view.frame_shape:
             raise ShapeError(f"Viewed needs an inner map of shape {view.frame_shape}, got {inner.shape}.")
-        self.shape, self.dtype, self.precision = view.shape, inner.dtype, inner.precision
-        self.inner, self.view = inner, view
-
-    @property
-    def title(self) -> str:
-        """That of the inner map."""
-        return self.inner.title
-
-    @classmethod
-    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """None: the laws run on the inner maps."""
-        return []
-
-    @property
-    def traits(self) -> Traits:
-        """Those of the inner map."""
-        return self.inner.traits
-
-    @property
-    def schemes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the inner map."""
-        return self.inner.schemes
-
-    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """Asks the inner map."""
-        return self.inner.check_chart(chart)
-
-    @property
-    def takes_nearest(self) -> bool:
-        """As the inner map."""
-        return self.inner.takes_nearest
-
-    def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest weight whose frames are orthonormal."""
-        return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
-
-    def project(self, weight: Tensor) -> Tensor:
-        """The nearest weight that the inner map may have."""
-        return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
-
-    @property
-    def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of the inner map."""
-        return self.inner.coordinates
-
-    @property
-    def manifolds(self) -> dict[str, str]:
-        """Those of the inner map."""
-        return self.inner.manifolds
-
-    @property
-    def chart(self) -> dict[str, Tensor]:
-        """That of the inner map."""
-        return self.inner.chart
+        self.view = view
 
     def options(self) -> dict[str, Any]:
         """The inner map's, the view and, for a view of groups, how many there are."""
@@ -197,20 +40,21 @@ class Viewed(OrthogonalParam):
         """Maps coordinates to the weight."""
         return self.view.from_frame(self.inner(*coordinates))
 
-    def initial(
-        self, scheme: str, generator: torch.Generator | None = None
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Draws as the inner map does."""
-        return self.inner.initial(scheme, generator)
+    def solve(self, w: Tensor) -> Position:
+        """Hands the frames in the weight to the inner map; see `OrthogonalParam.right_inverse`."""
+        if not isinstance(w, Tensor):
+            raise DtypeError(f"{self.title} needs a tensor, got {type(w).__name__}.")
+        if tuple(w.shape) != self.shape:
+            raise ShapeError(f"{self.title} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
+        return self.inner.solve(self.view.to_frame(w))
 
-    def error_bound(self, *coordinates: Tensor) -> float:
-        """That of the inner map."""
-        return self.inner.error_bound(*coordinates)
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The nearest weight whose frames are orthonormal."""
+        return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
 
-    @property
-    def return_bound(self) -> float:
-        """That of the inner map."""
-        return self.inner.return_bound
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest weight that the inner map may have."""
+        return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
 
     def frames(self, weight: Tensor) -> Tensor:
         """The weight read as the inner map's."""
@@ -219,15 +63,6 @@ class Viewed(OrthogonalParam):
     def bare(self, *coordinates: Tensor) -> Tensor:
         """Those of the inner map."""
         return self.inner.bare(*coordinates)
-
-    def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
-        """Finds coordinates of a weight; see `OrthogonalParam.right_inverse`."""
-        name = self.title
-        if not isinstance(w, Tensor):
-            raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
-        if tuple(w.shape) != self.shape:
-            raise ShapeError(f"{name} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
-        return self.inner.right_inverse(self.view.to_frame(w))
 
     def extra_repr(self) -> str:
         """The view and the weight's shape."""

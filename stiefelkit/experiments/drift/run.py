@@ -168,7 +168,7 @@ def _started(
     if method == UNCONSTRAINED:
         layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
     else:
-        orthogonal(layer, "weight", method, init=available()[method].schemes[0])
+        orthogonal(layer, "weight", method, init=available()[method]((n, p), dtype=dtype).schemes[0])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* holds no frame")  # as of most maps, on purpose
         optimizer = optimizers.get(plan.optimizer)(parameter_groups(layer, lr=plan.lr))

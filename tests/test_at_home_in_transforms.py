@@ -1,0 +1,132 @@
+"""Calls, ensembles and traces of orthogonal weights: the rows of docs/at-home-in-torch.md on torch.func, fx and jit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from every_map import close, make, over_all_maps, squares
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrizations
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing import seeds
+from stiefelkit.testing.cases import random_coordinates
+
+
+@over_all_maps
+def test_functional_call_takes_coordinates_or_for_once_a_whole_weight(name, dtype):
+    layer, other = make(name, dtype), make(name, dtype)
+    x = torch.ones(2, 4, dtype=dtype)
+    w = layer.weight.detach().clone()
+    state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    assert torch.equal(torch.func.functional_call(layer, state, x), other(x))
+    assert torch.equal(layer.weight, w)
+
+
+@over_all_maps
+def test_ensembles_by_torchs_recipe(name, dtype):
+    models = [nn.Sequential(make(name, dtype), nn.Tanh(), make(name, dtype)) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    base = copy.deepcopy(models[0]).to("meta")
+    x = torch.ones(2, 4, dtype=dtype)
+
+    def run(parameters, buffers, x):
+        return torch.func.functional_call(base, (parameters, buffers), (x,))
+
+    out = torch.vmap(run, (0, 0, None))(parameters, buffers, x)
+    squares(out).backward()
+    for i, model in enumerate(models):
+        assert close(out[i], model(x))
+        squares(model(x)).backward()
+        for key, p in model.named_parameters():
+            assert close(parameters[key].grad[i], p.grad, 1e-4)
+
+
+def test_an_ensemble_of_bare_layers_is_refused_by_torch_as_for_its_own():
+    for pair in (
+        [make("cayley", torch.float32) for _ in range(2)],
+        [parametrizations.orthogonal(nn.Linear(4, 4)) for _ in range(2)],
+    ):
+        with pytest.raises(RuntimeError, match="same class"):
+            torch.func.stack_module_state(pair)
+
+
+def moved(layer):
+    """Other values for a layer's parameters: large coordinates, another frame."""
+    carrier = layer.parametrizations.weight
+    drawn = random_coordinates(carrier.param, 3.0, seeds.generator(6))
+    with torch.no_grad():
+        carrier.fill_(drawn)
+    return layer
+
+
+@over_all_maps
+def test_symbolic_trace_has_the_weight_as_one_module(name, dtype):
+    layers = nn.Sequential(make(name, dtype), sk.nn.OrthogonalLinear(4, 4, parametrization=name, dtype=dtype))
+    traced = torch.fx.symbolic_trace(layers)
+    for layer in layers:
+        moved(layer)
+    x = torch.ones(2, 4, dtype=dtype)
+    assert close(traced(x), layers(x))
+    found, expected = (torch.autograd.grad(squares(f(x)), list(layers.parameters())) for f in (traced, layers))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@over_all_maps
+def test_make_fx_writes_down_the_weight_and_its_gradient_for_all_coordinates(name, dtype):
+    layer, mode = make(name, dtype), "real" if dtype.is_complex else "fake"
+
+    def gradients(parameters, buffers, x):
+        def loss(parameters):
+            return squares(torch.func.functional_call(layer, (parameters, buffers), (x,)))
+
+        return torch.func.grad_and_value(loss)(parameters)
+
+    def state():
+        return {key: p.detach() for key, p in layer.named_parameters()}, dict(layer.named_buffers())
+
+    x = torch.ones(2, 4, dtype=dtype)
+    traced = make_fx(gradients, tracing_mode=mode)(*state(), x)
+    moved(layer)
+    (found, value), (expected, other) = traced(*state(), x), gradients(*state(), x)
+    assert close(value, other)
+    assert all(close(found[key], expected[key], 1e-4) for key in expected)
+
+
+@over_all_maps
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_follows_the_coordinates_and_gives_their_gradients(name, dtype):
+    layer = make(name, dtype)
+    traced: Any = torch.jit.trace(layer, (torch.ones(2, 4, dtype=dtype),))
+    moved(layer)
+    x = torch.randn(3, 4, dtype=dtype)
+    assert close(traced(x), layer(x))
+    found, expected = (torch.autograd.grad(squares(f(x)), list(layer.parameters())) for f in (traced, layer))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("field", ["real", "complex"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace_of_a_recurrent_layer_takes_any_length(field):
+    rnn = sk.nn.OrthogonalRNN(3, 4, field=field)
+    traced: Any = torch.jit.trace(rnn, (torch.ones(12, 2, 3),))
+    x = torch.randn(17, 5, 3)
+    assert close(traced(x)[0], rnn(x)[0])
+    found, expected = (torch.autograd.grad(squares(f(x)[0]), list(rnn.parameters())) for f in (traced, rnn))
+    assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
+
+
+@over_all_maps
+def test_a_whole_weight_in_functional_call_is_assigned_for_the_call(name, dtype):
+    layer, other = make(name, dtype), make(name, dtype)
+    w, x = layer.weight.detach().clone(), torch.ones(2, 4, dtype=dtype)
+    call = {"weight": other.weight.detach()}
+    if not layer.parametrizations.weight.param.traits.invertible:
+        with pytest.raises(errors.ImageError):
+            torch.func.functional_call(layer, call, x)
+        return
+    assert close(torch.func.functional_call(layer, call, x), x @ other.weight.mT + layer.bias)
+    assert close(layer.weight, w)
