@@ -1,5 +1,7 @@
 """The optimizers of frames that there are, for tables of tests, and frames and gradients to try them on."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,9 @@ from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
-OPTIMIZERS = {cls.__name__: cls for cls in sk.optim.available().values() if getattr(cls, "moves_frames", False)}
+OPTIMIZERS: dict[str, Any] = {
+    cls.__name__: cls for cls in sk.optim.available().values() if getattr(cls, "moves_frames", False)
+}
 STATEFUL = {name: dict(cls.examples[-1]) for name, cls in OPTIMIZERS.items()}
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
