@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from stiefelkit._torch import write_count
+
 __all__ = ["retire", "watch"]
 
 
@@ -62,7 +64,7 @@ def retire(parameters: Iterable[Tensor], what: str, heir: Any) -> None:
     for p in parameters:
         key = id(p)
         forget = weakref.ref(p, lambda _, key=key: _retired.pop(key, None))
-        gradient = None if p.grad is None else (weakref.ref(p.grad), p.grad._version)
+        gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
         _retired[key] = _Retired(forget, what, weakref.ref(heir), gradient)
     _count()
 
@@ -93,7 +95,7 @@ def _speak_of(optimizer: torch.optim.Optimizer, found: _Retired, held: dict[int,
         return
     successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
     old, version = found.gradient or (lambda: None, 0)
-    if p.grad is not None and not (old() is p.grad and version == p.grad._version):
+    if p.grad is not None and not (old() is p.grad and version == write_count(p.grad)):
         warnings.warn(
             f"{found.what} still gets a gradient: another module is tied to it, and the two have come apart; "
             'sk.tie(module, "weight", other, "weight") ties them again.',

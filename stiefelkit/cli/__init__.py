@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 STOPPED = "Stopped at once; what was saved is kept."
 USER_ERROR = 2
+EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | {"sklearn": "scikit-learn"}
+"""What `stiefelkit[cli]` installs: the name of the import, and of the package."""
 
 
 def main(arguments: "Sequence[str] | None" = None) -> int:
@@ -46,6 +48,11 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
 
 def _run(words: list[str], is_program: bool) -> int:
+    from importlib.util import find_spec
+
+    missing = ", ".join(package for name, package in EXTRA.items() if find_spec(name) is None)
+    if missing:
+        return _refuse(f'The command line needs {missing}, got an installation without; pip install "stiefelkit[cli]".')
     from cyclopts import CycloptsError, UnknownCommandError
     from rich.console import Console
 

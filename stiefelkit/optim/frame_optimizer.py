@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError
 from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of
 from stiefelkit.functional._polish import rounded_defect
@@ -21,6 +22,7 @@ from stiefelkit.optim.checks import check_common, check_members, check_rate, che
 from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
 from stiefelkit.optim.states import check_entries, check_states
 from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.sharding import is_sharded
 
 __all__ = ["FrameOptimizer"]
 
@@ -247,7 +249,7 @@ class FrameOptimizer(torch.optim.Optimizer):
             ):
                 carrier = known[id(p)].carrier if id(p) in known else None
                 name = f"a frame of shape {tuple(p.shape)}" if carrier is None else carrier.weight
-                sharded = sharded or hasattr(p, "full_tensor")
+                sharded = sharded or is_sharded(p)
                 if not torch.isfinite(grad).all():
                     bad.append(name)
                 elif not share < 1:
@@ -328,11 +330,11 @@ class FrameOptimizer(torch.optim.Optimizer):
 
     def _were_changed(self, bucket: Bucket) -> bool:
         """Whether a frame was written to by somebody else since the last step, as far as is known."""
-        return any(self._versions.get(id(p), p._version) != p._version for p in bucket.params)
+        return any((now := write_count(p)) != self._versions.get(id(p), now) for p in bucket.params)
 
     def _remember(self, bucket: Bucket) -> None:
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
-        self._versions.update({id(p): p._version for p in bucket.params if not hasattr(p, "full_tensor")})
+        self._versions.update({id(p): write_count(p) for p in bucket.params if not is_sharded(p)})
 
     def _settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """What is to be done after an increment of some length: what cannot wait for the next is polished at once."""

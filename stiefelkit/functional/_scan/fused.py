@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_jit_traced, is_transformed
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._scan.backends import GATED
@@ -16,7 +17,6 @@ from stiefelkit.functional._scan.operators import (
     scan_last,
     scan_last_backward,
 )
-from stiefelkit.functional._tracing import is_jit_traced
 
 __all__ = ["fused_scan"]
 
@@ -59,7 +59,7 @@ def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     if not torch.is_grad_enabled():
         return False
     # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
-    is_mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    is_mapped = not torch.compiler.is_compiling() and is_transformed()
     return is_mapped or any(t is not None and t.requires_grad for t in tensors)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_exported
 from stiefelkit.errors import DtypeError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.functional._activations import find_activation, split_activation
-from stiefelkit.functional._onnx import is_exported
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._scan.backends import GATED
 from stiefelkit.functional._scan.dispatch import DTYPES, prefers_loop

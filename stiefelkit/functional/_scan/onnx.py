@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan as higher_order_scan
 
+from stiefelkit._torch import higher_order_scan
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._activations import find_activation
 
