@@ -13,7 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STOPPED = "Stopped at once; what was saved is kept."
 USER_ERROR = 2
 EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | {"sklearn": "scikit-learn"}
 """What `stiefelkit[cli]` installs: the name of the import, and of the package."""
@@ -38,7 +37,9 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
             interrupts.guard()
         return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
     except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
+        from stiefelkit.cli import interrupts
+
+        print(interrupts.STOPPED, file=sys.stderr)
         return 130
     finally:
         if is_program:

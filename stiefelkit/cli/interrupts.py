@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 
-from stiefelkit.cli import STOPPED
-
 TYPE_CHECKING = False
+STOPPED = "Stopped at once; what was saved is kept."
 
 if TYPE_CHECKING:
     from types import FrameType
