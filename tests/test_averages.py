@@ -207,6 +207,15 @@ def test_weights_that_cannot_be_averaged_say_so():
     assert torch.equal(averaged.module.weight, before)
 
 
+def test_a_frame_that_was_zeroed_is_named_with_what_helps():
+    module = made("stiefel")
+    nn.init.zeros_(next(module.parameters()))
+    with pytest.raises(errors.RankError, match=r"Module.weight needs linearly independent.* sk.reset_ draws a frame"):
+        _ = module.weight
+    sk.reset_(module, "weight")
+    assert sk.drift(module)["weight"].bits_lost < 1
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan, "0.9", True])
 def test_a_decay_out_of_range_is_refused(decay):
     for make in (sk.optim.average_fn, sk.optim.multi_avg_fn):
