@@ -32,12 +32,12 @@ export PIP_NO_INPUT = 1
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-demo: $(VENV)/.base
+demo: $(VENV)/.cli
 	rm -rf $(DEMO)
 	$(BIN)/stiefelkit compare digits --models scornn,scurnn,exprnn,lstm --out $(DEMO)
 	@echo "Plots:"; find $(DEMO) -name '*.png' | sort
 
-demo-all: $(VENV)/.base
+demo-all: $(VENV)/.cli
 	rm -rf $(DEMO)-all
 	$(BIN)/stiefelkit compare digits --models $(MODELS) --out $(DEMO)-all
 	@echo "Plots:"; find $(DEMO)-all -name '*.png' | sort
@@ -130,21 +130,21 @@ $(VENV)/.torch: constraints.txt | $(BIN)/pip
 	$(INSTALL) $(TORCH)
 	@touch $@
 
-# The stamps .base, .test and .dev: each set of extras holds the one before it; .bench stands beside them.
+# The stamps .cli, .test and .dev: each set of extras holds the one before it; .bench holds .cli as well.
 SOURCES := pyproject.toml constraints.txt stiefelkit/_version.py $(VENV)/.torch
 
-$(VENV)/.base: $(SOURCES)
-	$(INSTALL) -e .
+$(VENV)/.cli: $(SOURCES)
+	$(INSTALL) -e ".[cli]"
 	@touch $@
 
 $(VENV)/.test: $(SOURCES)
 	$(INSTALL) -e ".[test]"
-	@touch $(VENV)/.base $@
+	@touch $(VENV)/.cli $@
 
 $(VENV)/.dev: $(SOURCES)
 	$(INSTALL) -e ".[dev]"
-	@touch $(VENV)/.base $(VENV)/.test $@
+	@touch $(VENV)/.cli $(VENV)/.test $@
 
 $(VENV)/.bench: $(SOURCES)
 	$(INSTALL) -e ".[bench]"
-	@touch $(VENV)/.base $@
+	@touch $(VENV)/.cli $@

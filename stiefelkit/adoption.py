@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
+from stiefelkit._torch import held_modules
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.host import adopt_carrier, attach_carrier, carrier_of, check_before_loading
@@ -82,7 +83,7 @@ def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module |
     check_before_loading()
     carrier = CoordinateList(param, values, any(value.requires_grad for value in values))
     host = _hosts[parent]() if parent in _hosts else None  # type: ignore[index, operator]
-    if host is not None and host._modules.get("parametrizations") is parent:
+    if host is not None and held_modules(host).get("parametrizations") is parent:
         adopt_carrier(host, name, carrier)
     else:
         carrier.is_sparse = True  # for all that is known here

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import registry
+from stiefelkit._torch import Convolution
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.filling import Start, check_scheme, draw_, start_
@@ -305,7 +306,7 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
 
 
 def _is_convolution(place: Place) -> bool:
-    return isinstance(place.host, nn.modules.conv._ConvNd) and place.name == "weight"
+    return isinstance(place.host, Convolution) and place.name == "weight"
 
 
 def _groups(place: Place) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import guard, notices
+from stiefelkit._torch import held_buffers, is_exported, is_transformed, write_count
 from stiefelkit.dtypes import coarser, keep_precision
 from stiefelkit.entries import (
     check_description,
@@ -21,11 +22,10 @@ from stiefelkit.entries import (
 )
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.functional._onnx import is_exported
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.mending import Notes, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.sharding import placed_like, whole
+from stiefelkit.sharding import is_sharded, placed_like, whole
 
 __all__ = ["CoordinateList"]
 
@@ -145,7 +145,7 @@ class CoordinateList(parametrize.ParametrizationList):
         bound = self.param.manifolds
         names = zip(self._originals, self.param.coordinates, strict=True)
         coordinates = [(self._parameters, key) for key, name in names if name in bound]
-        buffers = [(member._buffers, key) for member in self.param.modules() for key in member._buffers]
+        buffers = [(held_buffers(member), key) for member in self.param.modules() for key in held_buffers(member)]
         self._notes.take([*coordinates, *buffers])
 
     def mend(self) -> None:
@@ -158,7 +158,7 @@ class CoordinateList(parametrize.ParametrizationList):
             NotAFrameError: the chart's signs or permutations have become something else.
             RankError: a frame has become so dependent that none is nearest.
         """
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or is_transformed():
             return
         written = self._notes.written()
         if written:
@@ -207,7 +207,7 @@ class CoordinateList(parametrize.ParametrizationList):
             tracer = values[0].tracer
             return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
         self._check_filled()
-        if any([hasattr(c, "full_tensor") for c in values]):
+        if is_sharded(*values):
             raise UnfilledError(
                 f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
@@ -367,17 +367,17 @@ class CoordinateList(parametrize.ParametrizationList):
         c = self.coordinates[name]
         if name not in self.param.manifolds or coarser(c.dtype, before) == c.dtype:
             return
-        if not self._is_unfilled() and not hasattr(c, "device_mesh"):
+        if not self._is_unfilled() and not is_sharded(c):
             c.copy_(nearest_frame(c.detach()))
 
     def _remember_emptied(self) -> None:
-        self._emptied = [(c, c._version) for c in self.parameters()]
+        self._emptied = [(c, write_count(c)) for c in self.parameters()]
 
     def _is_unfilled(self) -> bool:
         # Values may also arrive by copying into each parameter, or in tensors of functional_call, which are others.
         if self._emptied:
             present = {id(c) for c in self.parameters()}
-            if any(id(c) in present and c._version == version for c, version in self._emptied):
+            if any(id(c) in present and write_count(c) == noted for c, noted in self._emptied):
                 return True
         return any([c.is_meta for c in (*self._values(), *self.param.buffers())])
 

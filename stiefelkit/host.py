@@ -1,8 +1,4 @@
-"""The modules whose weights are parametrized: finding them, and the class that torch gives them.
-
-Everything that leans on private names of torch.nn.utils.parametrize lives here, with tests that say so when torch
-renames them.
-"""
+"""The modules whose weights are parametrized: finding them, and the class that torch gives them."""
 
 import copy
 import functools
@@ -12,12 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from typing_extensions import deprecated
 
+from stiefelkit._torch import held_modules, held_parameters, injected_properties, load_pre_hooks
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
+from stiefelkit.sharding import is_sharding
 
 __all__ = [
     "Carried",
@@ -66,7 +63,7 @@ def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList, event:
     """Replaces a plain parameter of a module by what a carrier evaluates to; the event is who asked for it."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
-    old = module._parameters.get(name)
+    old = held_parameters(module).get(name)
     if old is not None:
         retire([old], f"{plain.__name__}.{name}", event, carrier)
     delattr(module, name)
@@ -145,15 +142,14 @@ def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, a
     for name, _ in _own_carriers(module):
         _check_host(module, name, state_dict, prefix, assign)
     if not _rewrites_entries(module):
-        for name, child in module._modules.items():
+        for name, child in held_modules(module).items():
             if child is not None and not isinstance(child, CoordinateList):
                 _check_tree(child, state_dict, f"{prefix}{name}.", assign)
 
 
 def _rewrites_entries(module: nn.Module) -> bool:
     """Whether a module may change a state dict before torch hands it to its children; sharding does not."""
-    hooks = module._load_state_dict_pre_hooks.values()
-    foreign = any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.") for hook in hooks)
+    foreign = not all(map(is_sharding, load_pre_hooks(module).values()))
     load = type(module)._load_from_state_dict
     return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_carriers"))
 
@@ -212,7 +208,7 @@ def _refusing(plain: Any, kind: str) -> Any:
 def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
     # Not by getattr: a wrapper may pass on the attributes of the module inside it.
     # A script module has modules of another kind.
-    held = None if isinstance(module, torch.jit.ScriptModule) else module._modules.get("parametrizations")
+    held = None if isinstance(module, torch.jit.ScriptModule) else held_modules(module).get("parametrizations")
     return held if isinstance(held, nn.ModuleDict) else None
 
 
@@ -273,13 +269,7 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
         "__setattr__": set_attribute,
         "_load_from_state_dict": load,
     }
-    # torch makes the properties; on a bare module, since it insists that the names are no attributes yet.
-    bare = nn.Module()
-    parametrize._inject_new_class(bare)  # type: ignore[attr-defined]
-    for name in names:
-        parametrize._inject_property(bare, name)  # type: ignore[attr-defined]
-    properties = {name: vars(type(bare))[name] for name in names}
-    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), {**methods, **properties})
+    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), {**methods, **injected_properties(names)})
 
 
 def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import write_count
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import NotAFrameError, RankError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.sharding import is_sharded
 
 __all__ = ["Notes", "frame_tensors", "mend_"]
 
@@ -30,9 +32,9 @@ class Notes:
         """Notes tensors as they are now, each by the dictionary that holds it and its key, and forgets those before."""
         found = [(held, key, t) for held, key in places if (t := held.get(key)) is not None]
         self._noted = [
-            (held, key, id(t), t._version)
+            (held, key, id(t), write_count(t))
             for held, key, t in found
-            if not (t.is_inference() or t.is_meta or hasattr(t, "device_mesh"))
+            if not (t.is_inference() or t.is_meta or is_sharded(t))
         ]
 
     def written(self) -> list[Tensor]:
@@ -40,7 +42,7 @@ class Notes:
         return [
             t
             for held, key, noted, version in self._noted
-            if (t := held.get(key)) is not None and id(t) == noted and t._version != version
+            if (t := held.get(key)) is not None and id(t) == noted and write_count(t) != version
         ]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
+from stiefelkit._torch import forward_pre_hooks, held_buffers, held_modules, held_parameters, pruned_name
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.host import Carried, carrier_of, carriers, check_module
 
@@ -63,7 +64,7 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
     host: Any = model
     for part in path.split(".") if path else []:
         # Not by getattr, which a wrapper may pass on.
-        children = host._modules
+        children = held_modules(host)
         host = children[part] if part in children else None
         if host is None:
             known = [place.qualified for place in _weights(model)]
@@ -82,7 +83,7 @@ def find_carrier(model: nn.Module, name: str, who: str) -> Carried:
     carrier = carrier_of(place.host, place.name) if isinstance(name, str) else None
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
-    if carrier is None and isinstance(place.host._parameters.get(place.name), Tensor):
+    if carrier is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
         )
@@ -147,10 +148,10 @@ def plain_weight(place: Place) -> nn.Parameter:
         if carrier_of(host, name) is None:
             remedy = f"torch.nn.utils.parametrize.remove_parametrizations({place.expression}, {name!r}) first"
         raise _not_plain(place, "parametrized already", remedy)
-    weight = host._parameters.get(name) if isinstance(name, str) else None
+    weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
-        known = [key for key, value in host._parameters.items() if value is not None]
+        known = [key for key, value in held_parameters(host).items() if value is not None]
         if "." not in place.qualified:
             known = [other.qualified for other in _weights(host)]
         raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, known)}")
@@ -186,27 +187,27 @@ def instead_of(rnn: nn.RNNBase) -> str:
 def elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
     """Returns where else in a model a parameter stands, beside the places chosen."""
     taken = {_key(place) for place in chosen}
-    found = [place for place in _weights(model) if place.host._parameters.get(place.name) is weight]
+    found = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
     return [place for place in found if _key(place) not in taken]
 
 
 def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
     """Every parameter of a model, and every parametrized weight, under each of its names."""
     held = _parametrized(module)
-    for name in [*(name for name, p in module._parameters.items() if p is not None), *held]:
+    for name in [*(name for name, p in held_parameters(module).items() if p is not None), *held]:
         yield Place(prefix + name, module, name)
-    for name, child in module._modules.items():
+    for name, child in held_modules(module).items():
         if child is not None and not (name == "parametrizations" and held):
             yield from _weights(child, f"{prefix}{name}.")
 
 
 def _parametrized(module: nn.Module) -> list[str]:
-    held = module._modules["parametrizations"] if "parametrizations" in module._modules else None
+    held = held_modules(module)["parametrizations"] if "parametrizations" in held_modules(module) else None
     return list(held) if isinstance(held, nn.ModuleDict) else []
 
 
 def _may_be_a_matrix(place: Place) -> bool:
-    p = place.host._parameters.get(place.name)
+    p = held_parameters(place.host).get(place.name)
     return p is None or is_lazy(p) or p.dim() >= 2
 
 
@@ -238,14 +239,14 @@ def _refuse_what_is_there(place: Place) -> None:
     host, name = place.host, place.name
     if not isinstance(name, str):
         return
-    for hook in host._forward_pre_hooks.values():
+    for hook in forward_pre_hooks(host).values():
         kind = type(hook).__module__.rpartition(".")[2]
         if kind in ("weight_norm", "spectral_norm") and getattr(hook, "name", None) == name:
             remedy = f"torch.nn.utils.remove_{kind}({place.expression}, {name!r}) first"
             raise _not_plain(place, f"under {kind}", remedy)
-        if isinstance(hook, prune.BasePruningMethod) and getattr(hook, "_tensor_name", None) == name:
+        if isinstance(hook, prune.BasePruningMethod) and pruned_name(hook) == name:
             raise _not_plain(place, "pruned", f"torch.nn.utils.prune.remove({place.expression}, {name!r}) first")
-    for kind, holder, held in (("a buffer", "_buffers", host._buffers), ("a tensor", "__dict__", vars(host))):
+    for kind, holder, held in (("a buffer", "_buffers", held_buffers(host)), ("a tensor", "__dict__", vars(host))):
         if isinstance(held.get(name), Tensor):
             made = f"torch.nn.Parameter({place.expression}.{holder}.pop({name!r}))"
             raise _not_plain(place, kind, f"{place.expression}.{name} = {made} makes it one")

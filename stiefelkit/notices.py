@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from stiefelkit._torch import write_count
 from stiefelkit.guard import Carrier
 
 __all__ = ["retire", "warn_caller", "watch"]
@@ -64,7 +65,7 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
     for p in parameters:
         key = id(p)
         forget = weakref.ref(p, lambda _, key=key: _retired.pop(key, None))
-        gradient = None if p.grad is None else (weakref.ref(p.grad), p.grad._version)
+        gradient = None if p.grad is None else (weakref.ref(p.grad), write_count(p.grad))
         _retired[key] = _Retired(forget, weight, event, are_coordinates, weakref.ref(heir), gradient)
     _count()
 
@@ -107,7 +108,7 @@ def _look_for_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor])
         successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
         old, version = found.gradient or (lambda: None, 0)
         kind = (found.event, found.is_coordinate)
-        if p.grad is not None and not (old() is p.grad and version == p.grad._version):
+        if p.grad is not None and not (old() is p.grad and version == write_count(p.grad)):
             loose.setdefault(kind, []).append(found)
         elif not any(id(s) in held for s in successors):
             stale.setdefault(kind, []).append(found)

@@ -1,8 +1,24 @@
 """Tensors that may be sharded over the ranks of a mesh (FSDP2), and plain ones alike."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
-__all__ = ["local_part", "placed_like", "whole"]
+__all__ = ["is_sharded", "is_sharding", "local_part", "placed_like", "whole"]
+
+
+def is_sharded(*tensors: Tensor) -> bool:
+    """Whether one of the tensors is."""
+    for t in tensors:
+        if hasattr(t, "device_mesh"):
+            return True
+    return False
+
+
+def is_sharding(hook: Callable[..., Any]) -> bool:
+    """Whether a hook of a module is FSDP2's."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def whole(t: Tensor) -> Tensor:
@@ -17,7 +33,7 @@ def local_part(t: Tensor) -> Tensor:
 
 def placed_like(value: Tensor, like: Tensor) -> Tensor:
     """A tensor that every rank has, with the placement of a sharded one."""
-    if not hasattr(like, "device_mesh"):
+    if not is_sharded(like):
         return value
     from torch.distributed.tensor import distribute_tensor
 

@@ -318,11 +318,6 @@ def test_a_deepcopy_has_a_class_of_its_own_and_trains_alone():
     assert sk.coordinates(layer, "weight")["skew"].grad is None
 
 
-def test_torch_still_has_the_private_names_that_the_carrier_uses():
-    for name in ("_inject_new_class", "_inject_property"):
-        assert hasattr(parametrize, name), f"torch renamed parametrize.{name}: mend stiefelkit/carrier.py"
-
-
 def test_a_further_parametrization_composes_on_top():
     class Scale(nn.Module):
         def forward(self, w):

@@ -23,8 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STOPPED = "Stopped at once; what was saved is kept."
 USER_ERROR = 2
+EXTRA = {name: name for name in ("cyclopts", "rich", "matplotlib", "jinja2")} | {"sklearn": "scikit-learn"}
+"""What `stiefelkit[cli]` installs: the name of the import, and of the package."""
 
 
 def main(arguments: "Sequence[str] | None" = None) -> int:
@@ -43,10 +44,12 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         from stiefelkit.cli import interrupts
 
         if is_program:
-            interrupts.guard()
+            interrupts.guard(IS_PROGRAM)
         return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
     except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
+        from stiefelkit.cli import interrupts
+
+        print(interrupts.STOPPED, file=sys.stderr)
         return 130
     finally:
         if is_program:
@@ -56,6 +59,11 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
 
 def _run(words: list[str], is_program: bool) -> int:
+    from importlib.util import find_spec
+
+    missing = ", ".join(package for name, package in EXTRA.items() if find_spec(name) is None)
+    if missing:
+        return _refuse(f'The command line needs {missing}, got an installation without; pip install "stiefelkit[cli]".')
     from cyclopts import CycloptsError, UnknownCommandError
     from rich.console import Console
 

@@ -8,9 +8,8 @@ import os
 import signal
 import sys
 
-from stiefelkit.cli import IS_PROGRAM, STOPPED
-
 TYPE_CHECKING = False
+STOPPED = "Stopped at once; what was saved is kept."
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -19,15 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["guard", "ignore"]
 
 
-def guard() -> None:
+def guard(is_program: bool = False) -> None:
     """Lets Ctrl-C end the program at once while something is imported, and raise KeyboardInterrupt elsewhere.
 
     Libraries in C lose an exception that comes while they are imported, or print it, and no work is going on yet. One
     that comes in a destructor, where Python would print it and go on, ends the program too. A program that was started
     with SIGINT ignored, in the background of a script, goes on ignoring it.
+
+    Args:
+        is_program: the process is the command, and Ctrl-C has ended it without a word until now.
     """
     held = signal.getsignal(signal.SIGINT)
-    if held is signal.default_int_handler or (IS_PROGRAM and held is signal.SIG_DFL):
+    if held is signal.default_int_handler or (is_program and held is signal.SIG_DFL):
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _unraisable
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_transformed
+
 __all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent"]
 
 
@@ -29,4 +31,4 @@ def phase_tangent(w: Tensor, t: Tensor | None) -> Tensor:
 def complex_of(re: Tensor, im: Tensor) -> Tensor:
     """`torch.complex` with a gradient that torch.vmap takes, which knows none that is conjugated by a flag only."""
     z = torch.complex(re, im)
-    return z * 1 if torch._C._are_functorch_transforms_active() else z
+    return z * 1 if is_transformed() else z

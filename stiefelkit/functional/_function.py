@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch  # type: ignore[attr-defined]
+
+from stiefelkit._torch import batched, is_batched, is_transformed, levels_of_forward_mode, unbatched
 
 __all__ = ["Function", "keep", "transposed"]
 
@@ -38,7 +39,7 @@ class Function(torch.autograd.Function):
         """Applies the function; in plain eager mode without binding arguments by signature, which takes up to 80 us."""
         if torch.compiler.is_compiling():
             return super().apply(*args)
-        if torch._C._are_functorch_transforms_active():
+        if is_transformed():
             _refuse_nested_forward_mode()
             return super(Function, cls._eager).apply(*args)  # type: ignore[misc]
         return super(torch.autograd.Function, cls._eager).apply(*args)  # type: ignore[misc]
@@ -65,8 +66,7 @@ def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, 
 
 def _refuse_nested_forward_mode() -> None:
     """Under two levels of forward mode torch takes the tangent of a custom function for a constant."""
-    stack = functorch.get_interpreter_stack() or ()
-    if sum(level.key() == functorch.TransformType.Jvp for level in stack) > 1:
+    if levels_of_forward_mode() > 1:
         raise NotImplementedError(
             "Forward mode over forward mode needs functions that torch itself differentiates, got one of stiefelkit; "
             "take one of the two in reverse mode: torch.func.hessian, or jacrev(jacfwd(...))."
@@ -78,12 +78,12 @@ def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *gradients: Any) -> Any:
-        if torch.compiler.is_compiling() or not any(map(_is_batched, gradients)):
+        if torch.compiler.is_compiling() or not any(map(is_batched, gradients)):
             return backward(ctx, *gradients)
         plain, level = list(gradients), 0
         for i, g in enumerate(gradients):
-            if _is_batched(g):
-                plain[i], level = _without_batch(g)
+            if is_batched(g):
+                plain[i], level = unbatched(g)
         present: list[int] = []
 
         def of_one(*gradients: Any) -> tuple[Tensor, ...]:
@@ -94,23 +94,10 @@ def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
             return tuple(found[i] for i in present)
 
         missing: list[Any] = []
-        dims = tuple(0 if _is_batched(g) else None for g in gradients)
+        dims = tuple(0 if is_batched(g) else None for g in gradients)
         found = torch.vmap(of_one, in_dims=dims)(*plain)
         for i, x in zip(present, found, strict=True):
-            missing[i] = torch._add_batch_dim(x, 0, level)  # type: ignore[attr-defined]
+            missing[i] = batched(x, level)
         return tuple(missing) if len(missing) > 1 else missing[0]
 
     return wrapped
-
-
-def _is_batched(g: Any) -> bool:
-    return isinstance(g, Tensor) and functorch.is_legacy_batchedtensor(g)
-
-
-def _without_batch(g: Tensor) -> tuple[Tensor, int]:
-    """The tensor with its batch dimension in front, and the number of the batching that hid it."""
-    for level in range(1, 65):
-        found = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
-        if not _is_batched(found):
-            return found, level
-    raise NotImplementedError("Batched gradients need one batch dimension, got a gradient that is batched twice.")

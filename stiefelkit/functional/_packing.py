@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_traced
 from stiefelkit.functional._diagonal import complex_of
-from stiefelkit.functional._tracing import is_traced
 
 __all__ = [
     "band_size",

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_exported, is_jit_traced, is_traced, is_transformed
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function, keep
-from stiefelkit.functional._onnx import is_exported
-from stiefelkit.functional._tracing import is_jit_traced, is_traced
 
 __all__ = ["FullPrecision", "add_product_", "is_lowered", "is_plain", "opaque", "plus_product", "product"]
 
@@ -138,7 +137,7 @@ def opaque(
 
 def is_plain(*args: Any) -> bool:
     """Whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
-    if is_traced() or torch._C._are_functorch_transforms_active():
+    if is_traced() or is_transformed():
         return False
     return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
 
@@ -205,8 +204,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
     # There requires_grad says nothing of what is mapped, and a tangent may come without it.
-    transformed = torch._C._are_functorch_transforms_active()
-    if transformed or is_jit_traced() or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+    if is_transformed() or is_jit_traced() or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return _Product.apply(a, b)  # type: ignore[return-value]
     return _multiply(a, b)
 

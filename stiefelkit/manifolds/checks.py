@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_traced, is_transformed
 from stiefelkit.errors import NotAFrameError
-from stiefelkit.functional._tracing import is_traced
 from stiefelkit.metrics import defect, orthogonality_error, rounding_limit
 
 __all__ = ["DTYPES", "checked", "judged", "members", "remedy", "widened", "wrong_dtype"]
@@ -24,7 +24,7 @@ def checked(w: Tensor, dtype: torch.dtype) -> Tensor:
     with torch.no_grad():
         off = defect(constant)
         correction = constant @ off if dtype != w.dtype else None
-        if w.device.type != "cpu" or is_traced() or torch._C._are_functorch_transforms_active():
+        if w.device.type != "cpu" or is_traced() or is_transformed():
             norms = torch.linalg.vector_norm(off, dim=(-2, -1), keepdim=True)
             correction = torch.where(norms <= permitted, 0.0 if correction is None else correction, torch.nan)
         # The norm of a whole batch is one operator, and no less than that of each.

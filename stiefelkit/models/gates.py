@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import is_exported
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._onnx import is_exported
 from stiefelkit.models.parts import Map, each
 from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.param import OrthogonalParam

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from stiefelkit import attach
+from stiefelkit._torch import is_cached
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import OptionError
 from stiefelkit.host import carrier_of
@@ -75,7 +75,7 @@ class OrthogonalLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class."""
         carrier = self._carrier()
-        if carrier is None or len(carrier) > 1 or parametrize._cache_enabled or isinstance(x, torch.fx.Proxy):
+        if carrier is None or len(carrier) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
         y = carrier(x)
         if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:

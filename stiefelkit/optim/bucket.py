@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.sharding import local_part, placed_like, whole
+from stiefelkit.sharding import is_sharded, local_part, placed_like, whole
 
 __all__ = ["Bucket", "buckets"]
 
@@ -53,7 +53,7 @@ class Bucket:
         found = []
         for p in self.params:
             grad, most = _gradient(p), torch.finfo(p.dtype).max ** 0.5
-            if hasattr(grad, "full_tensor"):  # the largest of all ranks would lose a NaN, a sum does not
+            if is_sharded(grad):  # the largest of all ranks would lose a NaN, a sum does not
                 found.append(whole(torch.linalg.vector_norm(grad)).double() / most)
             else:
                 largest = torch.linalg.vector_norm(grad, ord=math.inf)
@@ -163,7 +163,7 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
     sorted_: dict[tuple[Any, ...], list[Tensor]] = {}
     for p in params:
         if p.grad is not None:
-            sorted_.setdefault((p.shape[-2:], p.dtype, p.device, hasattr(p, "full_tensor")), []).append(p)
+            sorted_.setdefault((p.shape[-2:], p.dtype, p.device, is_sharded(p)), []).append(p)
     found = []
     for alike in sorted_.values():
         at_once: list[Tensor] = []

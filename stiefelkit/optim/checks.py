@@ -12,6 +12,7 @@ from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, Shape
 from stiefelkit.guard import MANIFOLDS, frames
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
 from stiefelkit.optim.settings import OF_TORCH
+from stiefelkit.sharding import is_sharded
 
 if TYPE_CHECKING:
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
@@ -77,7 +78,7 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
     if len({id(p) for p in params}) != len(params):
         raise OptionError(f"{name} needs each frame once in a group, got one of them twice.")
     for p in params:
-        if not isinstance(p, Tensor) or p.is_meta or hasattr(p, "full_tensor"):
+        if not isinstance(p, Tensor) or p.is_meta or is_sharded(p):
             continue
         if p.dim() < 2 or p.shape[-2] < p.shape[-1] or p.numel() == 0:
             wide = p.dim() >= 2 and p.shape[-2] < p.shape[-1] and p.numel() > 0

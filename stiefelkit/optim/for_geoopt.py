@@ -6,6 +6,7 @@ from torch import nn
 
 from stiefelkit.errors import OptimizerError
 from stiefelkit.host import carriers, check_module
+from stiefelkit.sharding import is_sharded
 
 __all__ = ["geoopt_parameters"]
 
@@ -43,7 +44,7 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     )
     found = [(w.qualified, w.carrier, name) for w in carriers(model) for name in w.carrier.param.manifolds]
     for qualified, carrier, name in found:
-        if hasattr(carrier.coordinates[name], "device_mesh"):
+        if is_sharded(carrier.coordinates[name]):
             raise OptimizerError(
                 f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
                 "stiefelkit.optim take it as it is."

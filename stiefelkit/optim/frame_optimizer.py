@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
@@ -18,6 +19,7 @@ from stiefelkit.optim.finite import check_gradients
 from stiefelkit.optim.readers import ask_readers, check_readers
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.optim.states import check_entries, check_states
+from stiefelkit.sharding import is_sharded
 
 __all__ = ["FrameOptimizer"]
 
@@ -197,11 +199,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def _were_changed(self, bucket: Bucket) -> bool:
         """Whether a frame was written to by somebody else since the last step, as far as is known."""
-        return any(self._versions.get(id(p), p._version) != p._version for p in bucket.params)
+        return any((now := write_count(p)) != self._versions.get(id(p), now) for p in bucket.params)
 
     def _remember(self, bucket: Bucket) -> None:
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
-        self._versions.update({id(p): p._version for p in bucket.params if not hasattr(p, "full_tensor")})
+        self._versions.update({id(p): write_count(p) for p in bucket.params if not is_sharded(p)})
 
     def _step_plain(self) -> None:
         rest = [group for group in self.param_groups if group["manifold"] is None]

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 
+from stiefelkit._torch import is_exported, is_in_forward_mode
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
-from stiefelkit.functional._onnx import is_exported
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.backends import Request, choose
 from stiefelkit.scan.checks import DTYPES, check_shapes, require_pairs, sizes_of
@@ -164,7 +163,4 @@ def prefers_loop(steps: int | None) -> bool:
     """Whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
     if torch.compiler.is_compiling():
         return False
-    if (steps is not None and steps < FEW) or torch.autograd.forward_ad._current_level >= 0:
-        return True
-    stack = functorch.get_interpreter_stack() or []
-    return any(level.key() == functorch.TransformType.Jvp for level in stack)
+    return (steps is not None and steps < FEW) or is_in_forward_mode()

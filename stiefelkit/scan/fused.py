@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_jit_traced, is_transformed
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._function import Function
-from stiefelkit.functional._tracing import is_jit_traced
 from stiefelkit.scan.folding import fold, is_foldable, one_by_one, sample_gradients, unfold
 from stiefelkit.scan.operators import scan_backward, scan_deltas, scan_forward
 from stiefelkit.scan.recurrence import GATED, TENSORS, Recurrence
@@ -32,7 +32,7 @@ def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     if not torch.is_grad_enabled():
         return False
     # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
-    is_mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    is_mapped = not torch.compiler.is_compiling() and is_transformed()
     return is_mapped or any(t is not None and t.requires_grad for t in tensors)
 
 

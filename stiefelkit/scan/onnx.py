@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan as higher_order_scan
 
+from stiefelkit._torch import higher_order_scan
 from stiefelkit.errors import OptionError
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.recurrence import GATED, Recurrence
@@ -120,7 +120,7 @@ def _run(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, T
 
     if not torch.compiler.is_dynamo_compiling() and not all(isinstance(size, int) for size in rows.shape):
         # torch compiles its scan; what it has kept of an export at fixed sizes would fix those of this one.
-        torch._dynamo.reset()
+        torch.compiler.reset()
     last, out = higher_order_scan(combine, h0, rows.flip(0) if reverse else rows)
     return (out.flip(0) if reverse else out), last
 

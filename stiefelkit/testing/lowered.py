@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, lazy_conjugates, pop_mode, push_mode
 
 __all__ = ["lowered_products"]
 
@@ -65,24 +66,11 @@ def lowered_products() -> Iterator[None]:
 @contextlib.contextmanager
 def _pushed(mode: TorchDispatchMode) -> Iterator[None]:
     # A mode's own __enter__ notes in the process, not the thread, that it is on: overlapping threads leave that set.
-    _push_mode(mode)
+    push_mode(mode)
     try:
         yield
     finally:
-        _pop_mode()
-
-
-@contextlib.contextmanager
-def _lazy_conjugates() -> Iterator[None]:
-    # Inside a mode what resolves conjugates and negatives is out; kernels of custom operators are written for it in.
-    out = {key: torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in ("Conjugate", "Negative")}
-    for key in out:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-    try:
-        yield
-    finally:
-        for key, was in out.items():
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+        pop_mode()
 
 
 class _Rounding(TorchDispatchMode):
@@ -98,7 +86,7 @@ class _Rounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name
+        name = func.name().partition(".")[0]
         factors = _FACTORS.get(name.rstrip("_"))
         if factors is not None:
             found = [self._lowered(a) if i in factors else a for i, a in enumerate(args)]
@@ -106,13 +94,12 @@ class _Rounding(TorchDispatchMode):
         if types or not self.kinds:
             return func(*args, **kwargs)
         if name in _MULTIPLIES_INSIDE or func.namespace not in ("aten", "prim", "prims"):
-            key = _key(args)
-            if key is not None:
-                with _pushed(self), _lazy_conjugates():
-                    return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
-        elif func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
-        ):
+            kinds = {a.device.type for a in args if isinstance(a, Tensor)}
+            kernels = kernels_of(kinds.pop()) if kinds else None
+            if kernels is not None:
+                with _pushed(self), lazy_conjugates():
+                    return func.redispatch(kernels, *args, **kwargs)
+        elif is_composite(func):
             # In inference mode a matmul arrives whole.
             with _pushed(self):
                 return func.decompose(*args, **kwargs)
@@ -123,11 +110,6 @@ class _Rounding(TorchDispatchMode):
         if not plain or a.dtype not in (torch.float32, torch.complex64) or a.device.type not in self.kinds:
             return a
         return a if _flags(a.device.type).fp32_precision in ("ieee", "none") else _to_ten_bits(a)
-
-
-def _key(args: Any) -> Any:
-    kinds = {a.device.type for a in args if isinstance(a, Tensor)}
-    return {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(kinds.pop()) if kinds else None
 
 
 def _to_ten_bits(a: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def law_compile(case: Case) -> None:
     """torch.compile(fullgraph=True) and torch.export give the weight and the gradient of eager mode."""
     layer = layer_of(case)
     g = torch.randn(case.shape, generator=seeds.generator(10), dtype=case.dtype)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     carrier = carrier_of(layer)
     permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_view
 from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._norms import finite, probe
 from stiefelkit.functional._packing import minus_adjoint
@@ -70,7 +71,7 @@ class _Kept(Function):
             w = _shaped(w, a)
             w = polished(w) if polish else w
             # Dual numbers take no view for what a function returns.
-            w = w.clone() if w._is_view() else w
+            w = w.clone() if is_view(w) else w
         ctx.skew, ctx.truncation = skew, truncation
         ctx.save_for_backward(a, *factors)
         ctx.save_for_forward(a)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import is_view
 from stiefelkit.functional._function import Function, keep, transposed
 from stiefelkit.functional._product import opaque
 from stiefelkit.functional._rotations.diamonds import diamonds, flush, multiply, quartered
@@ -92,7 +93,7 @@ def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Ten
     for t, s in enumerate(rows):
         z = flush(plan.unroll(torch.bmm(s, plan.cut(plan.roll(z, t))), t))
     y = z[:, :n].reshape(x.shape)
-    return y.clone() if y._is_view() else y  # forward mode would take a view for one of X
+    return y.clone() if is_view(y) else y  # forward mode would take a view for one of X
 
 
 def _gradients(

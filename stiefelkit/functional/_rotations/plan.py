@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.functional._tracing import is_traced
+from stiefelkit._torch import is_traced
 
 __all__ = ["Plan", "mesh_places", "mesh_size"]
 

@@ -1,0 +1,166 @@
+"""What the package needs of torch and torch keeps to itself, under names of its own.
+
+No other file names anything private of torch, except what a class inherits. tests/test_private_torch.py says what each
+of these has to do, and so which one it was when torch renames or changes it.
+"""
+
+import contextlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch as functorch  # type: ignore[attr-defined]
+from torch._higher_order_ops.scan import scan as higher_order_scan
+from torch.autograd import forward_ad
+from torch.nn.modules.conv import _ConvNd as Convolution
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _pop_mode as pop_mode
+from torch.utils._python_dispatch import _push_mode as push_mode
+
+__all__ = [
+    "Convolution",
+    "TorchDispatchMode",
+    "batched",
+    "forward_pre_hooks",
+    "held_buffers",
+    "held_modules",
+    "held_parameters",
+    "higher_order_scan",
+    "injected_properties",
+    "is_batched",
+    "is_cached",
+    "is_composite",
+    "is_exported",
+    "is_in_forward_mode",
+    "is_jit_traced",
+    "is_traced",
+    "is_transformed",
+    "is_view",
+    "kernels_of",
+    "lazy_conjugates",
+    "levels_of_forward_mode",
+    "load_pre_hooks",
+    "pop_mode",
+    "pruned_name",
+    "push_mode",
+    "unbatched",
+    "write_count",
+]
+
+is_transformed = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func is at work: vmap, grad, jvp and their like."""
+is_view = Tensor._is_view
+write_count = operator.attrgetter("_version")
+"""How often a tensor has been written to."""
+held_parameters = operator.attrgetter("_parameters")
+"""Name to parameter, or None, of a module without those inside it; not by getattr, which a wrapper may pass on."""
+held_buffers = operator.attrgetter("_buffers")
+held_modules = operator.attrgetter("_modules")
+forward_pre_hooks = operator.attrgetter("_forward_pre_hooks")
+load_pre_hooks = operator.attrgetter("_load_state_dict_pre_hooks")
+
+
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export, make_fx or torch.jit.trace is tracing.
+
+    No value may be branched on then, and no tensor kept for later that was made meanwhile.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    # Only make_fx puts a proxy mode among the dispatch modes.
+    if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+        return True
+    return is_jit_traced()
+
+
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace is tracing, which does it twice and wants the same with and without gradients."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+def is_exported() -> bool:
+    """Whether `torch.onnx.export(dynamo=True)` is tracing: ONNX has neither our operators nor a matrix inverse."""
+    if not torch.compiler.is_exporting():
+        return False
+    from torch.onnx._internal.exporter import _flags
+
+    # Not torch.onnx.is_in_onnx_export(), which Dynamo takes for False.
+    return _flags._is_onnx_exporting
+
+
+def is_in_forward_mode() -> bool:
+    """Whether a level of forward mode is open, of torch.autograd or of torch.func."""
+    return forward_ad._current_level >= 0 or levels_of_forward_mode() > 0
+
+
+def levels_of_forward_mode() -> int:
+    """How many levels of torch.func's forward mode are open."""
+    stack = functorch.get_interpreter_stack()
+    return 0 if stack is None else sum(level.key() == functorch.TransformType.Jvp for level in stack)
+
+
+def is_batched(g: Any) -> bool:
+    """Whether this is a tensor that torch.autograd has batched, by `is_grads_batched`; it knows few operations."""
+    return isinstance(g, Tensor) and functorch.is_legacy_batchedtensor(g)
+
+
+def unbatched(g: Tensor) -> tuple[Tensor, int]:
+    """The tensor with its batch dimension in front, and the number of the batching that hid it."""
+    for level in range(1, 65):
+        found = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
+        if not is_batched(found):
+            return found, level
+    raise NotImplementedError("Batched gradients need one batch dimension, got a gradient that is batched twice.")
+
+
+def batched(x: Tensor, level: int) -> Tensor:
+    """Hides the first dimension again."""
+    return torch._add_batch_dim(x, 0, level)  # type: ignore[attr-defined]
+
+
+def is_cached() -> bool:
+    """Whether weights are read inside `torch.nn.utils.parametrize.cached()`."""
+    return parametrize._cache_enabled > 0
+
+
+def injected_properties(names: Sequence[str]) -> dict[str, Any]:
+    """The properties by which torch has a module read parametrized weights."""
+    # On a bare module, since torch insists that the names are no attributes yet.
+    bare = nn.Module()
+    parametrize._inject_new_class(bare)
+    for name in names:
+        parametrize._inject_property(bare, name)
+    return {name: vars(type(bare))[name] for name in names}
+
+
+def pruned_name(hook: Any) -> str | None:
+    """Which parameter of its module a hook of torch.nn.utils.prune prunes."""
+    return getattr(hook, "_tensor_name", None)
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an operator can be taken apart into others, for every device."""
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    return op._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), implicit)
+
+
+@contextlib.contextmanager
+def lazy_conjugates() -> Iterator[None]:
+    """Context inside a dispatch mode in which kernels meet conjugates and negatives as they do outside of it."""
+    out = {key: torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in ("Conjugate", "Negative")}
+    for key in out:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, was in out.items():
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+
+
+def kernels_of(device: str) -> Any:
+    """What `redispatch` of an operator takes for the kernels of a kind of device, None for kinds beside these two."""
+    key = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(device)
+    return None if key is None else torch._C.DispatchKeySet(key)

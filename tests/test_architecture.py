@@ -1,0 +1,143 @@
+"""The house is as docs/architecture.md draws it: imports go down, in no circle, and what is named there exists."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import stiefelkit as sk
+
+PACKAGE = Path(sk.__file__).parent
+ROOT = PACKAGE.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+LONGEST = 400
+BY_NAME = {("param.py", "stiefelkit.adoption")}
+"""Imports by a string outside of the registries, which no floor is asked about: who, of what."""
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+def file_of(module: str) -> str | None:
+    """The file of a module of the package, by its dotted name."""
+    path = module.replace(".", "/").partition("/")[2]
+    names = [f"{path}.py", f"{path}/__init__.py"] if path else ["__init__.py"]
+    return next((name for name in names if name in trees()), None)
+
+
+@cache
+def face() -> dict[str, str]:
+    """Name to file of what `import stiefelkit` shows."""
+    (block,) = (node for node in trees()["__init__.py"].body if isinstance(node, ast.If) and "not" not in _test(node))
+    found = [
+        (alias.name, str(node.module))
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    return {name: file_of(f"{module}.{name}") or file_of(module) or "" for name, module in found}
+
+
+def _test(node: ast.If) -> str:
+    return ast.unparse(node.test)
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """The files of the package that an import statement asks for."""
+    if isinstance(node, ast.Import):
+        found = [file_of(alias.name) for alias in node.names if alias.name.partition(".")[0] == "stiefelkit"]
+    elif isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "stiefelkit":
+        home = str(node.module)
+        shown = face() if home == "stiefelkit" else {}
+        found = [file_of(f"{home}.{alias.name}") or shown.get(alias.name) or file_of(home) for alias in node.names]
+    else:
+        found = []
+    yield from (name for name in found if name)
+
+
+def edges(for_types: bool) -> Iterator[tuple[str, str]]:
+    """Who imports what: in modules and functions, or only where types are checked."""
+    for path, tree in trees().items():
+        blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and _test(node) == "TYPE_CHECKING"]
+        inside = {id(node) for block in blocks for statement in block.body for node in ast.walk(statement)}
+        for node in ast.walk(tree):
+            if (id(node) in inside) == for_types and path != "__init__.py":
+                yield from ((path, target) for target in imported(node) if target != path)
+
+
+@cache
+def floors() -> list[list[str]]:
+    """The rows of the page's table, from the top: files and folders."""
+    rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    return [re.findall(r"`([\w./]+)`", row) for row in rows]
+
+
+def floor_of(path: str) -> int:
+    """How far a file stands below the top."""
+    room = path.partition("/")[0] + ("/" if "/" in path else "")
+    found = [i for i, row in enumerate(floors()) if room in row]
+    assert len(found) == 1, f"{room} needs one row of the table of floors, got {len(found)}"
+    return found[0]
+
+
+OUTSIDE = {"__init__.py", "__main__.py", "_version.py"}
+"""The face, on top of all floors, and a number below them."""
+
+
+def test_every_folder_and_file_of_the_ground_floor_has_its_row() -> None:
+    rooms = {path.partition("/")[0] + ("/" if "/" in path else "") for path in trees()} - OUTSIDE
+    assert {room for row in floors() for room in row} == rooms
+
+
+@pytest.mark.parametrize("for_types", [False, True], ids=["for all", "for type checkers"])
+def test_no_file_imports_from_a_floor_above_its_own(for_types: bool) -> None:
+    pairs = {pair for pair in edges(for_types) if not OUTSIDE & set(pair)}
+    assert {(one, other) for one, other in pairs if floor_of(other) < floor_of(one)} == set()
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for one, other in edges(for_types=False):
+        graph.setdefault(one, set()).add(other)
+    TopologicalSorter(graph).prepare()
+
+
+def test_nothing_is_imported_by_a_string_but_by_the_registries_and_what_is_listed() -> None:
+    found = set()
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+                target = node.args[0]
+                if isinstance(target, ast.Constant) and str(target.value).startswith("stiefelkit"):
+                    found.add((path, target.value))
+    assert found == BY_NAME
+
+
+def test_every_path_that_the_page_names_exists() -> None:
+    named = re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", PAGE) + re.findall(r"\]\(([\w./-]+)\)", PAGE)
+    assert len(named) > 30
+    inside = [f"/{path}" for path in trees()] + [f"/{path.rpartition('/')[0]}/" for path in trees()]
+    for name in named:
+        is_inside = any(path.endswith(f"/{name}") for path in inside)
+        assert is_inside or (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
+
+
+def test_every_name_of_the_package_that_the_page_uses_exists() -> None:
+    for name in re.findall(r"`(?:sk|stiefelkit)\.([a-z_.A-Z]+)`", PAGE):
+        found = sk
+        for part in name.split("."):
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("folder", ["stiefelkit", "tests", "benchmarks", "examples"])
+def test_no_file_is_longer_than_a_reader_keeps_in_mind(folder: str) -> None:
+    sizes = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {path: size for path, size in sizes.items() if size > LONGEST} == {}

@@ -1,0 +1,290 @@
+"""What `stiefelkit._torch` takes of torch does what is said there, and no other file takes any of it."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+from stiefelkit import _torch
+
+PACKAGE = Path(_torch.__file__).parent
+OVERRIDDEN = {"_apply", "_load_from_state_dict", "_save_to_state_dict"}
+"""Methods of torch.nn.Module that are there for subclasses to replace and to call."""
+TORCH = {"F", "Tensor", "nn", "parametrize", "torch"}
+OF_SHARDING = {"DTensor", "device_mesh", "distribute_tensor", "full_tensor", "placements", "to_local"}
+SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+def test_is_transformed_inside_vmap_and_grad() -> None:
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.is_transformed())
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.vmap(look)(torch.ones(2, 2))
+    torch.func.grad(look)(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+def test_is_view_of_what_shares_memory() -> None:
+    x = torch.ones(2, 2)
+    assert [_torch.is_view(t) for t in (x, x[0], x[0].clone())] == [False, True, False]
+
+
+def test_write_count_grows_with_what_is_written_in_place() -> None:
+    x = torch.ones(2)
+    before = _torch.write_count(x)
+    x.sum()
+    assert _torch.write_count(x) == before
+    x.add_(1)
+    assert _torch.write_count(x) > before
+
+
+def test_a_module_holds_what_was_registered_by_name() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(2))
+    assert list(_torch.held_modules(net)) == ["0"]
+    assert _torch.held_parameters(net) == _torch.held_buffers(net) == {}
+    assert list(_torch.held_parameters(net[0])) == ["weight", "bias"]
+    assert list(_torch.held_buffers(net[0])) == ["running_mean", "running_var", "num_batches_tracked"]
+    net.register_parameter("missing", None)
+    assert _torch.held_parameters(net) == {"missing": None}
+
+
+def test_a_module_holds_its_hooks() -> None:
+    net = nn.Linear(2, 2)
+    net.register_forward_pre_hook(print)
+    net.register_load_state_dict_pre_hook(lambda *args: None)
+    assert list(_torch.forward_pre_hooks(net).values()) == [print]
+    assert len(_torch.load_pre_hooks(net)) == 1
+
+
+def test_is_traced_by_make_fx_jit_compile_and_export() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if _torch.is_traced() else x + 2
+
+    look, x = Looking(), torch.zeros(2)
+    graph: Any = make_fx
+    assert (look(x) == 2).all()
+    with torch.no_grad():
+        assert (graph(look)(x)(x) == 1).all()
+    assert (torch.jit.trace(look, x, check_trace=False)(x) == 1).all()
+    assert (torch.compile(look, backend="eager", fullgraph=True)(x) == 1).all()
+    assert (torch.export.export(look, (x,)).module()(x) == 1).all()
+    assert not _torch.is_traced()
+
+
+def test_is_exported_while_onnx_exports() -> None:
+    pytest.importorskip("onnxscript")
+    seen = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(_torch.is_exported())
+            return x + 1
+
+    look, x = Looking().eval(), torch.zeros(2)
+    look(x)
+    torch.onnx.export(look, (x,), dynamo=True, verbose=False)
+    assert not seen[0]
+    assert seen[1:]
+    assert all(seen[1:])
+
+
+def test_forward_mode_is_open_in_jvp_and_in_dual_level() -> None:
+    levels = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        levels.append((_torch.is_in_forward_mode(), _torch.levels_of_forward_mode()))
+        return x * 2
+
+    x = torch.ones(2)
+    look(x)
+    torch.func.grad(lambda x: look(x).sum())(x)
+    torch.func.jvp(look, (x,), (x,))
+    torch.func.jvp(lambda x: torch.func.jvp(look, (x,), (x,))[1], (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        look(x)
+    assert levels == [(False, 0), (False, 0), (True, 1), (True, 2), (True, 0)]
+
+
+def test_a_batch_that_autograd_hides_is_shown_and_hidden_again() -> None:
+    seen: list[Any] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            shown, level = _torch.unbatched(g)
+            seen.extend([_torch.is_batched(g), _torch.is_batched(shown), tuple(shown.shape)])
+            return _torch.batched(shown * 2, level)
+
+    x = torch.ones(3, requires_grad=True)
+    (found,) = torch.autograd.grad(Twice.apply(x), x, torch.eye(3), is_grads_batched=True)  # type: ignore[arg-type]
+    assert torch.equal(found, 2 * torch.eye(3))
+    assert seen == [True, False, (3, 3)]
+
+
+def test_is_cached_inside_the_context_of_torch() -> None:
+    with parametrize.cached():
+        assert _torch.is_cached()
+    assert not _torch.is_cached()
+
+
+def test_injected_properties_read_the_weight_from_its_list() -> None:
+    module = nn.Linear(2, 2)
+    parametrize.register_parametrization(module, "weight", nn.Identity())
+    (own,) = _torch.injected_properties(["weight"]).values()
+    assert isinstance(own, property)
+    assert own.fget is not None
+    assert torch.equal(own.fget(module), module.parametrizations.weight())  # type: ignore[union-attr]
+
+
+def test_a_list_of_parametrizations_has_the_attributes_that_ours_sets_in_its_place() -> None:
+    from stiefelkit.carrier import CoordinateList
+    from stiefelkit.parametrizations.stiefel_point import StiefelPoint
+
+    module = nn.Linear(2, 2)
+    parametrize.register_parametrization(module, "weight", nn.Identity())
+    torchs: Any = module.parametrizations.weight  # type: ignore[union-attr]
+    added = vars(torchs).keys() - vars(nn.ModuleList()).keys()
+    assert added == {"unsafe", "is_tensor", "ntensors"}
+    ours = CoordinateList(StiefelPoint((2, 2)), [torch.eye(2)])
+    assert added <= vars(ours).keys()
+    assert "original" in torchs._parameters
+    assert "original0" in ours._parameters
+
+
+def test_the_name_of_a_pruned_parameter() -> None:
+    module = prune.identity(nn.Linear(2, 2), "weight")
+    (hook,) = _torch.forward_pre_hooks(module).values()
+    assert _torch.pruned_name(hook) == "weight"
+    assert _torch.pruned_name(print) is None
+
+
+def test_operators_are_taken_apart_and_redispatched() -> None:
+    aten = torch.ops.aten
+    assert _torch.is_composite(aten.matmul.default)
+    assert not _torch.is_composite(aten.mm.default)
+    x = torch.ones(2, 2)
+    assert torch.equal(aten.mm.default.redispatch(_torch.kernels_of("cpu"), x, x), x @ x)
+    assert _torch.kernels_of("cuda") is not None
+    assert _torch.kernels_of("meta") is None
+
+
+def test_a_mode_that_is_pushed_sees_operators_until_it_is_popped() -> None:
+    class Counting(_torch.TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    counting, x = Counting(), torch.ones(2)
+    _torch.push_mode(counting)
+    try:
+        x.add(1)
+    finally:
+        _torch.pop_mode()
+    x.add(1)
+    assert counting.count == 1
+
+
+def test_the_scan_of_torch_runs_a_recurrence() -> None:
+    last, out = _torch.higher_order_scan(lambda h, x: (h + x, h * 1), torch.zeros(2), torch.ones(3, 2))
+    assert torch.equal(last, torch.full((2,), 3.0))
+    assert torch.equal(out[:, 0], torch.arange(3.0))
+
+
+def test_every_convolution_is_one() -> None:
+    for kind in (nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d):
+        assert issubclass(kind, _torch.Convolution)
+    assert not issubclass(nn.Linear, _torch.Convolution)
+
+
+@pytest.mark.parametrize("name", sorted(OVERRIDDEN))
+def test_modules_have_the_methods_that_ours_replace(name: str) -> None:
+    plain = list(inspect.signature(getattr(nn.Module, name)).parameters)
+    wanted = {
+        "_apply": ["self", "fn", "recurse"],
+        "_load_from_state_dict": "self state_dict prefix local_metadata strict missing_keys unexpected_keys error_msgs",
+        "_save_to_state_dict": ["self", "destination", "prefix", "keep_vars"],
+    }[name]
+    assert plain == (wanted.split() if isinstance(wanted, str) else wanted)
+
+
+def test_every_name_of_the_room_is_tried_here() -> None:
+    tried = {node.attr for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Attribute)}
+    assert set(_torch.__all__) - tried - {"is_jit_traced"} == set()
+
+
+def private_names(tree: ast.Module, own: set[str]) -> Iterator[str]:
+    """What a file takes by a name with a leading underscore that is not the package's, nor inherited."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in OVERRIDDEN:
+            root = ast.unparse(node).partition(".")[0]
+            if root in TORCH or (node.attr not in own and ast.unparse(node.value) not in ("self", "cls")):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (home + alias.name for alias in node.names):
+                if name.startswith("torch.") and any(map(is_private, name.split("."))):
+                    yield name
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def made(tree: ast.Module) -> Iterator[str]:
+    """The names that a file defines: functions, classes, constants and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def test_nothing_private_of_torch_is_named_outside_its_room() -> None:
+    own = {name for tree in SOURCES.values() for name in made(tree)} | {"_exit", "_getframe"}  # of Python itself
+    found = {path: sorted(set(private_names(tree, own))) for path, tree in SOURCES.items() if path != "_torch.py"}
+    assert {path: names for path, names in found.items() if names} == {}
+    assert len(set(private_names(SOURCES["_torch.py"], own))) > 15
+
+
+def words(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield node.value
+
+
+def test_sharded_tensors_are_known_in_their_room_alone() -> None:
+    found = {
+        path: {word for word in words(tree) if word in OF_SHARDING or word.startswith("torch.distributed")}
+        for path, tree in SOURCES.items()
+        if path not in ("sharding.py", "distributed.py")
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+    assert set(words(SOURCES["sharding.py"])) >= OF_SHARDING - {"DTensor"}
