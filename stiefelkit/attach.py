@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit import registry
+from stiefelkit import parametrizations
 from stiefelkit._torch import Convolution
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
@@ -17,6 +17,7 @@ from stiefelkit.host import Carried, carriers, check_module, share_carrier
 from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.parametrizations import check_options, find_parametrization
 from stiefelkit.parametrizations._wrapper import Wrapper
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.scaled import Scaled
@@ -108,7 +109,7 @@ def orthogonal(
     tied: dict[int, list[Place]] = {}
     for place in chosen:
         tied.setdefault(id(plain_weight(place)), []).append(place)
-    plan = _Plan(registry.find_parametrization(parametrization), view, gain, {"precision": precision, **options})
+    plan = _Plan(find_parametrization(parametrization), view, gain, {"precision": precision, **options})
     start = Start(init, generator)
     made = [(places, _carry(plan, places, start)) for places in tied.values()]
     notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
@@ -240,7 +241,7 @@ def available() -> dict[str, type[OrthogonalParam]]:
 
     A plugin that does not import, or is no `OrthogonalParam`, is warned about and left out.
     """
-    return registry.parametrizations.available()
+    return parametrizations.registered.available()
 
 
 def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
@@ -254,8 +255,8 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
         OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.
     """
     if not isinstance(parametrization, str):
-        registry.find_parametrization(parametrization)
-    registry.parametrizations.register(name, parametrization)
+        find_parametrization(parametrization)
+    parametrizations.registered.register(name, parametrization)
 
 
 class _Plan(NamedTuple):
@@ -334,7 +335,7 @@ def _seen(plan: _Plan, place: Place) -> View:
 
 
 def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
-    registry.check_options(plan.cls, plan.options)
+    check_options(plan.cls, plan.options)
     reason = plan.cls.supports(seen.frame_shape, weight.dtype, **plan.options)
     if reason is not None:
         where = f"{plan.cls.__name__} on {place.title}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from stiefelkit import registry
+from stiefelkit import parametrizations
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.param import OrthogonalParam
@@ -38,7 +38,7 @@ def describe_map(param: OrthogonalParam) -> dict[str, Any]:
     """Name in the registry, class and version of a map and of those inside it."""
     cls = type(param)
     return {
-        "name": registry.parametrizations.name_of(cls),
+        "name": parametrizations.registered.name_of(cls),
         "class": f"{cls.__module__}:{cls.__qualname__}",
         "version": param.version,
         "inner": [describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],

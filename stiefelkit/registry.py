@@ -5,19 +5,15 @@ announce themselves by an entry point; one that fails to import warns and leaves
 one name are an error where it is used; a plugin with the name of a built-in is warned about and left out.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stiefelkit._version import __version__
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
 
-if TYPE_CHECKING:
-    from stiefelkit.param import OrthogonalParam
-
-__all__ = ["Registry", "check_options", "find_parametrization", "option_names", "parametrizations"]
+__all__ = ["Registry"]
 
 
 class Registry:
@@ -172,54 +168,3 @@ class Registry:
                 )
             else:
                 self._contested[point.name] = (self._targets[point.name], point.value)
-
-
-def _check_parametrization(cls: Any) -> None:
-    contract = EntryPoint("", "stiefelkit.param:OrthogonalParam", "").load()
-    if not (isinstance(cls, type) and issubclass(cls, contract)):
-        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
-    if not hasattr(cls, "coordinate_names"):
-        raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
-
-
-parametrizations = Registry(
-    "stiefelkit.parametrizations",
-    "parametrization",
-    {
-        "cayley": "stiefelkit.parametrizations.cayley:Cayley",
-        "fourier": "stiefelkit.parametrizations.fourier:Fourier",
-        "givens": "stiefelkit.parametrizations.givens:Givens",
-        "householder": "stiefelkit.parametrizations.householder:Householder",
-        "margin": "stiefelkit.parametrizations.margin:Margin",
-        "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",
-        "rebased": "stiefelkit.parametrizations.rebased:Rebased",
-        "stiefel": "stiefelkit.parametrizations.stiefel_point:StiefelPoint",
-    },
-    _check_parametrization,
-)
-
-
-def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for.
-
-    Raises:
-        UnknownNameError: no parametrization has this name.
-        OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
-    """
-    return parametrizations.find(given)
-
-
-def option_names(cls: type) -> list[str]:
-    """The names of a class's options, `precision` among them."""
-    parameters = inspect.signature(cls.__init__).parameters
-    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
-
-
-def check_options(cls: type, options: Any) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes."""
-    if not isinstance(options, Mapping):
-        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
-    known = option_names(cls)
-    for key in options:
-        if key not in known:
-            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")

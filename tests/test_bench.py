@@ -13,6 +13,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors, registry
+from stiefelkit import parametrizations as maps
 from stiefelkit.cli import main
 from stiefelkit.experiments.bench import course, measure, parametrizations, peers
 from stiefelkit.experiments.bench.contenders import OPERATIONS, Contender
@@ -138,8 +139,8 @@ def test_the_unit_of_a_tall_frame_is_its_product_with_a_square_one():
 
 @pytest.fixture
 def own_registry(monkeypatch):
-    own = registry.parametrizations.copy()
-    monkeypatch.setattr(registry, "parametrizations", own)
+    own = maps.registered.copy()
+    monkeypatch.setattr(maps, "registered", own)
     return own
 
 

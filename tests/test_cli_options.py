@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, registry
+from stiefelkit import errors, parametrizations
 from stiefelkit.cli import main
 from stiefelkit.cli.app import asked
 from stiefelkit.cli.bench_growth import _growth
@@ -197,9 +197,9 @@ class Half(sk.OrthogonalParam):
 def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = registry.parametrizations.copy()
+    own = parametrizations.registered.copy()
     own.register("half", Half)
-    monkeypatch.setattr(registry, "parametrizations", own)
+    monkeypatch.setattr(parametrizations, "registered", own)
     missing = "'half' is left out: A parametrization needs coordinates, forward, initial, traits, got Half without"
     for words in ("list", "bench parametrizations --sizes 2 --members givens --operations forward --seconds 0.01"):
         with pytest.warns(UserWarning, match=missing):

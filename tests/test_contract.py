@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import init, registry
+from stiefelkit import init, parametrizations
 from stiefelkit.host import carriers
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
@@ -29,11 +29,9 @@ def test_a_map_is_one_file_and_one_line(tmp_path, monkeypatch):
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: turns\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[stiefelkit.parametrizations]\nturns = turns:PlaneRotations\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        registry,
-        "parametrizations",
-        Registry("stiefelkit.parametrizations", "parametrization", {}, registry.parametrizations._check_kind),
-    )
+    check = parametrizations.registered._check_kind
+    fresh = Registry("stiefelkit.parametrizations", "parametrization", {}, check)
+    monkeypatch.setattr(parametrizations, "registered", fresh)
     cls = sk.available()["turns"]
     assert sk.parametrizations.PlaneRotations is cls
     sk.nn.OrthogonalRNN(3, 4, parametrization="turns")(torch.ones(2, 5, 3))[0].sum().backward()

@@ -14,10 +14,10 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending",
 
 @pytest.mark.parametrize("page", PAGES)
 def test_printed_python_runs(page, monkeypatch, tmp_path):
-    from stiefelkit import optim, registry
+    from stiefelkit import optim, parametrizations
     from stiefelkit.scan import activations
 
-    monkeypatch.setattr(registry, "parametrizations", registry.parametrizations.copy())
+    monkeypatch.setattr(parametrizations, "registered", parametrizations.registered.copy())
     monkeypatch.setattr(optim, "optimizers", optim.optimizers.copy())
     monkeypatch.setattr(activations, "_activations", activations._activations.copy())
     monkeypatch.setattr(activations, "_found", {})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit import errors, registry
+from stiefelkit import errors, parametrizations
 from stiefelkit.cli import main
 from stiefelkit.experiments.bench import growth, norms
 from stiefelkit.experiments.bench.allocations import peak_bytes
@@ -138,9 +138,9 @@ def test_every_member_is_measured_on_every_axis_against_what_it_declares():
 
 
 def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
-    own = registry.parametrizations.copy()
+    own = parametrizations.registered.copy()
     own.register("mine", sk.available()["cayley"])
-    monkeypatch.setattr(registry, "parametrizations", own)
+    monkeypatch.setattr(parametrizations, "registered", own)
     (heat,) = growth.heats(growth.Plan(**{**SMALL, "members": ("mine",), "what": ("memory",), "against": ("n",)}))
     assert [row.contender for row in heat.rows] == ["mine"]
 

@@ -74,10 +74,11 @@ def test_is_traced_by_make_fx_jit_compile_and_export() -> None:
             return x + 1 if _torch.is_traced() else x + 2
 
     look, x = Looking(), torch.zeros(2)
-    graph: Any = make_fx
+    graph: Any = make_fx(look)
     assert (look(x) == 2).all()
     with torch.no_grad():
-        assert (graph(look)(x)(x) == 1).all()
+        traced: Any = graph(x)
+        assert (traced(x) == 1).all()
     assert (torch.jit.trace(look, x, check_trace=False)(x) == 1).all()
     assert (torch.compile(look, backend="eager", fullgraph=True)(x) == 1).all()
     assert (torch.export.export(look, (x,)).module()(x) == 1).all()
@@ -288,3 +289,21 @@ def test_sharded_tensors_are_known_in_their_room_alone() -> None:
     }
     assert {path: names for path, names in found.items() if names} == {}
     assert set(words(SOURCES["sharding.py"])) >= OF_SHARDING - {"DTensor"}
+
+
+def test_lazy_conjugates_are_resolved_by_kernels_inside_a_mode() -> None:
+    class Entering(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace != "stiefelkit_tests":
+                return func(*args, **(kwargs or {}))
+            with self, _torch.lazy_conjugates():
+                return func.redispatch(_torch.kernels_of("cpu"), *args)
+
+    a = torch.randn(2, 2, dtype=torch.complex128)
+    with Entering():
+        assert torch.equal(skew_part_of(a), a - a.mH)
+
+
+@torch.library.custom_op("stiefelkit_tests::skew_part_of", mutates_args=())
+def skew_part_of(a: torch.Tensor) -> torch.Tensor:
+    return a - a.mH

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 import stiefelkit as sk
-from stiefelkit import errors, registry
+from stiefelkit import errors, parametrizations, registry
 from stiefelkit.registry import Registry
 
 
@@ -20,9 +20,9 @@ def fresh(monkeypatch):
         "stiefelkit.parametrizations",
         "parametrization",
         {"cayley": "stiefelkit.parametrizations.cayley:Cayley"},
-        registry.parametrizations.check,
+        parametrizations.registered.check,
     )
-    monkeypatch.setattr(registry, "parametrizations", own)
+    monkeypatch.setattr(parametrizations, "registered", own)
     return own
 
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 
-from stiefelkit import models, registry
+from stiefelkit import models, parametrizations
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.experiments.tasks import tasks
 from stiefelkit.optim import optimizers
 from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.registry import Registry
 
 __all__ = ["image_of", "in_short", "instances", "kinds", "moved_by", "tables"]
 
@@ -18,10 +19,10 @@ SIZE = 8
 """Rows of the frames that are looked at."""
 
 
-def tables() -> dict[str, registry.Registry]:
+def tables() -> dict[str, Registry]:
     """Returns the registries, by kind."""
     return {
-        "parametrization": registry.parametrizations,
+        "parametrization": parametrizations.registered,
         "optimizer": optimizers,
         "model": models._models,
         "task": tasks,

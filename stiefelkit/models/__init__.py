@@ -8,7 +8,8 @@ from torch import nn
 
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.models.sequence import SequenceModel, count_parameters
-from stiefelkit.registry import Registry, find_parametrization, option_names, parametrizations
+from stiefelkit.parametrizations import find_parametrization, option_names, registered
+from stiefelkit.registry import Registry
 
 __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
 
@@ -92,7 +93,7 @@ def known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tup
     if chosen is None:
         return known, " without a parametrization"
     cls = find_parametrization(chosen)
-    return [*known, "gain", *option_names(cls)], f" with {parametrizations.name_of(cls) or cls.__name__}"
+    return [*known, "gain", *option_names(cls)], f" with {registered.name_of(cls) or cls.__name__}"
 
 
 def names() -> list[str]:

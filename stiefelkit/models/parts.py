@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.registry import find_parametrization
+from stiefelkit.parametrizations import find_parametrization
 
 __all__ = ["Map", "each", "map_options", "read_out", "width"]
 

@@ -12,7 +12,7 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameEr
 from stiefelkit.host import carrier_of, carriers
 from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.registry import find_parametrization, option_names, parametrizations
+from stiefelkit.parametrizations import find_parametrization, option_names, registered
 from stiefelkit.scan import BACKENDS, find_activation
 
 __all__ = ["Field", "Recurrent", "require_flags", "require_options"]
@@ -34,7 +34,7 @@ def require_options(cls: type, parametrization: str | type[OrthogonalParam] | No
     if parametrization is not None:
         found = find_parametrization(parametrization)
         known += ["view", "gain", *option_names(found)]
-        which = f" with {parametrizations.name_of(found) or found.__name__}"
+        which = f" with {registered.name_of(found) or found.__name__}"
     for key in options:
         if key not in known:
             raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, known)}")

@@ -1,17 +1,92 @@
-"""Maps from flat coordinates to frames, one a file; `sk.parametrizations.Name` imports the member's file."""
+"""Maps from flat coordinates to frames, one a file; `sk.parametrizations.Name` imports the file of a map."""
 
-from typing import Any
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from stiefelkit import registry
-from stiefelkit.parametrizations.scaled import Scaled
-from stiefelkit.parametrizations.view import VIEWS, View
-from stiefelkit.parametrizations.viewed import Viewed
+from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.registry import Registry
 
-__all__ = ["VIEWS", "Scaled", "View", "Viewed"]
+if TYPE_CHECKING:
+    from stiefelkit.param import OrthogonalParam
+    from stiefelkit.parametrizations.scaled import Scaled
+    from stiefelkit.parametrizations.view import VIEWS, View
+    from stiefelkit.parametrizations.viewed import Viewed
+
+__all__ = [
+    "VIEWS",
+    "Scaled",
+    "View",
+    "Viewed",
+    "check_options",
+    "find_parametrization",
+    "option_names",
+    "registered",
+]
+
+
+def _check(cls: Any) -> None:
+    from stiefelkit.param import OrthogonalParam
+
+    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+    if not hasattr(cls, "coordinate_names"):
+        raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
+
+
+registered = Registry(
+    "stiefelkit.parametrizations",
+    "parametrization",
+    {
+        "cayley": "stiefelkit.parametrizations.cayley:Cayley",
+        "fourier": "stiefelkit.parametrizations.fourier:Fourier",
+        "givens": "stiefelkit.parametrizations.givens:Givens",
+        "householder": "stiefelkit.parametrizations.householder:Householder",
+        "margin": "stiefelkit.parametrizations.margin:Margin",
+        "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",
+        "rebased": "stiefelkit.parametrizations.rebased:Rebased",
+        "stiefel": "stiefelkit.parametrizations.stiefel_point:StiefelPoint",
+    },
+    _check,
+)
+
+
+def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[OrthogonalParam]":
+    """Returns the class that a name or a class stands for.
+
+    Raises:
+        UnknownNameError: no parametrization has this name.
+        OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
+    """
+    return registered.find(given)
+
+
+def option_names(cls: type) -> list[str]:
+    """The names of a class's options, `precision` among them."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
+
+
+def check_options(cls: type, options: Any) -> None:
+    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    if not isinstance(options, Mapping):
+        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
+    known = option_names(cls)
+    for key in options:
+        if key not in known:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
+
+
+_HOMES = {"Scaled": "scaled", "VIEWS": "view", "View": "view", "Viewed": "viewed"}
+"""Modules of what has no name in the table, imported when it is asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    found = registry.parametrizations.by_class_name(name)
+    if name in _HOMES:
+        globals()[name] = found = getattr(importlib.import_module(f"stiefelkit.parametrizations.{_HOMES[name]}"), name)
+        return found
+    found = None if name.startswith("_") else registered.by_class_name(name)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found

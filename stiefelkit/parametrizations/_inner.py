@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from stiefelkit import registry
 from stiefelkit.dtypes import computing_dtype
 from stiefelkit.errors import OptionError
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.parametrizations import check_options, find_parametrization
 
 __all__ = ["Inner", "prefixed", "within"]
 
@@ -25,11 +25,11 @@ class Inner:
 
     @property
     def cls(self) -> type[OrthogonalParam]:
-        return registry.find_parametrization(self.given)
+        return find_parametrization(self.given)
 
     def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """What `supports` says of frames of this shape in weights of this dtype; checks the options."""
-        registry.check_options(self.cls, self.options or {})
+        check_options(self.cls, self.options or {})
         return self.cls.supports(shape, computing_dtype(dtype), **(self.options or {}))
 
     def build(self, outer: OrthogonalParam, shape: tuple[int, ...], device: Any, **defaults: Any) -> OrthogonalParam:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit import registry
+from stiefelkit import parametrizations
 from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
@@ -82,7 +82,7 @@ class Margin(OrthogonalParam):
             inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
             reason = inner.flaw(own, dtype)
             if reason is not None:
-                return f"{reason} for {name}={registry.parametrizations.name_of(inner.cls) or inner.cls.__name__!r}"
+                return f"{reason} for {name}={parametrizations.registered.name_of(inner.cls) or inner.cls.__name__!r}"
         return None
 
     @classmethod
