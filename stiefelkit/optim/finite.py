@@ -8,6 +8,7 @@ import torch
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket
+from stiefelkit.sharding import is_sharded
 
 __all__ = ["check_gradients", "not_finite"]
 
@@ -29,7 +30,7 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
         for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
             carrier = known[id(p)].carrier if id(p) in known else None
             name = f"a frame of shape {tuple(p.shape)}" if carrier is None else carrier.weight
-            sharded = sharded or hasattr(p, "full_tensor")
+            sharded = sharded or is_sharded(p)
             if not torch.isfinite(grad).all():
                 bad.append(name)
             elif not share < 1:
