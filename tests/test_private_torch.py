@@ -4,7 +4,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -74,11 +74,11 @@ def test_is_traced_by_make_fx_jit_compile_and_export() -> None:
             return x + 1 if _torch.is_traced() else x + 2
 
     look, x = Looking(), torch.zeros(2)
-    graph = cast(Any, make_fx(look))
+    traced: Any = torch.jit.trace(look, x, check_trace=False)
     assert (look(x) == 2).all()
     with torch.no_grad():
-        assert (graph(x)(x) == 1).all()
-    assert (torch.jit.trace(look, x, check_trace=False)(x) == 1).all()
+        assert (make_fx(look)(x)(x) == 1).all()
+    assert (traced(x) == 1).all()
     assert (torch.compile(look, backend="eager", fullgraph=True)(x) == 1).all()
     assert (torch.export.export(look, (x,)).module()(x) == 1).all()
     assert not _torch.is_traced()
