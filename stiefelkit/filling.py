@@ -95,9 +95,9 @@ def _replace(carrier: CoordinateList, weight: Tensor, generator: torch.Generator
     """Takes the nearest frame if the map may and can, or else draws."""
     param = carrier.param
     why = "its map is drawn unless the weight fits"
-    for nearest in (param.nearest, param.project) if param.takes_nearest else ():
+    if param.takes_nearest:
         try:
-            carrier.right_inverse(nearest(weight))
+            carrier.right_inverse(param.nearest(weight))
         except (ImageError, NonFiniteError, RankError) as error:
             why = _without_stop(error)
         else:

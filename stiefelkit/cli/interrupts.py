@@ -1,13 +1,14 @@
 """Ctrl-C for the whole of a program: no traceback, wherever it comes.
 
-Imports next to nothing: until it has, a Ctrl-C is Python's.
+Imports next to nothing: until it has, a Ctrl-C ends the program without a word; while Python itself starts, and before
+it has found this package, it is Python's.
 """
 
 import os
 import signal
 import sys
 
-from stiefelkit.cli import STOPPED
+from stiefelkit.cli import IS_PROGRAM, STOPPED
 
 TYPE_CHECKING = False
 
@@ -25,7 +26,8 @@ def guard() -> None:
     that comes in a destructor, where Python would print it and go on, ends the program too. A program that was started
     with SIGINT ignored, in the background of a script, goes on ignoring it.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    held = signal.getsignal(signal.SIGINT)
+    if held is signal.default_int_handler or (IS_PROGRAM and held is signal.SIG_DFL):
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _unraisable
 

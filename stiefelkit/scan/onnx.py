@@ -1,6 +1,6 @@
 """The recurrence in operators that ONNX has: one Scan node of its standard, for any number of steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from stiefelkit.errors import OptionError
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.recurrence import GATED, Recurrence
 
-__all__ = ["exported_scan"]
+__all__ = ["exported_gates", "exported_scan"]
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes a state and projected inputs, both (B, .), to the next state."""
@@ -38,7 +38,7 @@ def exported_scan(
         x = _parts(x)
     rows = x if u is None else x @ u.mT
     rows = rows if bias is None else rows + bias
-    rows, wt, h0, inner = (_constant(t) for t in (rows, w.mT.contiguous(), h0, activation_bias))
+    rows, wt, h0, inner = _constant(rows, w.mT.contiguous(), h0, activation_bias)
     step = (_gated_step if recurrence.cell == GATED else _plain_step)(wt, function, () if inner is None else (inner,))
     out, last = _run(step, rows, h0, recurrence.reverse)
     if is_complex:
@@ -66,18 +66,65 @@ def _gated_step(wt: Tensor, function: Callable[..., Tensor], inner: tuple[Tensor
     return step
 
 
+def exported_gates(
+    x: Tensor, weights: Sequence[Sequence[Tensor]], *, is_lstm: bool, directions: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs torch's LSTM or GRU, which torch itself writes for one number of steps, from zero states.
+
+    Args:
+        x: (T, B, m).
+        weights: [U, W, b, b'] of every layer and direction, as torch names them.
+        is_lstm: whether there are four gates, or three.
+        directions: 1 or 2.
+
+    Returns:
+        The outputs, the last h and, of an LSTM, the last c.
+    """
+    (x,), last = _constant(x), []
+    for k in range(0, len(weights), directions):
+        found = [_gates(x, _constant(*each), is_lstm, i > 0) for i, each in enumerate(weights[k : k + directions])]
+        x = torch.cat([out for out, _ in found], dim=-1)
+        last += [h for _, h in found]
+    h, *c = torch.stack(last).chunk(2 if is_lstm else 1, dim=-1)
+    return x, h, c[0] if is_lstm else h
+
+
+def _gates(x: Tensor, weights: Sequence[Tensor], is_lstm: bool, reverse: bool) -> tuple[Tensor, Tensor]:
+    u, w, bias, second = weights
+    n, wt = w.shape[-1], w.mT.contiguous()
+
+    def lstm(state: Tensor, row: Tensor) -> Tensor:
+        h, c = state.chunk(2, dim=-1)
+        i, f, g, o = (row + second + h @ wt).chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.cat([torch.sigmoid(o) * torch.tanh(c), c], dim=-1)
+
+    def gru(h: Tensor, row: Tensor) -> Tensor:
+        moved = h @ wt + second
+        r, z = torch.sigmoid(row[:, : 2 * n] + moved[:, : 2 * n]).chunk(2, dim=-1)
+        new = torch.tanh(row[:, 2 * n :] + r * moved[:, 2 * n :])
+        return new + z * (h - new)
+
+    zero = x.new_zeros(x.shape[1], (1 + is_lstm) * n)
+    out, last = _run(lstm if is_lstm else gru, x @ u.mT + bias, zero, reverse)
+    return out[..., :n], last
+
+
 def _run(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     def combine(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         h = step(h, row)
         return h, h.clone()
 
+    if not torch.compiler.is_dynamo_compiling() and not all(isinstance(size, int) for size in rows.shape):
+        # torch compiles its scan; what it has kept of an export at fixed sizes would fix those of this one.
+        torch._dynamo.reset()
     last, out = higher_order_scan(combine, h0, rows.flip(0) if reverse else rows)
     return (out.flip(0) if reverse else out), last
 
 
-def _constant(t: Any) -> Any:
+def _constant(*tensors: Tensor | None) -> Any:
     # torch's scan keeps sizes of the batch for a gradient, and fails over them; ONNX detaches no complex tensors.
-    return None if t is None else t.detach()
+    return [t if t is None else t.detach() for t in tensors]
 
 
 def _parts(z: Tensor) -> Tensor:

@@ -72,6 +72,19 @@ def _pushed(mode: TorchDispatchMode) -> Iterator[None]:
         _pop_mode()
 
 
+@contextlib.contextmanager
+def _lazy_conjugates() -> Iterator[None]:
+    # Inside a mode what resolves conjugates and negatives is out; kernels of custom operators are written for it in.
+    out = {key: torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in ("Conjugate", "Negative")}
+    for key in out:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, was in out.items():
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+
+
 class _Rounding(TorchDispatchMode):
     """Rounds the factors of products on devices of the given kinds, whose hardware ignores the flag."""
 
@@ -95,7 +108,7 @@ class _Rounding(TorchDispatchMode):
         if name in _MULTIPLIES_INSIDE or func.namespace not in ("aten", "prim", "prims"):
             key = _key(args)
             if key is not None:
-                with _pushed(self):
+                with _pushed(self), _lazy_conjugates():
                     return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
         elif func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(
             func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
