@@ -38,7 +38,7 @@ def exported_scan(
         x = _parts(x)
     rows = x if u is None else x @ u.mT
     rows = rows if bias is None else rows + bias
-    rows, wt, h0, inner = (_constant(t) for t in (rows, w.mT.contiguous(), h0, activation_bias))
+    rows, wt, h0, inner = _constant(rows, w.mT.contiguous(), h0, activation_bias)
     step = (_gated_step if recurrence.cell == GATED else _plain_step)(wt, function, () if inner is None else (inner,))
     out, last = _run(step, rows, h0, recurrence.reverse)
     if is_complex:
@@ -80,12 +80,9 @@ def exported_gates(
     Returns:
         The outputs, the last h and, of an LSTM, the last c.
     """
-    x, last = _constant(x), []
+    (x,), last = _constant(x), []
     for k in range(0, len(weights), directions):
-        found = [
-            _gates(x, [_constant(t) for t in layer], is_lstm, i > 0)
-            for i, layer in enumerate(weights[k : k + directions])
-        ]
+        found = [_gates(x, _constant(*layer), is_lstm, i > 0) for i, layer in enumerate(weights[k : k + directions])]
         x = torch.cat([out for out, _ in found], dim=-1)
         last += [h for _, h in found]
     h, *c = torch.stack(last).chunk(2 if is_lstm else 1, dim=-1)
@@ -125,9 +122,9 @@ def _run(step: Step, rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, T
     return (out.flip(0) if reverse else out), last
 
 
-def _constant(t: Any) -> Any:
+def _constant(*tensors: Tensor | None) -> Any:
     # torch's scan keeps sizes of the batch for a gradient, and fails over them; ONNX detaches no complex tensors.
-    return None if t is None else t.detach()
+    return [t if t is None else t.detach() for t in tensors]
 
 
 def _parts(z: Tensor) -> Tensor:
