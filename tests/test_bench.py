@@ -14,13 +14,13 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import course, measure, parametrizations, peers
-from stiefelkit.experiments.bench.contenders import OPERATIONS, Contender
-from stiefelkit.experiments.bench.measure import FEWEST, WARM_UPS, Timing, race
-from stiefelkit.experiments.bench.parametrizations import Plan, heats
-from stiefelkit.experiments.bench.problem import Problem
-from stiefelkit.experiments.bench.rows import Row
 from stiefelkit.functional import cayley, pack_skew
+from stiefelkit.measuring.races import clock, course, parametrizations, peers
+from stiefelkit.measuring.races.clock import FEWEST, WARM_UPS, Timing, race
+from stiefelkit.measuring.races.contenders import OPERATIONS, Contender
+from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.parametrizations import ParametrizationRace, heats
+from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 
@@ -32,11 +32,13 @@ GEOTORCH = importlib.util.find_spec("geotorch") is not None
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 
 
-def plan(**changes) -> Plan:
-    return Plan(**{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+def plan(**changes) -> ParametrizationRace:
+    return ParametrizationRace(
+        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
+    )
 
 
-def contender(row: Row) -> str:
+def contender(row: FrameRow) -> str:
     return row.contender.partition(" (")[0]
 
 
@@ -117,7 +119,7 @@ def test_the_collector_is_off_while_the_clock_runs_and_back_after_it():
 
 def test_the_cpu_clock_counts_the_work_and_calls_as_often_as_told():
     calls = []
-    assert measure.cpu_seconds(lambda: calls.append(1), 3) >= 0
+    assert clock.cpu_seconds(lambda: calls.append(1), 3) >= 0
     assert len(calls) == 3
 
 
@@ -130,7 +132,7 @@ def test_a_race_on_a_gpu():
 
 def test_the_unit_of_a_tall_frame_is_its_product_with_a_square_one():
     for batch, shape in ((1, (5, 3)), (4, (4, 5, 3))):
-        assert measure.product_of(5, 3, batch, torch.complex64, torch.device("cpu"))().shape == shape
+        assert clock.product_of(5, 3, batch, torch.complex64, torch.device("cpu"))().shape == shape
 
 
 # Who takes part
@@ -261,7 +263,7 @@ def test_peers_stand_under_the_family_of_the_map_that_they_compute():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
     n, p = size
-    problem = Problem(n, p, batch, dtype, seed=seeds.seed())
+    problem = FrameProblem(n, p, batch, dtype, seed=seeds.seed())
     g = problem.gradient()
     for name, peer in peers.peers.available().items():
         if peer.package and not GEOTORCH:
@@ -270,7 +272,7 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
             with pytest.raises(errors.DtypeError, match="real dtype"):
                 peer.enter(problem)
             continue
-        entry = peer.enter(Problem(n, p, batch, dtype, seed=seeds.seed()))
+        entry = peer.enter(FrameProblem(n, p, batch, dtype, seed=seeds.seed()))
         w = entry.weight()
         assert w.shape == problem.shape, name
         assert w.dtype == dtype
@@ -288,12 +290,12 @@ def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
 @pytest.mark.parametrize("size", [(6, 6), (6, 2)])
 def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
     n, p = size
-    x = Problem(n, p, seed=seeds.seed(), dtype=dtype).tangent()
+    x = FrameProblem(n, p, seed=seeds.seed(), dtype=dtype).tangent()
     a = x - torch.cat([x[:p].mH, x.new_zeros(n - p, p)])
     phase = torch.zeros(p, dtype=torch.float64) if dtype.is_complex else None
     ours = cayley(pack_skew(a[:p], a[p:]), n, p, phase=phase)
     found = {
-        name: peers.peers.get(name).enter(Problem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
+        name: peers.peers.get(name).enter(FrameProblem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
         for name in ("torch_solve", "torch_orthogonal_cayley")
     }
     assert torch.allclose(found["torch_solve"], ours, atol=1e-12)
@@ -305,7 +307,7 @@ def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     n = 200
-    problem, twin = (Problem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
+    problem, twin = (FrameProblem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
     x = twin.tangent()
     peer = torch.linalg.matrix_norm(x - x.mH, 2)
     layer = parametrizations.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
@@ -316,14 +318,14 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
 
 def test_both_householder_peers_multiply_the_same_reflectors():
     names = ("torch_householder_product", "torch_orthogonal_householder")
-    problems = [Problem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
+    problems = [FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
     one, other = (peers.peers.get(name).enter(p).weight() for name, p in zip(names, problems, strict=True))
     assert torch.allclose(one, other, atol=1e-12)
 
 
 def test_the_product_of_fewer_reflectors_is_theirs():
     entry = peers.peers.get("torch_householder_product").enter(
-        Problem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
+        FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
     )
     below = entry.parameters[0].detach().tril(-1)
     assert below.shape == (6, 2)
@@ -333,7 +335,7 @@ def test_the_product_of_fewer_reflectors_is_theirs():
 
 
 def test_the_layer_loop_is_the_product_of_its_rotations():
-    loop = peers.peers.get("layer_loop").enter(Problem(3, 3, seed=seeds.seed(), dtype=torch.float64))
+    loop = peers.peers.get("layer_loop").enter(FrameProblem(3, 3, seed=seeds.seed(), dtype=torch.float64))
     (theta,) = loop.parameters
 
     def rotation(i, t):
@@ -351,10 +353,10 @@ def test_the_layer_loop_is_the_product_of_its_rotations():
 def test_the_layer_loop_leaves_other_meshes_and_too_much_memory_alone():
     loop = peers.peers.get("layer_loop")
     with pytest.raises(errors.OptionError, match="brickwall"):
-        loop.enter(Problem(4, 4, options={"layout": "fft"}))
+        loop.enter(FrameProblem(4, 4, options={"layout": "fft"}))
     with pytest.raises(errors.OptionError, match="2 GiB"):
-        loop.enter(Problem(4096, 4096))
-    assert loop.enter(Problem(4, 4, options={"layers": 2})).parameters[0].shape == (3,)
+        loop.enter(FrameProblem(4096, 4096))
+    assert loop.enter(FrameProblem(4, 4, options={"layers": 2})).parameters[0].shape == (3,)
 
 
 def test_a_race_uses_the_threads_asked_for_and_gives_them_back():
@@ -392,7 +394,7 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
     assert bench("--sizes 4,5x2 --peers --operations step,forward --json rows.json", *QUICK) == 0
     rows = json.loads(Path("rows.json").read_text())
     assert all(list(row) == KEYS for row in rows)
-    assert [field.name for field in dataclasses.fields(Row)] == KEYS
+    assert [field.name for field in dataclasses.fields(FrameRow)] == KEYS
     heats_in_order = list(dict.fromkeys((row["operation"], row["n"], row["p"]) for row in rows))
     assert heats_in_order == [("forward", 4, 4), ("step", 4, 4), ("forward", 5, 2), ("step", 5, 2)]
     assert {(row["batch"], row["dtype"], row["device"]) for row in rows} == {(1, "float32", "cpu")}

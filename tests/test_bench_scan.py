@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import memory, recurrence
-from stiefelkit.experiments.bench.memory import growth
-from stiefelkit.experiments.bench.recurrence import CASES, LOSSES, Case, Plan, heats
-from stiefelkit.experiments.bench.recurrence_problem import Sequences, read_case
-from stiefelkit.experiments.bench.recurrences import (
+from stiefelkit.functional import ACTIVATIONS, COMPLEX_ACTIVATIONS
+from stiefelkit.measuring.races import process_memory
+from stiefelkit.measuring.races import scan as scan_race
+from stiefelkit.measuring.races.process_memory import resident_bytes
+from stiefelkit.measuring.races.recurrence_problem import Sequences, read_case
+from stiefelkit.measuring.races.recurrences import (
     LOOP,
     backward,
     fast_backends,
@@ -25,23 +26,23 @@ from stiefelkit.experiments.bench.recurrences import (
     picked_backend,
     recurrence_peers,
 )
-from stiefelkit.experiments.bench.rows import RecurrenceRow
-from stiefelkit.experiments.bench.training_step import whole_and_scan
-from stiefelkit.functional import ACTIVATIONS, COMPLEX_ACTIVATIONS
+from stiefelkit.measuring.races.rows import ScanRow
+from stiefelkit.measuring.races.scan import CASES, LOSSES, ScanCase, ScanRace, heats
+from stiefelkit.measuring.races.training_step import whole_and_scan
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 
-REAL = Case("real", T=6, n=4, B=3, m=2, matched=5)
-COMPLEX = Case("complex", T=5, n=4, B=3, is_complex=True)
+REAL = ScanCase("real", T=6, n=4, B=3, m=2, matched=5)
+COMPLEX = ScanCase("complex", T=5, n=4, B=3, is_complex=True)
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 TWO = "T=4,n=3,B=2"
 
 
-def plan(**changes) -> Plan:
-    return Plan(**{"seed": seeds.seed(), "cases": (REAL,), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+def plan(**changes) -> ScanRace:
+    return ScanRace(**{"seed": seeds.seed(), "cases": (REAL,), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
 
 
-def float64(case: Case, activation: str = "modrelu") -> Sequences:
+def float64(case: ScanCase, activation: str = "modrelu") -> Sequences:
     return Sequences(case, activation, torch.float64)
 
 
@@ -59,15 +60,15 @@ def test_the_cases_are_those_of_the_papers_and_a_wide_one():
 
 
 def test_a_case_of_ones_own_is_read_from_words():
-    assert read_case("T=784, n=170,B=128,m=3,complex") == Case("custom", 784, 170, 128, 3, True)
-    assert read_case("B=2,n=3,T=4") == Case("custom", 4, 3, 2)
+    assert read_case("T=784, n=170,B=128,m=3,complex") == ScanCase("custom", 784, 170, 128, 3, True)
+    assert read_case("B=2,n=3,T=4") == ScanCase("custom", 4, 3, 2)
 
 
 def test_cases_left_out_are_those_that_the_activation_can_do():
-    assert [case.name for case in Plan().cases] == ["A", "B", "C", "D"]
-    assert [case.name for case in Plan(activation="tanh").cases] == ["A", "B", "C"]
+    assert [case.name for case in ScanRace().cases] == ["A", "B", "C", "D"]
+    assert [case.name for case in ScanRace(activation="tanh").cases] == ["A", "B", "C"]
     with pytest.raises(errors.DtypeError, match="Complex states"):
-        Plan(activation="tanh", cases=(CASES["D"],))
+        ScanRace(activation="tanh", cases=(CASES["D"],))
 
 
 @pytest.mark.parametrize("case", [REAL, COMPLEX])
@@ -182,7 +183,7 @@ def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
         raise RuntimeError("no kernel\nand a long trace")
 
     table: dict[str, Any] = {"theirs": recurrence_peers.get(LOOP), "broken": broken}
-    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("peer", table, "nobody.home"))
+    monkeypatch.setattr(scan_race, "recurrence_peers", registry.Registry("peer", table, "nobody.home"))
     (heat,) = heats(plan())
     assert {row.contender for row, is_peer in zip(heat.rows, heat.is_peer, strict=True) if is_peer} == {"theirs"}
     assert heat.left_out == {"broken": "no kernel"}
@@ -201,7 +202,7 @@ def test_a_row_is_its_time_over_the_limit_and_over_that_of_the_scan_that_auto_pi
             assert row.time_over_ours == row.seconds / seconds[picked]
         order = [(is_peer, row.seconds) for row, is_peer in zip(heat.rows, heat.is_peer, strict=True)]
         assert order == sorted(order)
-    monkeypatch.setattr(recurrence, "picked_backend", lambda drawn: "another")
+    monkeypatch.setattr(scan_race, "picked_backend", lambda drawn: "another")
     (heat,) = heats(plan(backends=("reference", "inplace")))
     seconds = {row.contender: row.seconds for row in heat.rows}
     fastest = min(seconds["scan (reference)"], seconds["scan (inplace)"])
@@ -262,11 +263,11 @@ def test_a_training_step_trains_and_its_time_is_compared_with_the_scan():
 
 
 def test_our_scan_needs_at_most_half_the_memory_of_the_loop():
-    drawn = Sequences(Case("custom", T=256, n=64, B=64))
+    drawn = Sequences(ScanCase("custom", T=256, n=64, B=64))
     unit = 256 * 64 * 64 * 4
     for loss in LOSSES:
-        ours_grows = growth(drawn, "inplace", loss, is_peer=False)
-        loop_grows = growth(drawn, LOOP, loss, is_peer=True)
+        ours_grows = resident_bytes(drawn, "inplace", loss, is_peer=False)
+        loop_grows = resident_bytes(drawn, LOOP, loss, is_peer=True)
         assert loop_grows > 4 * unit
         assert ours_grows <= loop_grows / 2
 
@@ -274,10 +275,10 @@ def test_our_scan_needs_at_most_half_the_memory_of_the_loop():
 def test_what_cannot_be_measured_says_why(monkeypatch):
     drawn = Sequences(REAL)
     with pytest.raises(errors.OptionError, match="no LSTM"):
-        growth(Sequences(COMPLEX), "torch_lstm_matched", "sequence", is_peer=True)
-    monkeypatch.setattr(memory.sys, "executable", "false")
+        resident_bytes(Sequences(COMPLEX), "torch_lstm_matched", "sequence", is_peer=True)
+    monkeypatch.setattr(process_memory.sys, "executable", "false")
     with pytest.raises(errors.OptionError, match="it ended with code 1"):
-        growth(drawn, "inplace", "sequence", is_peer=False)
+        resident_bytes(drawn, "inplace", "sequence", is_peer=False)
 
 
 def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
@@ -289,7 +290,7 @@ def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
             raise errors.OptionError("no room.")
         return 7 if loss == "sequence" else 3
 
-    monkeypatch.setattr(recurrence, "growth", fake)
+    monkeypatch.setattr(scan_race, "resident_bytes", fake)
     (heat,) = heats(plan(memory=True))
     figures = {row.contender: (row.memory_sequence, row.memory_last_state) for row in heat.rows}
     assert figures["scan (inplace)"] == figures[LOOP] == (7, 3)
@@ -319,11 +320,11 @@ def bench(words: str, *more: str) -> int:
 
 
 def test_the_command_prints_tables_and_writes_rows(capsys, monkeypatch):
-    monkeypatch.setattr(recurrence, "growth", lambda *arguments: 2_000_000)
+    monkeypatch.setattr(scan_race, "resident_bytes", lambda *arguments: 2_000_000)
     assert bench(f"--case {TWO},complex --peers --memory --json rows.json", *QUICK) == 0
     shown = capsys.readouterr().out
     rows = json.loads(Path("rows.json").read_text())
-    assert all(list(row) == [field.name for field in dataclasses.fields(RecurrenceRow)] for row in rows)
+    assert all(list(row) == [field.name for field in dataclasses.fields(ScanRow)] for row in rows)
     assert all(row["contender"] in shown for row in rows)
     assert "custom: complex, T = 4, n = 3, B = 2, m = 1" in shown
     assert "peak memory" in shown
@@ -355,7 +356,7 @@ def test_the_command_takes_activations_backends_and_dtypes(capsys):
 
 def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatch):
     plans = []
-    monkeypatch.setattr(recurrence, "heats", lambda plan, watch: plans.append(plan) or iter(()))
+    monkeypatch.setattr(scan_race, "heats", lambda plan, watch: plans.append(plan) or iter(()))
     for words in ("--cases D,A --case T=1,n=1,B=1", "--case T=1,n=1,B=1", "", "--activation relu"):
         bench(words)
     names = [[case.name for case in plan.cases] for plan in plans]

@@ -14,11 +14,11 @@ import pytest
 
 import stiefelkit
 from stiefelkit.cli import main
-from stiefelkit.experiments import checkpoint
-from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers
-from stiefelkit.experiments.session import Session
+from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
 from stiefelkit.testing import seeds
+from stiefelkit.training import checkpoint
+from stiefelkit.training.config import optimizers
+from stiefelkit.training.session import Session
 
 SMALL = (
     f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
@@ -410,7 +410,7 @@ def test_drift_writes_json_that_any_reader_takes_and_tells_of_nan(
 
 
 def test_log_ticks_between_powers_of_ten_say_so() -> None:
-    from stiefelkit.experiments.figure import _number
+    from stiefelkit.training.figure import _number
 
     assert [_number(value) for value in (1e-3, 1e-4, 2e-4, 1e31, 5e31)] == [
         "0.001",

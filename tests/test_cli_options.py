@@ -15,9 +15,9 @@ from stiefelkit.cli.app import asked
 from stiefelkit.cli.bench_growth import _growth
 from stiefelkit.cli.catalogue import kinds
 from stiefelkit.cli.recipes import filled
-from stiefelkit.experiments.bench import growth
-from stiefelkit.experiments.tasks import tasks
+from stiefelkit.measuring.growth import measure as growth
 from stiefelkit.testing import seeds
+from stiefelkit.training.tasks import tasks
 
 SMALL = (
     f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 2 --batch-size 8"
@@ -221,11 +221,11 @@ def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
 
 
 def test_every_column_of_growth_has_a_heading() -> None:
-    plan = growth.Plan()
+    plan = growth.GrowthPlan()
     rows = [
-        growth.Growth("one", None, "float32", "cpu", "time", "n", [], [], 3.0, exponent, 0.1, 1, 2, None, faster)
+        growth.GrowthRow("one", None, "float32", "cpu", "time", "n", [], [], 3.0, exponent, 0.1, 1, 2, None, faster)
         for exponent, faster in ((3.5, True), (2.9, False), (None, False))
     ]
-    table = _growth(plan, growth.Heat("time", "n", rows, {}))
+    table = _growth(plan, growth.GrowthHeat("time", "n", rows, {}))
     assert all(column.header for column in table.columns)
     assert list(table.columns[-1].cells) == ["yes", "no", "-"]

@@ -25,13 +25,13 @@ from tiny_runs import Killed
 
 from stiefelkit.cli import main
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments import checkpoint, train
-from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.display import Silent
-from stiefelkit.experiments.log import read
-from stiefelkit.experiments.plot import plot
-from stiefelkit.experiments.summary import summarise
 from stiefelkit.testing.seeds import seed
+from stiefelkit.training import checkpoint, train
+from stiefelkit.training.config import Config
+from stiefelkit.training.display import Silent
+from stiefelkit.training.log import read
+from stiefelkit.training.plot import plot
+from stiefelkit.training.summary import summarise
 
 torch.set_num_threads(1)
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from stiefelkit.cli import main
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
-from stiefelkit.experiments import checkpoint, health, train
-from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.log import read
-from stiefelkit.experiments.plot import find_runs, plot
-from stiefelkit.experiments.run_folder import versions
-from stiefelkit.experiments.session import Session
-from stiefelkit.experiments.summary import summarise
 from stiefelkit.testing import seeds
+from stiefelkit.training import checkpoint, health, train
+from stiefelkit.training.config import Config
+from stiefelkit.training.log import read
+from stiefelkit.training.plot import find_runs, plot
+from stiefelkit.training.run_folder import versions
+from stiefelkit.training.session import Session
+from stiefelkit.training.summary import summarise
 
 
 def small(**changes: Any) -> Config:

@@ -1,4 +1,4 @@
-"""The command `stiefelkit`: it parses, calls `stiefelkit.experiments` and prints.
+"""The command `stiefelkit`: it parses, calls `stiefelkit.training` and prints.
 
 Nothing here imports torch before a command runs, so that help comes at once: what works with tensors is imported in the
 functions of the commands.
@@ -84,7 +84,7 @@ def _unknown_command(words: list[str], word: str) -> str:
     if words[0] == "bench":
         kind, names = "race", ["growth", "norms", "optimizers", "parametrizations", "scan"]
     else:
-        from stiefelkit.experiments.tasks import tasks
+        from stiefelkit.training.tasks import tasks
 
         kind, names = "task", tasks.names()
     if word.startswith("-"):

@@ -14,7 +14,7 @@ from stiefelkit import models
 from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import UnknownNameError, did_you_mean
-from stiefelkit.experiments.config import HANDLED, optimizers
+from stiefelkit.training.config import HANDLED, optimizers
 
 __all__ = ["show"]
 

@@ -15,11 +15,11 @@ from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import literal, whole
 from stiefelkit.cli.races import raced, three_digits
 from stiefelkit.cli.words import with_plain_help
-from stiefelkit.experiments.recipe import Option
+from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench.course import Conditions, Heat
-    from stiefelkit.experiments.bench.rows import Row
+    from stiefelkit.measuring.races.course import Conditions, FrameHeat
+    from stiefelkit.measuring.races.rows import FrameRow
 
 __all__ = ["app"]
 
@@ -83,10 +83,10 @@ def parametrizations(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench import parametrizations as of_parametrizations
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races import parametrizations as of_parametrizations
+    from stiefelkit.measuring.races.rows import check_place
 
-    plan = of_parametrizations.Plan(
+    plan = of_parametrizations.ParametrizationRace(
         sizes=sizes_of(sizes),
         members=words_of(members),
         precisions=words_of(precisions),
@@ -163,10 +163,10 @@ def optimizers(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench import optimizers as of_optimizers
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races import optimizers as of_optimizers
+    from stiefelkit.measuring.races.rows import check_place
 
-    plan = of_optimizers.Plan(
+    plan = of_optimizers.OptimizerRace(
         sizes=sizes_of(sizes),
         optimizers=words_of(optimizers),
         precisions=words_of(precisions),
@@ -190,7 +190,7 @@ def optimizers(
     )
 
 
-def _table(plan: "Conditions", heat: "Heat", compares_precisions: bool = False) -> Table:
+def _table(plan: "Conditions", heat: "FrameHeat", compares_precisions: bool = False) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
@@ -208,7 +208,7 @@ def _table(plan: "Conditions", heat: "Heat", compares_precisions: bool = False) 
     return table
 
 
-def _exact_over_fast(rows: "list[Row]") -> dict[str, float]:
+def _exact_over_fast(rows: "list[FrameRow]") -> dict[str, float]:
     """Time of each exact contender over that of the same in precision fast."""
     seconds = {row.contender: row.seconds for row in rows}
     pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}

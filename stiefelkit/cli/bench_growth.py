@@ -12,8 +12,8 @@ from stiefelkit.cli.open_options import whole
 from stiefelkit.cli.races import raced
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench import growth as of_growth
-    from stiefelkit.experiments.bench import norms as of_norms
+    from stiefelkit.measuring.growth import measure as of_growth
+    from stiefelkit.measuring.races import norms as of_norms
 
 __all__ = ["growth", "norms"]
 
@@ -67,10 +67,10 @@ def growth(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench import growth as of_growth
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.growth import measure as of_growth
+    from stiefelkit.measuring.races.rows import check_place
 
-    plan = of_growth.Plan(
+    plan = of_growth.GrowthPlan(
         members=words_of(members),
         what=words_of(what),
         against=words_of(against),
@@ -91,8 +91,8 @@ def growth(
     return raced(lambda watch: of_growth.heats(plan, watch), lambda heat: _growth(plan, heat), json, plan.dtype)
 
 
-def _growth(plan: "of_growth.Plan", heat: "of_growth.Heat") -> Table:
-    from stiefelkit.experiments.bench.growth import AXES
+def _growth(plan: "of_growth.GrowthPlan", heat: "of_growth.GrowthHeat") -> Table:
+    from stiefelkit.measuring.growth.measure import AXES
 
     points = plan.points(heat.against)
     title = f"{heat.what} against {heat.against}, {points[0]} to {points[-1]}, {plan.device}"
@@ -144,10 +144,10 @@ def norms(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench import norms as of_norms
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races import norms as of_norms
+    from stiefelkit.measuring.races.rows import check_place
 
-    plan = of_norms.Plan(
+    plan = of_norms.NormPlan(
         sizes=sizes_of(sizes),
         members=words_of(members),
         precisions=words_of(precisions),
@@ -164,7 +164,7 @@ def norms(
     return raced(lambda watch: of_norms.heats(plan, watch), lambda heat: _norms(plan, heat), json, plan.dtype)
 
 
-def _norms(plan: "of_norms.Plan", heat: "of_norms.Heat") -> Table:
+def _norms(plan: "of_norms.NormPlan", heat: "of_norms.NormHeat") -> Table:
     title = f"error over the limit, {heat.problem}, {plan.dtype}, {plan.device}"
     caption = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
     table = table_of(title, caption, ["contender"], [f"x {factor:g}" for factor in plan.factors])

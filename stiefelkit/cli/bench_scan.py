@@ -12,11 +12,11 @@ from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import words_of
 from stiefelkit.cli.open_options import whole
 from stiefelkit.cli.races import raced, three_digits
-from stiefelkit.experiments.checks import known_words
+from stiefelkit.training.checks import known_words
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench.recurrence import Heat, Plan
-    from stiefelkit.experiments.bench.rows import RecurrenceRow
+    from stiefelkit.measuring.races.rows import ScanRow
+    from stiefelkit.measuring.races.scan import ScanHeat, ScanRace
 
 __all__ = ["scan"]
 
@@ -74,14 +74,14 @@ def scan(
         seed: fixes what is drawn.
         json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench.course import WHO
-    from stiefelkit.experiments.bench.recurrence import CASES, Plan, heats
-    from stiefelkit.experiments.bench.recurrence_problem import read_case
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races.course import WHO
+    from stiefelkit.measuring.races.recurrence_problem import read_case
+    from stiefelkit.measuring.races.rows import check_place
+    from stiefelkit.measuring.races.scan import CASES, ScanRace, heats
 
     names = words_of(cases)
     known_words(WHO, "case", names, CASES)
-    plan = Plan(
+    plan = ScanRace(
         cases=tuple(CASES[name] for name in names) + ((read_case(case),) if case else ()),
         activation=activation,
         backends=words_of(backends),
@@ -100,7 +100,7 @@ def scan(
     return raced(lambda watch: heats(plan, watch), lambda heat: _shown(plan, heat), json, plan.dtype)
 
 
-def _shown(plan: "Plan", heat: "Heat") -> RenderableType:
+def _shown(plan: "ScanRace", heat: "ScanHeat") -> RenderableType:
     if heat.operation == "training_step":
         return _step_table(plan, heat)
     tables = [_table(plan, heat)]
@@ -109,15 +109,15 @@ def _shown(plan: "Plan", heat: "Heat") -> RenderableType:
     return Group(*tables)
 
 
-def _title(plan: "Plan", heat: "Heat") -> str:
+def _title(plan: "ScanRace", heat: "ScanHeat") -> str:
     return f"{heat.case}, {plan.activation}, {plan.dtype}, {plan.device}"
 
 
-def _limit(heat: "Heat") -> str:
+def _limit(heat: "ScanHeat") -> str:
     return f"LIMIT = {three_digits(1e3 * heat.unit)} ms"
 
 
-def _table(plan: "Plan", heat: "Heat") -> Table:
+def _table(plan: "ScanRace", heat: "ScanHeat") -> Table:
     caption = f"{_limit(heat)}; ours x: time over that of our scan"
     table = table_of(_title(plan, heat), caption, ["contender"], ["n", "ms", "/ LIMIT", "ours x"])
     table.min_width = len(_title(plan, heat))
@@ -129,13 +129,13 @@ def _table(plan: "Plan", heat: "Heat") -> Table:
     return table
 
 
-def _memory_table(plan: "Plan", heat: "Heat") -> Table:
-    from stiefelkit.experiments.bench.recurrences import LOOP
+def _memory_table(plan: "ScanRace", heat: "ScanHeat") -> Table:
+    from stiefelkit.measuring.races.recurrences import LOOP
 
     caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
     columns = ["last state", f"/ {LOOP}", "sequence", f"/ {LOOP}"]
     table = table_of(f"peak memory, {_title(plan, heat)}", caption, ["contender"], columns)
-    readers: list[Callable[[RecurrenceRow], int | None]] = [
+    readers: list[Callable[[ScanRow], int | None]] = [
         lambda row: row.memory_last_state,
         lambda row: row.memory_sequence,
     ]
@@ -151,7 +151,7 @@ def _memory_table(plan: "Plan", heat: "Heat") -> Table:
     return table
 
 
-def _step_table(plan: "Plan", heat: "Heat") -> Table:
+def _step_table(plan: "ScanRace", heat: "ScanHeat") -> Table:
     whole_step, alone = heat.rows
     title = f"training step of {whole_step.contender}, {heat.case}, {plan.device}"
     table = table_of(title, _limit(heat), ["what"], ["ms", "/ LIMIT", "outside the scan"])

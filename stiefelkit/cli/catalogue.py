@@ -7,9 +7,9 @@ import torch
 from stiefelkit import available, models
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.tasks import tasks
 from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.training.config import optimizers
+from stiefelkit.training.tasks import tasks
 
 __all__ = ["image_of", "in_short", "instances", "kinds", "moved_by"]
 

@@ -13,11 +13,11 @@ from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.lists import sizes_of, words_of
 from stiefelkit.cli.open_options import FigureOptions, given, whole
 from stiefelkit.cli.words import with_plain_help
-from stiefelkit.experiments.figure import Figures
+from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.drift.plan import Plan
-    from stiefelkit.experiments.drift.run import Curve
+    from stiefelkit.measuring.drift.plan import DriftPlan
+    from stiefelkit.measuring.drift.run import DriftCurve
 
 __all__ = ["drift"]
 
@@ -68,10 +68,10 @@ def drift(
         out: folder for drift.json and drift.png; one that has a drift.json is refused.
         figures: how the figure is written.
     """
-    from stiefelkit.experiments.drift.measure import measure
-    from stiefelkit.experiments.drift.plan import Plan
+    from stiefelkit.measuring.drift.measure import measure
+    from stiefelkit.measuring.drift.plan import DriftPlan
 
-    plan = Plan(
+    plan = DriftPlan(
         steps=steps,
         methods=words_of(methods),
         sizes=sizes_of(sizes),
@@ -106,7 +106,7 @@ def drift(
     return 0
 
 
-def _table(plan: "Plan", curves: "list[Curve]") -> Table:
+def _table(plan: "DriftPlan", curves: "list[DriftCurve]") -> Table:
     shown = [step for step in SHOWN if step < plan.steps] + [plan.steps]
     title = f"largest error up to a step / limit, {plan.dtype}, {plan.gradients} gradients"
     caption = f"parametrizations: {plan.optimizer} at {plan.lr:g}; frames: steps of {plan.step_length:g}"

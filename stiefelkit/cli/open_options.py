@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, Token
 
 from stiefelkit.cli.words import unwrapped
-from stiefelkit.experiments.figure import Figures
-from stiefelkit.experiments.recipe import Option
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.recipes import Option
 
 __all__ = ["FigureOptions", "given", "literal", "open_options", "whole"]
 

@@ -11,8 +11,8 @@ from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.lists import integers_of, words_of
 from stiefelkit.cli.open_options import FigureOptions, given, whole
 from stiefelkit.cli.words import with_plain_help
-from stiefelkit.experiments.figure import Figures
-from stiefelkit.experiments.recipe import Settings
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.recipes import Settings
 
 __all__ = ["app"]
 
@@ -29,7 +29,7 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
         out: folder for the figures; the run's own folder for a single run, else plots.
         figures: how they are written.
     """
-    from stiefelkit.experiments import plot as plots
+    from stiefelkit.training import plot as plots
 
     look = Figures(**given(figures))
     found = plots.find_runs(runs)
@@ -78,7 +78,7 @@ def gradients(
         out: folder for gradients.png and gradients.json, overwritten.
         figures: how the figure is written.
     """
-    from stiefelkit.experiments import gradients as of_gradients
+    from stiefelkit.training import gradients as of_gradients
 
     settings = Settings(
         hidden_size=hidden_size,
@@ -89,7 +89,7 @@ def gradients(
         threads=threads,
         device=device,
     )
-    plan = of_gradients.Plan(task, T, words_of(models), integers_of(steps, "--steps"), settings)
+    plan = of_gradients.GradientPlan(task, T, words_of(models), integers_of(steps, "--steps"), settings)
     console = Console(highlight=False)
     with Bar(console) as bar:
         curves, files = of_gradients.measure(plan, out, bar.show, Figures(**given(figures)))

@@ -10,7 +10,7 @@ from stiefelkit.cli.bar import Bar
 from stiefelkit.errors import OptionError
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench.course import Watch
+    from stiefelkit.measuring.races.course import Watch
 
 __all__ = ["raced", "three_digits"]
 
@@ -43,8 +43,8 @@ def raced(
         json: file for the rows.
         wanted: what the contenders had to do, for the error if none could.
     """
-    from stiefelkit.experiments.bench.course import WHO
-    from stiefelkit.experiments.bench.rows import write_rows
+    from stiefelkit.measuring.races.course import WHO
+    from stiefelkit.measuring.races.rows import write_rows
 
     console = Console(highlight=False)
     rows, told, reasons = [], set(), {}

@@ -42,13 +42,13 @@ def report(
         out: the page, overwritten.
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
     """
-    from stiefelkit.experiments.bench.rows import check_place
-    from stiefelkit.experiments.files import write_atomically, write_json
-    from stiefelkit.experiments.report.findings import gather
-    from stiefelkit.experiments.report.page import page
-    from stiefelkit.experiments.report.plan import Plan
+    from stiefelkit.measuring.races.rows import check_place
+    from stiefelkit.measuring.report.findings import gather
+    from stiefelkit.measuring.report.page import page
+    from stiefelkit.measuring.report.plan import ReportPlan
+    from stiefelkit.training.files import write_atomically, write_json
 
-    plan = Plan(
+    plan = ReportPlan(
         full=full,
         members=words_of(members),
         sections=words_of(sections),

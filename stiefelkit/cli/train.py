@@ -7,8 +7,8 @@ from typing import Any
 from stiefelkit.cli.open_options import given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.errors import OptionError
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import Task
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task
 
 __all__ = ["app"]
 
@@ -41,10 +41,10 @@ def _train(
 ) -> int:
     if model is None and not (resuming and out):
         raise OptionError("Training needs a model, got none; name one with --model.")
-    from stiefelkit.experiments.config import Config
-    from stiefelkit.experiments.display import Terminal
-    from stiefelkit.experiments.summary import summarise
-    from stiefelkit.experiments.train import resume, train
+    from stiefelkit.training.config import Config
+    from stiefelkit.training.display import Terminal
+    from stiefelkit.training.summary import summarise
+    from stiefelkit.training.train import resume, train
 
     path = out or Path("runs") / f"{cls.name}-{model}"
     display = Terminal()

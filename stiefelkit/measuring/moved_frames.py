@@ -1,0 +1,173 @@
+"""Frames that an optimizer moves, ours or another's, by steps of a given length."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
+from stiefelkit.metrics import working_dtype
+from stiefelkit.optim.frame_optimizer import PRECISIONS
+from stiefelkit.registry import Registry
+from stiefelkit.training.config import optimizers
+
+__all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
+
+MANIFOLD = "stiefel:canonical"
+EVEN: dict[str, dict[str, Any]] = {
+    "cayley_adam": {"q": math.inf},
+    "cayley_sgd": {"momentum": 0.0, "q": math.inf},
+    "pogo": {"betas": (0.0, 0.999)},
+}
+"""Settings that leave steps as long as they are told to be: no momentum, no bound."""
+TRIAL = 1e-6
+"""Learning rate of the step that is made to learn how long steps are, times the size of the gradient."""
+
+
+@dataclass(frozen=True)
+class MovedFrame:
+    """A frame and the optimizer that moves it.
+
+    Attributes:
+        frame: the parameter.
+        optimizer: of this parameter alone.
+    """
+
+    frame: Tensor
+    optimizer: torch.optim.Optimizer
+
+    def step(self, gradient: Tensor) -> None:
+        """One step with that gradient, which belongs to the frame from then on."""
+        self.frame.grad = gradient
+        self.optimizer.step()
+
+
+Make = Callable[[Tensor, float], MovedFrame]
+
+
+@dataclass(frozen=True)
+class PeerOptimizer:
+    """Another implementation of an optimizer along the manifold.
+
+    Args:
+        make: from a frame, which it may keep, and a learning rate to a `MovedFrame`.
+        complex: whether it is meant for complex frames.
+        yardstick: whether our optimizers are compared with it.
+    """
+
+    make: Make
+    complex: bool = False
+    yardstick: bool = False
+
+
+def _geoopt(optimizer: str, canonical: bool, frame: Tensor, lr: float) -> MovedFrame:
+    import geoopt
+
+    manifold = geoopt.CanonicalStiefel() if canonical else geoopt.EuclideanStiefel()
+    point = cast(Any, geoopt).ManifoldParameter(frame, manifold=manifold)
+    return MovedFrame(point, getattr(geoopt.optim, optimizer)([point], lr=lr))
+
+
+peer_optimizers = Registry(
+    "peer optimizer",
+    {
+        "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
+        "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
+        "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
+        "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
+    },
+    group="stiefelkit.peer_optimizers",
+)
+"""Name to `PeerOptimizer`; plugins enter theirs by an entry point."""
+
+
+def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    """Returns name to class of the registered optimizers that move frames, plugins included."""
+    found = optimizers.available()
+    return {name: cls for name, cls in found.items() if getattr(cls, "moves_frames", False)}
+
+
+def check_method(method: str) -> None:
+    """Raises unless a method is an optimizer of frames or a peer.
+
+    Raises:
+        UnknownNameError: nothing has this name.
+        OptionError: it has no such precision.
+    """
+    _maker(method)
+
+
+def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None) -> MovedFrame:
+    """Gets an optimizer ready to move a frame by steps whose first one has a given length.
+
+    The length is the largest angle by which a short step turns, the 2-norm of the skew A with dW = A W; for steps along
+    -B W it is lr ||B||_2, B = G W^H - W G^H. The learning rate that makes it so is found by a tiny step in float64, in
+    the same way for all: metrics, normalised gradients and factors of two need no table.
+
+    Args:
+        method: an optimizer's name, with ":fast" behind it for that precision, or the name of a peer.
+        frame: shape (*, n, p), exact in float64 or complex128.
+        gradient: the first one, of the same shape.
+        length: of the first step; in a batch, that of the first frame.
+        dtype: that the frame is rounded to; its own if left out.
+
+    Raises:
+        UnknownNameError, OptionError: as `check_method` says.
+    """
+    make = _maker(method)
+    w = frame.reshape(-1, *frame.shape[-2:])[0]
+    g = gradient.reshape(-1, *gradient.shape[-2:])[0].to(w.dtype)
+    size = float(torch.linalg.vector_norm(g))
+    lr = TRIAL / size if size else TRIAL
+    trial = make(w.clone(), lr)
+    trial.step(g.clone())
+    turn = _turn(w, trial.frame.detach() - w) / lr
+    if not turn > TRIAL * min(size, 1.0):
+        turn = 1.0  # nowhere to go, as on the real 1 x 1 frames
+    return make(frame.to(dtype or frame.dtype, copy=True), length / turn)
+
+
+def _maker(method: str) -> Make:
+    name, colon, precision = method.partition(":")
+    own = own_optimizers()
+    if name in own:
+        return partial(_ours, name, own[name], _checked(method, own[name], precision if colon else "exact"))
+    if method not in peer_optimizers.names():
+        known = [*own, *peer_optimizers.names()]
+        raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, known)}")
+    peer = peer_optimizers.get(method)
+    if not isinstance(peer, PeerOptimizer):
+        raise PluginError(f"The peer optimizer {method!r} needs to be a PeerOptimizer, got {peer!r}.")
+    return peer.make
+
+
+def _checked(method: str, cls: type[torch.optim.Optimizer], precision: str) -> dict[str, str]:
+    """The precision as an option of the optimizer; none if it has only one."""
+    has = "precision" in inspect.signature(cls).parameters
+    if precision not in (PRECISIONS if has else PRECISIONS[:1]):
+        raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
+    return {"precision": precision} if has else {}
+
+
+def _ours(
+    name: str, cls: Callable[..., torch.optim.Optimizer], own: dict[str, Any], frame: Tensor, lr: float
+) -> MovedFrame:
+    point = nn.Parameter(frame)
+    groups = [{"params": [point], "manifold": MANIFOLD}]
+    return MovedFrame(point, cls(groups, lr=lr, **own, **EVEN.get(name, {})))
+
+
+def _turn(w: Tensor, moved: Tensor) -> float:
+    """2-norm of the n x n skew matrix that maps W to a tangent vector, from a matrix of 2p rows."""
+    w, moved = (t.to(working_dtype(t.dtype)) for t in (w, moved))
+    along = w.mH @ moved
+    a = (along - along.mH) / 2
+    if w.shape[-2] > w.shape[-1]:
+        rest = torch.linalg.qr(moved - w @ along)[1]
+        a = torch.cat([torch.cat([a, -rest.mH], 1), torch.cat([rest, torch.zeros_like(a)], 1)])
+    return math.sqrt(max(float(torch.linalg.eigvalsh(a.mH @ a)[-1]), 0.0))

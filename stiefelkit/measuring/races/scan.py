@@ -1,0 +1,226 @@
+"""The race of the scan, beside other recurrences."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stiefelkit.errors import OptionError
+from stiefelkit.functional import BACKENDS, COMPLEX_ACTIVATIONS, find_activation, split_activation
+from stiefelkit.measuring.races.clock import Run
+from stiefelkit.measuring.races.course import WHO, Course, Rules, Watch
+from stiefelkit.measuring.races.process_memory import resident_bytes
+from stiefelkit.measuring.races.recurrence_problem import CASES, ScanCase, Sequences
+from stiefelkit.measuring.races.recurrences import (
+    Enter,
+    backward,
+    fast_backends,
+    limit,
+    ours,
+    picked_backend,
+    recurrence_peers,
+)
+from stiefelkit.measuring.races.rows import ScanRow
+from stiefelkit.measuring.races.training_step import MODEL, whole_and_scan
+from stiefelkit.training.checks import known_words
+from stiefelkit.training.threads import threads
+
+__all__ = ["CASES", "DTYPES", "LOSSES", "ScanCase", "ScanHeat", "ScanRace", "heats"]
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+LOSSES = ("sequence", "last_state")
+STEP = "training_step"
+
+
+@dataclass(frozen=True)
+class ScanRace(Rules):
+    """What to race.
+
+    Args:
+        cases: the sizes; all four of `CASES` that the activation can do if empty.
+        activation: of the scan and of the eager loop.
+        backends: of the scan; the fast ones that can do the case if empty.
+        rivals: the peers that race, whether all are asked for or not; all if empty and asked for.
+        dtype: of the input; complex states are of the complex dtype that goes with it.
+        memory: whether peak memory is measured too, each contender in a process of its own.
+        training_step: whether a whole training step of scoRNN is timed too, in the first real case.
+    """
+
+    repeats: int = 30
+    seconds: float = 4.0
+    cases: tuple[ScanCase, ...] = ()
+    activation: str = "modrelu"
+    backends: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    dtype: str = "float32"
+    memory: bool = False
+    training_step: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        super().__post_init__()
+        known_words(WHO, "dtype", [self.dtype], DTYPES)
+        known_words(WHO, "backend", self.backends, BACKENDS)
+        known_words(WHO, "peer", self.rivals, recurrence_peers.names())
+        kind, _ = split_activation(self.activation)
+        if not self.cases:
+            able = [case for case in CASES.values() if not case.is_complex or kind in COMPLEX_ACTIVATIONS]
+            object.__setattr__(self, "cases", tuple(able))
+        for case in self.cases:
+            find_activation(self.activation, case.is_complex)
+        if self.training_step:
+            if self.dtype != "float32" or self.activation != "modrelu":
+                raise OptionError(f"{WHO} needs float32 and modrelu for the training step, got {self.dtype}, {kind}.")
+            if all(case.is_complex for case in self.cases):
+                raise OptionError(f"{WHO} needs a real case for the training step, got complex ones only.")
+
+    def drawn(self, case: ScanCase) -> Sequences:
+        """The tensors of a case."""
+        return Sequences(case, self.activation, DTYPES[self.dtype], torch.device(self.device), self.seed)
+
+
+@dataclass(frozen=True)
+class ScanHeat:
+    """One case.
+
+    Attributes:
+        case: the sizes.
+        operation: "forward_backward", of sequences and of last states, or "training_step".
+        unit: seconds of the LIMIT.
+        rows: the figures, ours before peers, and the fastest first.
+        is_peer: of the rows, one each.
+        left_out: contender to the reason why it could not take part.
+    """
+
+    case: ScanCase
+    operation: str
+    unit: float
+    rows: list[ScanRow]
+    is_peer: list[bool]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ScanContender:
+    """Who starts under a name.
+
+    Args:
+        contender: the backend, or the peer's name.
+        is_peer: which of the two.
+        loss: what is differentiated.
+        enter: gets ready.
+    """
+
+    contender: str
+    is_peer: bool
+    loss: str
+    enter: Enter
+
+
+def heats(plan: ScanRace, watch: Watch = lambda what, done, rounds: None) -> Iterator[ScanHeat]:
+    """Races case by case, and yields each heat when it is over.
+
+    Args:
+        plan: what to race.
+        watch: called now and then with words, and how many rounds of how many are done.
+    """
+    with threads(plan.threads):
+        for case in plan.cases:
+            yield _heat(plan, plan.drawn(case), watch)
+        if plan.training_step:
+            yield _training_step(plan, next(case for case in plan.cases if not case.is_complex), watch)
+
+
+def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
+    """Name in the table to contender: each backend, the first of them with the last state alone too, and the peers."""
+    found = {}
+    for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
+        for loss in LOSSES if number == 0 else LOSSES[:1]:
+            found[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
+    rivals = plan.rivals or (recurrence_peers.available() if plan.peers else ())
+    return found | {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in rivals}
+
+
+def _label(backend: str, loss: str) -> str:
+    return f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
+
+
+def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
+    starters = _starters(plan, drawn)
+    rivals = [name for name, starter in starters.items() if starter.is_peer]
+    course, left_out = Course(plan, str(drawn.case), rivals, watch), {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        entries = course.each("preparing", starters, lambda name: starters[name].enter(drawn), left_out)
+    runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
+    able = course.each("trying", runs, lambda name: runs[name](), left_out)
+    unit, seconds = course.timed(limit(drawn), {name: runs[name] for name in able}, "forward and backward")
+    memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, course, left_out)
+    yardstick = _yardstick(plan, drawn, seconds, starters)
+    order = sorted(seconds, key=lambda name: (name in rivals, seconds[name]))
+    rows = []
+    for name in order:
+        row = _row(plan, drawn.case, starters[name].loss, name, seconds[name], unit, yardstick)
+        entry = entries[name]
+        rows.append(dataclasses.replace(row, n=entry.width, is_complex=entry.dtype.is_complex, **memory.get(name, {})))
+    return ScanHeat(drawn.case, "forward_backward", unit, rows, [name in rivals for name in order], left_out)
+
+
+def _row(
+    plan: ScanRace, case: ScanCase, operation: str, name: str, seconds: float, unit: float, yardstick: float | None
+) -> ScanRow:
+    return ScanRow(
+        operation=operation,
+        case=case.name,
+        contender=name,
+        T=case.T,
+        n=case.n,
+        B=case.B,
+        m=case.m,
+        is_complex=case.is_complex,
+        activation=plan.activation,
+        dtype=plan.dtype,
+        device=plan.device,
+        seconds=seconds,
+        limit_units=seconds / unit,
+        time_over_ours=None if yardstick is None else seconds / yardstick,
+    )
+
+
+def _yardstick(
+    plan: ScanRace, drawn: Sequences, seconds: Mapping[str, float], starters: Mapping[str, ScanContender]
+) -> float | None:
+    """Seconds of our scan: of the backend that "auto" picks or, where that does not race, of our fastest."""
+    sequences = [name for name in seconds if not starters[name].is_peer and starters[name].loss == LOSSES[0]]
+    picked = _label(picked_backend(drawn), LOSSES[0])
+    return seconds[picked] if picked in sequences else min((seconds[name] for name in sequences), default=None)
+
+
+def _memory(
+    plan: ScanRace, drawn: Sequences, starters: Mapping[str, ScanContender], course: Course, left_out: dict[str, str]
+) -> dict[str, dict[str, int]]:
+    """Name to the fields of a row about memory."""
+    if not plan.memory:
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    for name, starter in starters.items():
+        for loss in LOSSES if starter.loss == LOSSES[0] else ():
+            key = f"memory of {name}, {loss.replace('_', ' ')}"
+
+            def measured(_: str, starter: ScanContender = starter, loss: str = loss) -> int:
+                return resident_bytes(drawn, starter.contender, loss, starter.is_peer, plan.threads)
+
+            for size in course.each("measuring", [key], measured, left_out).values():
+                found.setdefault(name, {})[f"memory_{loss}"] = size
+    return found
+
+
+def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> ScanHeat:
+    step, scan = whole_and_scan(case, torch.device(plan.device), plan.seed)
+    names = (MODEL, f"{MODEL}, scan alone")
+    runs: dict[str, Run] = dict(zip(names, (step, scan), strict=True))
+    course = Course(plan, str(case), (), watch)
+    unit, seconds = course.timed(limit(plan.drawn(case)), runs, "training step")
+    rows = [_row(plan, case, STEP, name, seconds[name], unit, seconds[names[1]]) for name in names]
+    return ScanHeat(case, STEP, unit, rows, [False, False], {})
