@@ -94,6 +94,7 @@ def with_weight(w) -> Any:
         (torch.zeros(6, 6), "cayley", {}),
         (torch.ones(6, 6), "cayley", {}),
         (torch.full((6, 6), float("nan")), "cayley", {}),
+        (torch.full((6, 6), float("nan")), "margin", {}),
         (torch.full((6, 6), float("inf")), "cayley", {}),
         (torch.randn(6, 6), "cayley", {"negative": 0}),
         (torch.randn(6, 6), "cayley", {"bandwidth": 2}),
