@@ -5,8 +5,10 @@ from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races import optimizers, parametrizations, scan
 from stiefelkit.measuring.races.contenders import members
+from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.peers import peers
 from stiefelkit.measuring.races.recurrences import recurrence_peers
+from stiefelkit.measuring.races.scan_plan import CASES, ScanRace
 
 SIZES = {
     "64x64": "quick",
@@ -40,7 +42,7 @@ class Parametrizations(Suite):
     def measure(self, *cell: str) -> float:
         member, operation, size, device = cell
         name, precision = member.removesuffix(")").split(" (")
-        plan = parametrizations.ParametrizationRace(
+        plan = ParametrizationRace(
             members=(name,),
             precisions=(precision,),
             operations=(operation,),
@@ -49,7 +51,7 @@ class Parametrizations(Suite):
             device=device,
             **patience(),
         )
-        missing = parametrizations.missing_peers(plan)
+        missing = plan.missing_peers()
         if missing:
             raise NotImplementedError(f"the best peer is known only with {' and '.join(missing)}; install it")
         (heat,) = parametrizations.heats(plan)
@@ -63,7 +65,7 @@ class Optimizers(Suite):
     """A step of an optimizer of frames beside geoopt's Riemannian SGD."""
 
     unit = "ratio"
-    axes = (tuple(optimizers.OptimizerRace().contenders()), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(OptimizerRace().contenders()), tuple(SIZES), tuple(PLACES))
     param_names = ("optimizer", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -76,7 +78,7 @@ class Optimizers(Suite):
         optimizer, size, device = cell
         name, precision = optimizer.removesuffix(")").split(" (")
         yardsticks = [peer for peer, found in peer_optimizers.available().items() if found.yardstick]
-        plan = optimizers.OptimizerRace(
+        plan = OptimizerRace(
             optimizers=(name, *yardsticks),
             precisions=(precision,),
             sizes=(size_of(size),),
@@ -94,7 +96,7 @@ class Scan(Suite):
     """The scan beside one other recurrence; torch's layers are of another kind, and have as many units."""
 
     unit = "ratio"
-    axes = (tuple(scan.CASES), tuple(recurrence_peers.names()), tuple(PLACES))
+    axes = (tuple(CASES), tuple(recurrence_peers.names()), tuple(PLACES))
     param_names = ("case", "peer", "device")
 
     def level(self, *cell: str) -> str:
@@ -105,7 +107,7 @@ class Scan(Suite):
 
     def measure(self, *cell: str) -> float:
         case, peer, device = cell
-        plan = scan.ScanRace(cases=(scan.CASES[case],), backends=("auto",), rivals=(peer,), device=device, **patience())
+        plan = ScanRace(cases=(CASES[case],), backends=("auto",), named_peers=(peer,), device=device, **patience())
         (heat,) = scan.heats(plan)
         return _inverse(row_of(heat, heat.rows, peer).time_over_ours)
 

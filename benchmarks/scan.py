@@ -2,7 +2,8 @@
 
 from benchmarks.suite import PLACES, Suite, patience, row_of
 from stiefelkit.functional import BACKENDS
-from stiefelkit.measuring.races.scan import CASES, LOSSES, ScanRace, heats
+from stiefelkit.measuring.races.scan import LOSSES, heats
+from stiefelkit.measuring.races.scan_plan import CASES, ScanRace
 
 
 class Scan(Suite):

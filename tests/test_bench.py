@@ -15,11 +15,12 @@ import stiefelkit as sk
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
 from stiefelkit.functional import cayley, pack_skew
-from stiefelkit.measuring.races import clock, course, parametrizations, peers
+from stiefelkit.measuring.races import clock, contenders, course, peers
 from stiefelkit.measuring.races.clock import FEWEST, WARM_UPS, Timing, race
 from stiefelkit.measuring.races.contenders import OPERATIONS, Contender
+from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.frame_problem import FrameProblem
-from stiefelkit.measuring.races.parametrizations import ParametrizationRace, heats
+from stiefelkit.measuring.races.parametrizations import heats
 from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
@@ -152,7 +153,7 @@ def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
         left_out = {name.partition(" (")[0] for name in heat.left_out}
         assert raced | left_out == set(sk.available())
         for name in left_out:
-            unsupported = sk.available()[name].supports((4, 4), course.DTYPES[dtype]) is not None
+            unsupported = sk.available()[name].supports((4, 4), getattr(torch, dtype)) is not None
             assert unsupported or (name, heat.operation) == ("stiefel", "step")
         assert all(row.ratio_to_best_peer is None for row in heat.rows)
 
@@ -185,7 +186,7 @@ def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
     own_registry.register("mine", Mine)
     table = registry.Registry("peer", dict(peers.peers._targets), "nobody.home")
     table.register("theirs", dataclasses.replace(peers.peers.get("torch_solve"), family="mine"))
-    monkeypatch.setattr(parametrizations, "peers", table)
+    monkeypatch.setattr(peers, "peers", table)
     (heat,) = heats(plan(members=("mine",), precisions=("exact",), operations=("forward",)))
     assert [row.contender for row in heat.rows] == ["mine (exact)", "theirs"]
     assert heat.rows[0].ratio_to_best_peer is not None
@@ -211,7 +212,7 @@ def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own
         def forward(self, skew, phase=None):
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(parametrizations, "peers", registry.Registry("peer", {"bad": Contender("cayley", broken)}, ""))
+    monkeypatch.setattr(peers, "peers", registry.Registry("peer", {"bad": Contender("cayley", broken)}, ""))
     (heat,) = heats(plan(members=("cayley",), operations=("forward",)))
     assert heat.left_out == {"bad": "not implemented for 'Matrix'"}
     own_registry.register("broken", Broken)
@@ -241,7 +242,7 @@ def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
         entry = solve.enter(problem)
         return dataclasses.replace(entry, weight=lambda: sum(entry.parameters) * float("nan"))
 
-    monkeypatch.setattr(parametrizations, "peers", registry.Registry("peer", {"x": Contender("cayley", poisoned)}, ""))
+    monkeypatch.setattr(peers, "peers", registry.Registry("peer", {"x": Contender("cayley", poisoned)}, ""))
     (heat,) = heats(plan(members=("cayley",), precisions=("exact",), operations=("forward",)))
     assert [(row.contender, row.ratio_to_best_peer) for row in heat.rows] == [("cayley (exact)", None), ("x", None)]
     assert heat.rows[1].error_over_limit is None
@@ -310,7 +311,7 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     problem, twin = (FrameProblem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
     x = twin.tangent()
     peer = torch.linalg.matrix_norm(x - x.mH, 2)
-    layer = parametrizations.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
+    layer = contenders.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
     a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
     assert 1.8 < peer < 2.2
     assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2

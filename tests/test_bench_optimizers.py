@@ -10,7 +10,8 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, peer_optimizers
 from stiefelkit.measuring.races import optimizers
-from stiefelkit.measuring.races.optimizers import GRADIENTS, OptimizerRace, heats
+from stiefelkit.measuring.races.frame_plans import OptimizerRace
+from stiefelkit.measuring.races.optimizers import GRADIENTS, heats
 from stiefelkit.testing import seeds
 
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]

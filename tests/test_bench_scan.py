@@ -16,7 +16,7 @@ from stiefelkit.functional import ACTIVATIONS, COMPLEX_ACTIVATIONS
 from stiefelkit.measuring.races import process_memory
 from stiefelkit.measuring.races import scan as scan_race
 from stiefelkit.measuring.races.process_memory import resident_bytes
-from stiefelkit.measuring.races.recurrence_problem import Sequences, read_case
+from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import (
     LOOP,
     backward,
@@ -27,7 +27,8 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.rows import ScanRow
-from stiefelkit.measuring.races.scan import CASES, LOSSES, ScanCase, ScanRace, heats
+from stiefelkit.measuring.races.scan import LOSSES, heats
+from stiefelkit.measuring.races.scan_plan import CASES, ScanCase, ScanRace, read_case
 from stiefelkit.measuring.races.training_step import whole_and_scan
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds

@@ -16,6 +16,7 @@ from stiefelkit.cli.bench_growth import _growth
 from stiefelkit.cli.catalogue import kinds
 from stiefelkit.cli.recipes import filled
 from stiefelkit.measuring.growth import measure as growth
+from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.testing import seeds
 from stiefelkit.training.tasks import tasks
 
@@ -221,7 +222,7 @@ def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
 
 
 def test_every_column_of_growth_has_a_heading() -> None:
-    plan = growth.GrowthPlan()
+    plan = GrowthPlan()
     rows = [
         growth.GrowthRow("one", None, "float32", "cpu", "time", "n", [], [], 3.0, exponent, 0.1, 1, 2, None, faster)
         for exponent, faster in ((3.5, True), (2.9, False), (None, False))

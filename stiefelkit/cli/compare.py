@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from stiefelkit.cli.open_options import FigureOptions, given
+from stiefelkit.cli.open_options import FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Settings
@@ -50,11 +50,11 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             problem,
             names,
             path,
-            Settings(**given(settings)),
+            built(Settings, settings),
             named=given(task),
             resuming=resume,
             display=Terminal(),
-            figures=Figures(**given(figures)),
+            figures=built(Figures, figures),
         )
         if found.signal is not None:
             again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"

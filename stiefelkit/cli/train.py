@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.cli.open_options import given
+from stiefelkit.cli.open_options import built, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.training.recipes import Settings
@@ -31,7 +31,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for the model.
         """
-        return _train(cls, given(task), model, Settings(**given(settings)), out, resume)
+        return _train(cls, given(task), model, built(Settings, settings), out, resume)
 
     return with_options(run, cls)
 

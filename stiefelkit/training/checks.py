@@ -5,12 +5,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from stiefelkit.errors import OptionError, StiefelkitError, did_you_mean
+from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
 
 __all__ = [
     "at_least",
     "at_most",
     "finite_positive",
+    "known_members",
     "known_words",
     "non_negative",
     "of_type",
@@ -89,6 +90,16 @@ def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str
     for word in words:
         if word not in known:
             raise OptionError(f"{who} has no {kind} {word!r}{did_you_mean(word, known)}")
+
+
+def known_members(names: Iterable[str]) -> None:
+    """Raises UnknownNameError for the first name that no parametrization has."""
+    from stiefelkit.attach import available
+
+    known = available()
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
 
 
 def usable_device(who: str, name: str) -> None:

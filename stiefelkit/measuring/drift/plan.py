@@ -1,12 +1,8 @@
-"""What a drift experiment is to measure."""
+"""What a drift experiment is to measure. Read for help, so torch comes in functions."""
 
 from dataclasses import dataclass
 
-import torch
-
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
-from stiefelkit.optim.frame_optimizer import PRECISIONS
 from stiefelkit.training.checks import (
     at_least,
     finite_positive,
@@ -21,14 +17,9 @@ from stiefelkit.training.config import optimizers
 
 __all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "DriftPlan"]
 
-DTYPES = {
-    "complex128": torch.complex128,
-    "complex64": torch.complex64,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES = ("complex128", "complex64", "float32", "float64")
 """Those that frames may be stored in while an optimizer moves them."""
-WEIGHT_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16}
+WEIGHT_DTYPES = (*DTYPES, "bfloat16")
 """Those of weights; what is below float32 has its coordinates in float32."""
 GRADIENTS = ("random", "fixed", "rotation", "digits")
 UNCONSTRAINED = "unconstrained"
@@ -41,23 +32,22 @@ class DriftPlan:
     """What to measure.
 
     Args:
-        steps: optimizer steps.
-        methods: parametrizations, trained by `optimizer`; "unconstrained"; optimizers of frames, with ":fast" behind
-            them for that precision; their peers. All of them if empty, but frames in precision "exact" only, and
-            parametrizations whose coordinate is a frame only with an `optimizer` that moves it.
-        sizes: (n, p) of the weights, n >= p.
+        steps: optimizer steps; 100000 for what adds up slowly.
+        methods: separated by commas; if left out all that --optimizer can train, and those of frames in precision
+            exact.
+        sizes: n, or n x p for tall frames (1024x64), separated by commas.
         dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
-        gradients: "random" draws one for each step; "fixed" keeps the first; "rotation" is G = A W with one random
-            skew A, which turns the weight for ever; "digits" trains the weight, between two fixed random layers, to
-            tell handwritten digits apart.
-        optimizer: of the parametrizations, as in training.
+        gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
+            G = A W with one random skew A, digits trains it to tell handwritten digits apart.
+        optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, one that moves frames (the method
+            "stiefel" needs such), or the name of an installed plugin.
         lr: its learning rate.
-        step_length: of the first step of frames, the 2-norm of the skew A in W <- exp(-A) W, about; lr ||B||_2 of
-            the multiplicative Cayley update.
-        look_every: the error is looked at after one step out of so many in a row, drawn at random.
+        step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
+        look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
+            miss a peak.
         device: cpu or cuda.
-        autocast: whether steps are made under autocast to bfloat16.
-        tf32: whether the float32 products of a GPU may be lowered to TF32.
+        autocast: make the steps under autocast to bfloat16.
+        tf32: let a GPU lower float32 products to TF32.
         threads: CPU threads.
         seed: fixes the initial weights and the gradients.
     """
@@ -79,12 +69,15 @@ class DriftPlan:
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""
+        from stiefelkit.measuring.moved_frames import check_method
+        from stiefelkit.optim.frame_optimizer import PRECISIONS
+
         for name in ("steps", "look_every"):
             at_least(WHO, name, getattr(self, name), 1)
         usable_seed(WHO, self.seed)
         usable_threads(WHO, self.threads)
         usable_device(WHO, self.device)
-        if self.tf32 and torch.device(self.device).type != "cuda":
+        if self.tf32 and not self.device.startswith("cuda"):
             raise OptionError(f"{WHO} needs a CUDA device for TF32, got {self.device!r}.")
         finite_positive(WHO, "lr", self.lr)
         step_length(WHO, self.step_length)
@@ -114,13 +107,15 @@ class DriftPlan:
 
 def _is_frame(method: str, dtype: str) -> bool:
     """Whether a method is a parametrization with a coordinate that must stay on a manifold, at whatever size."""
+    import torch
+
     from stiefelkit import available
 
-    cls = available().get(method)
-    if cls is None or cls.supports((4, 4), WEIGHT_DTYPES[dtype]) is not None:
+    cls, stored = available().get(method), getattr(torch, dtype)
+    if cls is None or cls.supports((4, 4), stored) is not None:
         return False
     try:
-        return bool(cls((4, 4), dtype=WEIGHT_DTYPES[dtype]).manifolds)
+        return bool(cls((4, 4), dtype=stored).manifolds)
     except StiefelkitError:
         return False
 
@@ -128,5 +123,6 @@ def _is_frame(method: str, dtype: str) -> bool:
 def _known() -> tuple[list[str], list[str], list[str]]:
     """Names of parametrizations, of our optimizers of frames, and of their peers."""
     from stiefelkit import available
+    from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
 
     return [*available(), UNCONSTRAINED], list(own_optimizers()), peer_optimizers.names()

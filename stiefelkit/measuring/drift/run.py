@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.measuring.drift.digits import CLASSES, PIXELS, of_digits
-from stiefelkit.measuring.drift.plan import UNCONSTRAINED, WEIGHT_DTYPES, DriftPlan
+from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.moved_frames import start
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.training.config import optimizers
@@ -82,7 +82,7 @@ def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], Non
         p: columns.
         watch: called with the number of steps done, after each look.
     """
-    dtype = WEIGHT_DTYPES[plan.dtype]
+    dtype: torch.dtype = getattr(torch, plan.dtype)
     torch.manual_seed(plan.seed)
     gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
     weight, step = _started(plan, method, n, p, gradient)
@@ -133,7 +133,7 @@ def _surroundings(plan: DriftPlan) -> Iterator[None]:
 
 def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
     """From the weight to the gradient of a step."""
-    dtype = WEIGHT_DTYPES[plan.dtype]
+    dtype: torch.dtype = getattr(torch, plan.dtype)
 
     def drawn(columns: int = p, rows: int = n, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(rows, columns, dtype=dtype, generator=source).to(plan.device)
@@ -158,7 +158,7 @@ def _started(
     from stiefelkit import available, orthogonal
     from stiefelkit.optim import parameter_groups
 
-    dtype = WEIGHT_DTYPES[plan.dtype]
+    dtype: torch.dtype = getattr(torch, plan.dtype)
     if method not in (*available(), UNCONSTRAINED):
         frame = init.haar((n, p), working_dtype(dtype)).to(plan.device)
         moved = start(method, frame, gradient(frame.to(dtype)), plan.step_length, dtype)

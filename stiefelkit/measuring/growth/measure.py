@@ -7,87 +7,25 @@ from dataclasses import dataclass
 import torch
 
 from stiefelkit.attach import available
-from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.growth.allocations import peak_bytes
 from stiefelkit.measuring.growth.fit import fit
+from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.clock import Run, product_of
 from stiefelkit.measuring.races.contenders import OPERATIONS, members
-from stiefelkit.measuring.races.course import DTYPES, WHO, Course, Rules, Watch
+from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.training.checks import at_least, known_words
 from stiefelkit.training.threads import threads
 
-__all__ = ["AXES", "PRODUCT", "QUANTITIES", "GrowthHeat", "GrowthPlan", "GrowthRow", "heats"]
+__all__ = ["PRODUCT", "GrowthHeat", "GrowthRow", "heats"]
 
-AXES = {
-    "n": "forward and backward of one n x n frame",
-    "matrices": "forward and backward of so many frames at once",
-    "T": "forward and backward of a recurrent layer over T steps, the map to W within",
-    "batch": "the same for so many sequences at once",
-}
-"""What is made larger, and what is measured."""
-QUANTITIES = ("time", "memory")
 PRODUCT = "one product"
 """Name of the yardstick, the matrix product of that size."""
 WIDTH = 64
 """Rows and columns of the frames of which there are many, and of the recurrent weight."""
 STEPS, BATCH, INPUTS = 64, 16, 8
 """Of the recurrent layer where they are not what grows."""
-
-
-@dataclass(frozen=True)
-class GrowthPlan(Rules):
-    """What to measure.
-
-    Args:
-        members: names of parametrizations; all of them if empty.
-        precision: "exact" or "fast"; of members that do not have it, "exact".
-        dtype: of the frames; a member that has none such is measured in the complex dtype of that precision.
-        what: time, memory or both.
-        against: what grows, out of `AXES`.
-        sizes: n of the square frames.
-        matrices: numbers of frames.
-        steps: lengths T.
-        batches: numbers of sequences.
-    """
-
-    repeats: int = 20
-    seconds: float = 0.3
-    members: tuple[str, ...] = ()
-    precision: str = "exact"
-    dtype: str = "float32"
-    what: tuple[str, ...] = QUANTITIES
-    against: tuple[str, ...] = tuple(AXES)
-    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    matrices: tuple[int, ...] = (1, 4, 16, 64)
-    steps: tuple[int, ...] = (128, 256, 512, 1024)
-    batches: tuple[int, ...] = (16, 64, 256, 1024)
-
-    def __post_init__(self) -> None:
-        """Checks names and ranges."""
-        super().__post_init__()
-        known = available()
-        for name in self.members:
-            if name not in known:
-                raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
-        known_words(WHO, "precision", [self.precision], {"exact", "fast"})
-        known_words(WHO, "dtype", [self.dtype], ("float32", "float64", "complex64", "complex128"))
-        for kind, words, choice in (("quantity", self.what, QUANTITIES), ("axis", self.against, AXES)):
-            known_words(WHO, kind, words, choice)
-            if not words:
-                raise OptionError(f"{WHO} needs one {kind} or more, got none.")
-        for name in ("sizes", "matrices", "steps", "batches"):
-            for value in getattr(self, name):
-                at_least(WHO, name, value, 1)
-            ordered = tuple(sorted(set(getattr(self, name))))
-            if len(ordered) < 2:
-                raise OptionError(f"{WHO} needs two {name} or more to see growth, got {len(ordered)}.")
-            object.__setattr__(self, name, ordered)
-
-    def points(self, axis: str) -> tuple[int, ...]:
-        """The values of what grows."""
-        return {"n": self.sizes, "matrices": self.matrices, "T": self.steps, "batch": self.batches}[axis]
 
 
 @dataclass(frozen=True)
@@ -184,8 +122,12 @@ def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> I
             yield GrowthHeat(what, axis, rows, left_out)
 
 
+def _dtype(plan: GrowthPlan) -> torch.dtype:
+    return getattr(torch, plan.dtype)
+
+
 def _members(plan: GrowthPlan) -> list[_Member]:
-    dtype, found = DTYPES[plan.dtype], []
+    dtype, found = _dtype(plan), []
     for name, cls in available().items():
         if plan.members and name not in plan.members:
             continue
@@ -199,7 +141,7 @@ def _point(
     plan: GrowthPlan, starters: Mapping[str, _Member], axis: str, x: int, watch: Watch, left_out: dict[str, str]
 ) -> dict[str, dict[str, float]]:
     """Quantity to contender to what was measured at one value of what grows."""
-    course = Course(plan, f"{axis} = {x}", (), watch)
+    course = Course(f"{axis} = {x}", (), watch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         prepare = _map if axis in ("n", "matrices") else _layer
@@ -209,7 +151,7 @@ def _point(
     device, found = torch.device(plan.device), {}
     if "time" in plan.what:
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
-        unit, found["time"] = course.timed(product_of(n, n, batch, DTYPES[plan.dtype], device), runs, "time")
+        unit, found["time"] = course.timed(plan, product_of(n, n, batch, _dtype(plan), device), runs, "time")
         if axis in ("n", "matrices"):
             found["time"] = {PRODUCT: unit, **found["time"]}
     if "memory" in plan.what:

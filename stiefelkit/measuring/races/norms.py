@@ -9,33 +9,13 @@ import torch
 
 from stiefelkit.errors import OptimizerError
 from stiefelkit.measuring.races.contenders import Contender
-from stiefelkit.measuring.races.course import WHO, Course, Watch
+from stiefelkit.measuring.races.course import Course, Watch
+from stiefelkit.measuring.races.frame_plans import NormPlan
 from stiefelkit.measuring.races.frame_problem import FrameProblem
-from stiefelkit.measuring.races.parametrizations import ParametrizationRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.training.checks import finite_positive
 from stiefelkit.training.threads import threads
 
-__all__ = ["NormHeat", "NormPlan", "NormRow", "heats"]
-
-
-@dataclass(frozen=True)
-class NormPlan(ParametrizationRace):
-    """What to measure: members and peers, drawn as in the race of the parametrizations.
-
-    Args:
-        factors: what the coordinates are multiplied by.
-    """
-
-    sizes: tuple[tuple[int, int], ...] = ((64, 64),)
-    operations: tuple[str, ...] = ("forward",)
-    factors: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4)
-
-    def __post_init__(self) -> None:
-        """Checks names and ranges."""
-        super().__post_init__()
-        for factor in self.factors:
-            finite_positive(WHO, "factor", factor)
+__all__ = ["NormHeat", "NormRow", "heats"]
 
 
 @dataclass(frozen=True)
@@ -111,14 +91,14 @@ def _errors(plan: NormPlan, contender: Contender, problem: FrameProblem) -> list
 
 def _heat(plan: NormPlan, problem: FrameProblem, watch: Watch) -> NormHeat:
     left_out: dict[str, str] = {}
-    rivals = plan.rivals()
-    contenders = {**plan.contenders(), **rivals}
+    racing_peers = plan.racing_peers()
+    contenders = {**plan.contenders(), **racing_peers}
     able = [name for name, each in contenders.items() if "forward" in each.operations]
-    course = Course(plan, str(problem), rivals, watch)
+    course = Course(str(problem), racing_peers, watch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         errors = course.each("looking at", able, lambda name: _errors(plan, contenders[name], problem), left_out)
-    order = sorted(errors, key=lambda name: (contenders[name].family, name in rivals, name))
+    order = sorted(errors, key=lambda name: (contenders[name].family, name in racing_peers, name))
     rows = [
         NormRow(
             contender=name,
@@ -133,4 +113,4 @@ def _heat(plan: NormPlan, problem: FrameProblem, watch: Watch) -> NormHeat:
         )
         for name in order
     ]
-    return NormHeat(problem, rows, [name in rivals for name in order], left_out)
+    return NormHeat(problem, rows, [name in racing_peers for name in order], left_out)

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from stiefelkit.errors import OptionError
-from stiefelkit.functional import BACKENDS, COMPLEX_ACTIVATIONS, find_activation, split_activation
 from stiefelkit.measuring.races.clock import Run
-from stiefelkit.measuring.races.course import WHO, Course, Rules, Watch
+from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.process_memory import resident_bytes
-from stiefelkit.measuring.races.recurrence_problem import CASES, ScanCase, Sequences
+from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import (
     Enter,
     backward,
@@ -22,62 +20,14 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.rows import ScanRow
+from stiefelkit.measuring.races.scan_plan import ScanCase, ScanRace
 from stiefelkit.measuring.races.training_step import MODEL, whole_and_scan
-from stiefelkit.training.checks import known_words
 from stiefelkit.training.threads import threads
 
-__all__ = ["CASES", "DTYPES", "LOSSES", "ScanCase", "ScanHeat", "ScanRace", "heats"]
+__all__ = ["LOSSES", "ScanHeat", "heats"]
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LOSSES = ("sequence", "last_state")
 STEP = "training_step"
-
-
-@dataclass(frozen=True)
-class ScanRace(Rules):
-    """What to race.
-
-    Args:
-        cases: the sizes; all four of `CASES` that the activation can do if empty.
-        activation: of the scan and of the eager loop.
-        backends: of the scan; the fast ones that can do the case if empty.
-        rivals: the peers that race, whether all are asked for or not; all if empty and asked for.
-        dtype: of the input; complex states are of the complex dtype that goes with it.
-        memory: whether peak memory is measured too, each contender in a process of its own.
-        training_step: whether a whole training step of scoRNN is timed too, in the first real case.
-    """
-
-    repeats: int = 30
-    seconds: float = 4.0
-    cases: tuple[ScanCase, ...] = ()
-    activation: str = "modrelu"
-    backends: tuple[str, ...] = ()
-    rivals: tuple[str, ...] = ()
-    dtype: str = "float32"
-    memory: bool = False
-    training_step: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks names and ranges."""
-        super().__post_init__()
-        known_words(WHO, "dtype", [self.dtype], DTYPES)
-        known_words(WHO, "backend", self.backends, BACKENDS)
-        known_words(WHO, "peer", self.rivals, recurrence_peers.names())
-        kind, _ = split_activation(self.activation)
-        if not self.cases:
-            able = [case for case in CASES.values() if not case.is_complex or kind in COMPLEX_ACTIVATIONS]
-            object.__setattr__(self, "cases", tuple(able))
-        for case in self.cases:
-            find_activation(self.activation, case.is_complex)
-        if self.training_step:
-            if self.dtype != "float32" or self.activation != "modrelu":
-                raise OptionError(f"{WHO} needs float32 and modrelu for the training step, got {self.dtype}, {kind}.")
-            if all(case.is_complex for case in self.cases):
-                raise OptionError(f"{WHO} needs a real case for the training step, got complex ones only.")
-
-    def drawn(self, case: ScanCase) -> Sequences:
-        """The tensors of a case."""
-        return Sequences(case, self.activation, DTYPES[self.dtype], torch.device(self.device), self.seed)
 
 
 @dataclass(frozen=True)
@@ -138,8 +88,8 @@ def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 else LOSSES[:1]:
             found[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
-    rivals = plan.rivals or (recurrence_peers.available() if plan.peers else ())
-    return found | {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in rivals}
+    racing_peers = plan.named_peers or (recurrence_peers.available() if plan.peers else ())
+    return found | {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in racing_peers}
 
 
 def _label(backend: str, loss: str) -> str:
@@ -148,23 +98,23 @@ def _label(backend: str, loss: str) -> str:
 
 def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
     starters = _starters(plan, drawn)
-    rivals = [name for name, starter in starters.items() if starter.is_peer]
-    course, left_out = Course(plan, str(drawn.case), rivals, watch), {}
+    racing_peers = [name for name, starter in starters.items() if starter.is_peer]
+    course, left_out = Course(str(drawn.case), racing_peers, watch), {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         entries = course.each("preparing", starters, lambda name: starters[name].enter(drawn), left_out)
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
     able = course.each("trying", runs, lambda name: runs[name](), left_out)
-    unit, seconds = course.timed(limit(drawn), {name: runs[name] for name in able}, "forward and backward")
+    unit, seconds = course.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
     memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, course, left_out)
     yardstick = _yardstick(plan, drawn, seconds, starters)
-    order = sorted(seconds, key=lambda name: (name in rivals, seconds[name]))
+    order = sorted(seconds, key=lambda name: (name in racing_peers, seconds[name]))
     rows = []
     for name in order:
         row = _row(plan, drawn.case, starters[name].loss, name, seconds[name], unit, yardstick)
         entry = entries[name]
         rows.append(dataclasses.replace(row, n=entry.width, is_complex=entry.dtype.is_complex, **memory.get(name, {})))
-    return ScanHeat(drawn.case, "forward_backward", unit, rows, [name in rivals for name in order], left_out)
+    return ScanHeat(drawn.case, "forward_backward", unit, rows, [name in racing_peers for name in order], left_out)
 
 
 def _row(
@@ -220,7 +170,7 @@ def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> ScanHeat:
     step, scan = whole_and_scan(case, torch.device(plan.device), plan.seed)
     names = (MODEL, f"{MODEL}, scan alone")
     runs: dict[str, Run] = dict(zip(names, (step, scan), strict=True))
-    course = Course(plan, str(case), (), watch)
-    unit, seconds = course.timed(limit(plan.drawn(case)), runs, "training step")
+    course = Course(str(case), (), watch)
+    unit, seconds = course.timed(plan, limit(plan.drawn(case)), runs, "training step")
     rows = [_row(plan, case, STEP, name, seconds[name], unit, seconds[names[1]]) for name in names]
     return ScanHeat(case, STEP, unit, rows, [False, False], {})

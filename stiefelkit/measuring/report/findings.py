@@ -118,7 +118,7 @@ def _drift(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
 
 def _time(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
     for plan in found.plan.races():
-        for package, names in parametrizations.missing_peers(plan).items():
+        for package, names in plan.missing_peers().items():
             left_out |= dict.fromkeys(names, f"{package} is not installed.")
         for heat in parametrizations.heats(plan, watch):
             found.time.append(heat)

@@ -1,17 +1,16 @@
-"""What a report measures, and by which commands each part can be had alone."""
+"""What a report measures, and by which commands each part can be had alone. Read for help, without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stiefelkit.attach import available
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.measuring.drift import plan as drift
-from stiefelkit.measuring.growth import measure as growth
-from stiefelkit.measuring.moved_frames import peer_optimizers
-from stiefelkit.measuring.races import norms, parametrizations, scan
-from stiefelkit.measuring.races.course import DTYPES
-from stiefelkit.training.checks import known_words, usable_device, usable_seed, usable_threads
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
+from stiefelkit.measuring.growth.plan import GrowthPlan
+from stiefelkit.measuring.races.frame_plans import NormPlan, ParametrizationRace
+from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.training.checks import known_members, known_words, usable_device, usable_seed, usable_threads
+from stiefelkit.training.options import listed
 
 __all__ = ["SECTIONS", "ReportPlan", "Scale"]
 
@@ -62,18 +61,18 @@ class ReportPlan:
     """What to measure.
 
     Args:
-        full: whether to take the time that the figures deserve.
-        members: names of parametrizations; all of them if empty.
-        sections: out of `SECTIONS`; all of them if empty.
-        peers: whether other implementations are measured beside.
-        dtype: float32, float64, complex64 or complex128; members that are complex only take the complex dtype.
+        full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.
+        members: parametrizations, separated by commas; all if left out.
+        sections: out of drift, time, growth, norms and scan, separated by commas; all if left out.
+        peers: measure other implementations too.
+        dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
         device: cpu or cuda.
         threads: CPU threads.
-        seed: fixes the draws.
+        seed: fixes what is drawn.
         scale: how much of each; that of `full` if left out.
     """
 
-    full: bool = False
+    full: bool = field(default=False, metadata={"negative": "--quick"})
     members: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     peers: bool = True
@@ -81,16 +80,13 @@ class ReportPlan:
     device: str = "cpu"
     threads: int = 1
     seed: int = 0
-    scale: Scale | None = None
+    scale: Scale | None = field(default=None, metadata={"hidden": True})
 
     def __post_init__(self) -> None:
         """Checks names and ranges, and chooses the scale."""
-        known = available()
-        for name in self.members:
-            if name not in known:
-                raise UnknownNameError(f"No parametrization is named {name!r}{did_you_mean(name, known)}")
+        known_members(self.members)
         known_words(WHO, "section", self.sections, SECTIONS)
-        known_words(WHO, "dtype", [self.dtype], drift.DTYPES)
+        known_words(WHO, "dtype", [self.dtype], DTYPES)
         usable_threads(WHO, self.threads)
         usable_seed(WHO, self.seed)
         usable_device(WHO, self.device)
@@ -103,7 +99,11 @@ class ReportPlan:
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Dtype to the members that are measured in it: the plan's own and, for those that are complex only, that."""
-        dtype, found = DTYPES[self.dtype], {}
+        import torch
+
+        from stiefelkit.attach import available
+
+        dtype, found = getattr(torch, self.dtype), {}
         for name, cls in available().items():
             if self.members and name not in self.members:
                 continue
@@ -116,56 +116,57 @@ class ReportPlan:
         """The members that are measured in another dtype than the plan's own."""
         return {name for dtype, names in self.groups().items() if dtype != self.dtype for name in names}
 
-    def drifts(self) -> list[drift.DriftPlan]:
+    def drifts(self) -> list[DriftPlan]:
         """The drift of members and of optimizers of frames, a plan for each dtype."""
+        from stiefelkit.attach import available
+        from stiefelkit.measuring.moved_frames import peer_optimizers
+
         plans = []
         for dtype, names in self.groups().items():
-            every = drift.DriftPlan(dtype=dtype).methods
+            every = DriftPlan(dtype=dtype).methods
             methods = tuple(name for name in names if name in every)
             if dtype == self.dtype:
                 with_frames = len(methods) < len(names)
                 others = [name for name in every if name not in available()]
                 others = [name for name in others if self.peers or name not in peer_optimizers.names()]
-                methods += tuple(name for name in others if with_frames or name == drift.UNCONSTRAINED)
+                methods += tuple(name for name in others if with_frames or name == UNCONSTRAINED)
                 if not self.members and self.peers:
                     methods = ()  # all that there are; those of another group refuse, and are measured there
             if methods or not self.members:
                 where = {"threads": self.threads, "device": self.device, "seed": self.seed}
                 words = {"gradients": "rotation", "step_length": 0.1, **self._scale.drift}
-                plans.append(drift.DriftPlan(methods=methods, dtype=dtype, **where, **words))
+                plans.append(DriftPlan(methods=methods, dtype=dtype, **where, **words))
         return plans
 
-    def races(self) -> list[parametrizations.ParametrizationRace]:
+    def races(self) -> list[ParametrizationRace]:
         """Forward and backward of the maps, a plan for each dtype; peers race in the first."""
         rules = {"operations": ("forward_backward",), **self._rules, **self._scale.time}
-        return [parametrizations.ParametrizationRace(**each, **rules) for each in self._fields()]
+        return [ParametrizationRace(**each, **rules) for each in self._fields()]
 
-    def norms(self) -> list[norms.NormPlan]:
+    def norms(self) -> list[NormPlan]:
         """Errors at large coordinates, a plan for each dtype."""
-        return [norms.NormPlan(**each, **self._rules, **self._scale.norms) for each in self._fields()]
+        return [NormPlan(**each, **self._rules, **self._scale.norms) for each in self._fields()]
 
-    def growth(self) -> growth.GrowthPlan:
+    def growth(self) -> GrowthPlan:
         """How time and memory grow; the maps that are complex only are so there by themselves."""
-        return growth.GrowthPlan(members=self.members, dtype=self.dtype, **self._rules, **self._scale.growth)
+        return GrowthPlan(members=self.members, dtype=self.dtype, **self._rules, **self._scale.growth)
 
-    def scan(self) -> scan.ScanRace:
+    def scan(self) -> ScanRace:
         """The four cases of the scan."""
         dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"
-        return scan.ScanRace(peers=self.peers, dtype=dtype, **self._rules, **self._scale.scan)
+        return ScanRace(peers=self.peers, dtype=dtype, **self._rules, **self._scale.scan)
 
     def commands(self, section: str) -> list[str]:
         """The command lines that measure one section alone."""
         if section == "drift":
-            return [_line("drift", each, drift.DriftPlan(dtype=each.dtype)) for each in self.drifts()]
+            return [_line("drift", each, DriftPlan(dtype=each.dtype)) for each in self.drifts()]
         if section == "time":
-            return [
-                _line("bench parametrizations", each, parametrizations.ParametrizationRace()) for each in self.races()
-            ]
+            return [_line("bench parametrizations", each, ParametrizationRace()) for each in self.races()]
         if section == "norms":
-            return [_line("bench norms", each, norms.NormPlan()) for each in self.norms()]
+            return [_line("bench norms", each, NormPlan()) for each in self.norms()]
         if section == "growth":
-            return [_line("bench growth", self.growth(), growth.GrowthPlan())]
-        return [_line("bench scan", self.scan(), scan.ScanRace())]
+            return [_line("bench growth", self.growth(), GrowthPlan())]
+        return [_line("bench scan", self.scan(), ScanRace())]
 
     @property
     def _scale(self) -> Scale:
@@ -205,10 +206,5 @@ def _option(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return option if value else f"--no-{option[2:]}"
     if isinstance(value, tuple):
-        pairs = [item if not isinstance(item, tuple) else _size(*item) for item in value]
-        return f"{option} {','.join(map(str, pairs))}"
+        return f"{option} {listed(value)}"
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}"
-
-
-def _size(n: int, p: int) -> str:
-    return str(n) if n == p else f"{n}x{p}"

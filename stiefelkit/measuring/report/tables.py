@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from stiefelkit.measuring.growth.measure import AXES, PRODUCT, GrowthRow
+from stiefelkit.measuring.growth.measure import PRODUCT, GrowthRow
+from stiefelkit.measuring.growth.plan import AXES
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.report.charts import member_of

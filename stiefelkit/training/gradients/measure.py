@@ -13,68 +13,20 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
 from stiefelkit.errors import OptionError, RunError
-from stiefelkit.training.checks import at_least
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, log_scale, styles
 from stiefelkit.training.files import write_atomically
-from stiefelkit.training.recipes import Settings
+from stiefelkit.training.gradients.plan import WHO, GradientPlan
 from stiefelkit.training.session import Session
-from stiefelkit.training.tasks import Task, tasks
+from stiefelkit.training.tasks import Task
 from stiefelkit.training.threads import threads
 
-__all__ = ["GradientCurve", "GradientPlan", "draw", "gradient_norms", "measure"]
+__all__ = ["GradientCurve", "draw", "gradient_norms", "measure"]
 
-WHO = "The figure of gradients"
-LENGTH = 500
-"""Steps of a sequence, where the task has that option and nothing else is asked for."""
 DECADES = 30
 """Shown below the largest norm at most: what is smaller is lost."""
 
 Watch = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class GradientPlan:
-    """What to train, and when to look.
-
-    Args:
-        task: name of the task.
-        T: its option of that name; 500 for tasks that have it if None.
-        models: names of the models.
-        iterations: optimizer steps after which gradients are looked at, 0 for the initial weights.
-        settings: over the recipe of the task for each model.
-    """
-
-    task: str = "adding"
-    T: int | None = None
-    models: tuple[str, ...] = ("scornn", "lstm")
-    iterations: tuple[int, ...] = (0, 300)
-    settings: Settings = field(default_factory=Settings)
-
-    def __post_init__(self) -> None:
-        """Checks names and ranges."""
-        for what, given in (("model", self.models), ("iteration", self.iterations)):
-            if not given:
-                raise OptionError(f"{WHO} needs one {what} or more, got none.")
-        for iteration in self.iterations:
-            at_least(WHO, "iterations", iteration, 0)
-        if self.T is not None and not self._has_length():
-            raise OptionError(f"{WHO} needs a task that has the option T, got {self.task!r}; leave T out.")
-        self.configs()
-
-    def build_task(self) -> Task:
-        """Returns the task."""
-        length = {"T": LENGTH if self.T is None else self.T} if self._has_length() else {}
-        return tasks.get(self.task)(**length)
-
-    def configs(self) -> dict[str, Config]:
-        """Model to the run that its recipe describes, made as long as the last iteration if it is shorter."""
-        task, last = self.build_task(), max(self.iterations)
-        found = {name: Config.resolve(task, name, self.settings) for name in self.models}
-        return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in found.items()}
-
-    def _has_length(self) -> bool:
-        return "T" in [option.name for option in dataclasses.fields(tasks.get(self.task))]
 
 
 @dataclass(frozen=True)
