@@ -11,7 +11,8 @@ from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.races.scan import LOSSES
-from stiefelkit.measuring.races.scan_plan import CASES, ScanRace
+from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.training.threads import threads
 
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}

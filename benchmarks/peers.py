@@ -8,7 +8,8 @@ from stiefelkit.measuring.races.contenders import members
 from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.peers import peers
 from stiefelkit.measuring.races.recurrences import recurrence_peers
-from stiefelkit.measuring.races.scan_plan import CASES, ScanRace
+from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.races.scan_plan import ScanRace
 
 SIZES = {
     "64x64": "quick",

@@ -3,7 +3,8 @@
 from benchmarks.suite import PLACES, Suite, patience, row_of
 from stiefelkit.functional import BACKENDS
 from stiefelkit.measuring.races.scan import LOSSES, heats
-from stiefelkit.measuring.races.scan_plan import CASES, ScanRace
+from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.races.scan_plan import ScanRace
 
 
 class Scan(Suite):

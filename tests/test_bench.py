@@ -1,4 +1,4 @@
-"""The race: who takes part, what is compared with what, and a fair clock. No test asserts a time."""
+"""The race: who takes part, and what is compared with what. No test asserts a time."""
 
 import dataclasses
 import importlib.util

@@ -21,7 +21,8 @@ from stiefelkit.measuring.races.recurrences import (
 )
 from stiefelkit.measuring.races.rows import ScanRow
 from stiefelkit.measuring.races.scan import LOSSES, heats
-from stiefelkit.measuring.races.scan_plan import CASES, ScanCase, ScanRace, read_case
+from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, read_case
+from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.races.training_step import whole_and_scan
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds

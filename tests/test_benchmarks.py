@@ -20,7 +20,7 @@ from stiefelkit import errors, models
 from stiefelkit.functional import BACKENDS
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.races.scan import ScanHeat
-from stiefelkit.measuring.races.scan_plan import CASES, ScanCase
+from stiefelkit.measuring.races.scan_cases import CASES, ScanCase
 from stiefelkit.parametrizations.cayley import Cayley
 
 ROOT = Path(__file__).parents[1]

@@ -34,9 +34,6 @@ class Watch:
         return self.samples[WARM_UPS * len(self.seconds) :]
 
 
-# The measuring core
-
-
 def test_a_timing_is_the_median_of_the_samples_per_call():
     warm = [1.0] * WARM_UPS
     watch = Watch(a=[*warm, 5.0, 1.0, 90.0], b=[*warm, 2.0, 2.0, 4.0])

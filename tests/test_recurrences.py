@@ -19,7 +19,8 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.scan import LOSSES, heats
-from stiefelkit.measuring.races.scan_plan import ScanCase, ScanRace
+from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 
@@ -48,9 +49,6 @@ def test_weights_are_drawn_as_the_help_says(case):
     assert g is drawn.gradient(300, drawn.w.dtype)
     assert 0.9 < g.abs().square().mean() * 300 < 1.1
     assert torch.equal(Sequences(dataclasses.replace(case, n=300)).w, drawn.w)
-
-
-# Who takes part
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

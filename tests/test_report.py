@@ -15,7 +15,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.measuring.moved_frames import own_optimizers
-from stiefelkit.measuring.races.scan_plan import ScanCase
+from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.report import charts, findings, plan, svg, tables, words
 from stiefelkit.measuring.report.page import page
 from stiefelkit.measuring.report.plan import SECTIONS, ReportPlan, Scale

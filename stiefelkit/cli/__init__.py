@@ -1,4 +1,4 @@
-"""The command `stiefelkit`: it parses, calls `stiefelkit.training` and prints.
+"""The command `stiefelkit`: it parses, calls `stiefelkit.training` or `stiefelkit.measuring`, and prints.
 
 Nothing here imports torch before a command runs, so that help comes at once: what works with tensors is imported in the
 functions of the commands.
@@ -13,7 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STOPPED = "Stopped at once; what was saved is kept."
 USER_ERROR = 2
 
 
@@ -36,6 +35,8 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
             interrupts.guard()
         return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
     except KeyboardInterrupt:
+        from stiefelkit.cli.interrupts import STOPPED
+
         print(STOPPED, file=sys.stderr)
         return 130
     finally:

@@ -7,15 +7,15 @@ import os
 import signal
 import sys
 
-from stiefelkit.cli import STOPPED
-
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["guard", "ignore"]
+__all__ = ["STOPPED", "guard", "ignore"]
+
+STOPPED = "Stopped at once; what was saved is kept."
 
 
 def guard() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.measuring.races.scan_plan import ScanCase
+from stiefelkit.measuring.races.scan_cases import ScanCase
 
 __all__ = ["Sequences"]
 

@@ -20,7 +20,8 @@ from stiefelkit.measuring.races.recurrences import (
     recurrence_peers,
 )
 from stiefelkit.measuring.races.rows import ScanRow
-from stiefelkit.measuring.races.scan_plan import ScanCase, ScanRace
+from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.races.training_step import MODEL, whole_and_scan
 from stiefelkit.training.threads import threads
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from stiefelkit import models
 from stiefelkit.attach import bake
-from stiefelkit.measuring.races.scan_plan import ScanCase
+from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
 
