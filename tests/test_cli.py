@@ -234,7 +234,8 @@ import sys, types
 sys.modules["stiefelkit"] = package = types.ModuleType("stiefelkit")
 package.__path__ = [{str(package)!r}]
 from stiefelkit.cli import main
-assert main(["--help"]) == 0
+for words in ("", "train adding", "compare", "drift", "bench", "bench growth", "report", "plot", "plot gradients"):
+    assert main([*words.split(), "--help"]) == 0
 assert not {{"torch", "matplotlib", "sklearn", "numpy"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
