@@ -1,11 +1,12 @@
 """Maps that torch's own functions put on weights, or hand on to other modules.
 
-`torch.nn.utils.parametrize.register_parametrization` with one of our maps gives what `sk.orthogonal` gives, except that
-the host's class is torch's, and `transfer_parametrizations_and_params` shares a weight. Models without our maps see no
-difference.
+`torch.nn.utils.parametrize.register_parametrization` with one of our maps gives what `sk.orthogonal` gives, and
+`transfer_parametrizations_and_params` shares a weight. Models without our maps see no difference.
 """
 
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,10 +15,14 @@ from torch.nn.utils import parametrize
 
 from stiefelkit.carrier import CoordinateList
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.host import attach_carrier, carrier_of, check_before_loading
+from stiefelkit.host import adopt_carrier, attach_carrier, carrier_of, check_before_loading
+from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam
 
 __all__ = ["install"]
+
+_hosts: weakref.WeakKeyDictionary[nn.ModuleDict, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+"""To each `module.parametrizations` the module: torch makes the one first, and then tells of the other alone."""
 
 
 def install() -> None:
@@ -42,10 +47,28 @@ def install() -> None:
 
     transfer.knows_carriers = True  # type: ignore[attr-defined]
     parametrize.transfer_parametrizations_and_params = transfer
+    parametrize.remove_parametrizations = _removing(parametrize.remove_parametrizations)
+
+
+def _removing(plain: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Has optimizers told, as `sk.bake` does, that the coordinates of a weight are no more."""
+
+    @functools.wraps(plain)
+    def remove(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
+        carrier = carrier_of(module, tensor_name)
+        plain(module, tensor_name, leave_parametrized)
+        if carrier is not None:
+            given_up, heir = carrier.coordinates.values(), getattr(module, tensor_name)
+            retire(given_up, carrier.weight, "remove_parametrizations", heir, are_coordinates=True)
+        return module
+
+    return remove
 
 
 def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module | None:
     """Puts a `CoordinateList` in the place of torch's list with one of our maps; torch calls it for every module."""
+    if name == "parametrizations" and type(child) is nn.ModuleDict:
+        _hosts[child] = weakref.ref(parent)
     if isinstance(child, OrthogonalParam) and isinstance(parent, parametrize.ParametrizationList):
         _check_place(parent, name, child)
     if type(child) is not parametrize.ParametrizationList:
@@ -58,7 +81,11 @@ def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module |
         return None
     check_before_loading()
     carrier = CoordinateList(param, values, any(value.requires_grad for value in values))
-    carrier.is_sparse = True  # for all that is known here
+    host = _hosts[parent]() if parent in _hosts else None  # type: ignore[index, operator]
+    if host is not None and host._modules.get("parametrizations") is parent:
+        adopt_carrier(host, name, carrier)
+    else:
+        carrier.is_sparse = True  # for all that is known here
     return carrier.train(param.training)
 
 
@@ -91,4 +118,4 @@ def _share(carrier: CoordinateList, to_module: nn.Module, name: str) -> None:
         )
     if present is None:
         to_module.register_parameter(name, None)
-    attach_carrier(to_module, name, carrier)
+    attach_carrier(to_module, name, carrier, "transfer_parametrizations_and_params")

@@ -200,7 +200,8 @@ def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
 def bake(module: M, name: str | None = None) -> M:
     """Replaces an orthogonal weight by one plain parameter that holds the frame, and returns the module.
 
-    Copies of the module are not touched. The parameter is a new one: optimizers must be told.
+    Copies of the module are not touched. The parameter is a new one: optimizers must be told. One of several tied
+    weights comes apart from the others, with a warning.
 
     Args:
         module: the module.
@@ -216,6 +217,13 @@ def bake(module: M, name: str | None = None) -> M:
     if name is not None:
         place, carrier = find_carrier(module, name, "bake")
         _bake(place.host, place.name, carrier, None)
+        others = [other for other, _, _, held in carriers(module) if held is carrier]
+        if others:
+            warnings.warn(
+                f"{place.qualified} and {', '.join(others)} were one weight, and are no longer; without a name sk.bake "
+                "makes one parameter of them.",
+                stacklevel=2,
+            )
         return module
     check_module(module, "bake")
     baked: dict[int, nn.Parameter] = {}
@@ -272,7 +280,7 @@ def _bake(module: nn.Module, name: str, carrier: CoordinateList, frame: nn.Param
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)
     module.register_parameter(name, frame)
-    retire(carrier.coordinates.values(), f"the coordinates of {carrier.weight} as they were before sk.bake", frame)
+    retire(carrier.coordinates.values(), carrier.weight, "sk.bake", frame, are_coordinates=True)
     return frame
 
 
@@ -320,10 +328,11 @@ def _seen(plan: _Plan, place: Place) -> View:
         raise ShapeError(f"{where} needs at least one row and one column, got shape {tuple(weight.shape)}.")
     if convolution and plan.view is None:
         known = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
-        choices = ", ".join(map(repr, known))
-        raise ShapeError(f"{where} needs view= ({choices}) for a kernel, got shape {tuple(weight.shape)}.")
-    if not (weight.is_floating_point() or weight.is_complex()):
-        raise DtypeError(f"{where} needs a floating or complex weight, got {weight.dtype}.")
+        *most, last = [f'"{key}"' for key in known]
+        choices = f"{', '.join(most)} or {last}"
+        raise ShapeError(f"{where} needs view={choices} for a kernel, got shape {tuple(weight.shape)}.")
+    if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
+        raise DtypeError(f"{where} needs a floating or complex weight of 16 bits or more, got {weight.dtype}.")
     transposed = convolution and bool(getattr(place.host, "transposed", False))
     return View(plan.view or "matrix", tuple(weight.shape), int(transposed), groups)
 
@@ -362,6 +371,6 @@ def _of_ties(module: nn.Module, tied: Iterable[Sequence[Place]]) -> list[str]:
             notes.append(
                 f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
-                f"where={names!r} in place of the name does."
+                f"where={names!r} in place of the name does; the optimizer is to be made after that."
             )
     return notes

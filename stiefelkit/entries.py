@@ -27,6 +27,7 @@ _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
+_SCALED = "stiefelkit.parametrizations.scaled:Scaled"
 _FIXED = ("shape", "field")
 """What no assignment changes."""
 _REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
@@ -72,6 +73,16 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
 
 def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
+    (gain, rest), (wanted, own) = _split_gain(theirs), _split_gain(ours)
+    _check_same(rest, own, weight)
+    if not _is_same(gain, wanted):
+        raise CheckpointError(
+            f"{weight} needs a checkpoint {_with(wanted)}, got one {_with(gain)}; {_to_change_gain(gain, wanted)}."
+        )
+    _check_same(theirs, ours, weight)
+
+
+def _check_same(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     same = {key: _is_same(theirs.get(key), mine) for key, mine in ours.items()}
     same["map"] = _is_same_map(theirs.get("map"), ours["map"])
     for key, fits in same.items():
@@ -80,6 +91,47 @@ def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str)
                 f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}"
                 f"{'' if key in _FIXED else _REMEDY}."
             )
+
+
+def _split_gain(description: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The gain that a description has, None without one, and the description of the same weight without it."""
+    outer, options = description.get("map"), description.get("options")
+    bare = _unscaled(outer)
+    if bare is outer or not isinstance(options, dict):
+        return None, description
+    gain, coordinates = options.get("gain"), description.get("coordinates")
+    if gain == "learned" and isinstance(coordinates, list):
+        coordinates = coordinates[:-1]
+    others = {key: value for key, value in options.items() if key != "gain"}
+    return gain, {**description, "map": bare, "options": others, "coordinates": coordinates}
+
+
+def _unscaled(described: Any, depth: int = 1) -> Any:
+    """The description of a map with what multiplies it by a gain, below a view at most, left out."""
+    inner = described.get("inner") if isinstance(described, dict) else None
+    if not isinstance(inner, list) or len(inner) != 1:
+        return described
+    if described.get("class") == _SCALED:
+        return inner[0]
+    below = _unscaled(inner[0], depth - 1) if depth else inner[0]
+    return described if below is inner[0] else {**described, "inner": [below]}
+
+
+def _with(gain: Any) -> str:
+    return "without a gain" if gain is None else f"with gain={json.dumps(gain):.40}"
+
+
+def _to_change_gain(theirs: Any, ours: Any) -> str:
+    """What to do with a checkpoint that has another gain."""
+    takes = f"a weight that sk.orthogonal makes {_with(theirs)} takes it"
+    if not (theirs in (None, "learned") or isinstance(theirs, float)):
+        return takes
+    steps = []
+    if theirs is not None and ours != "learned":
+        steps = ["divided by its gain" if theirs == "learned" else f"divided by {theirs!r}"]
+    if isinstance(ours, float):
+        steps.append(f"multiplied by {ours!r}")
+    return f"{takes}, and sk.assign_ hands that on to this one{', ' if steps else ''}{' and '.join(steps)}"
 
 
 def _is_same(theirs: Any, ours: Any) -> bool:

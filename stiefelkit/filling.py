@@ -95,14 +95,11 @@ def _replace(carrier: CoordinateList, weight: Tensor, generator: torch.Generator
     """Takes the nearest frame if the map may and can, or else draws."""
     param = carrier.param
     why = "its map is drawn unless the weight fits"
-    for nearest in (param.nearest, param.project) if param.takes_nearest else ():
+    if param.takes_nearest:
         try:
-            carrier.right_inverse(nearest(weight))
-        except ImageError as error:
+            carrier.right_inverse(param.nearest(weight))
+        except (ImageError, NonFiniteError, RankError) as error:
             why = _without_stop(error)
-        except (NonFiniteError, RankError) as error:
-            why = _without_stop(error)
-            break
         else:
             away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
             _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())

@@ -20,6 +20,7 @@ from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
 
 __all__ = [
+    "adopt_carrier",
     "attach_carrier",
     "carrier_of",
     "carriers",
@@ -51,21 +52,36 @@ def carrier_of(module: nn.Module, name: str) -> CoordinateList | None:
     return carrier if isinstance(carrier, CoordinateList) else None
 
 
-def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
-    """Replaces a plain parameter of a module by what a carrier evaluates to."""
+def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList, event: str = "sk.orthogonal") -> None:
+    """Replaces a plain parameter of a module by what a carrier evaluates to; the event is who asked for it."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
     old = module._parameters.get(name)
     if old is not None:
-        retire([old], f"{plain.__name__}.{name} as it was before sk.orthogonal", carrier)
+        retire([old], f"{plain.__name__}.{name}", event, carrier)
     delattr(module, name)
     if held is None:
         held = module.parametrizations = nn.ModuleDict()
     held[name] = carrier.train(module.training)
+    _introduce(module, plain, name, carrier)
+    _inject(module, plain, list(held))
+
+
+def adopt_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
+    """Does for a carrier that torch is about to put on a module what `attach_carrier` does.
+
+    The module has a class injected by torch already, and the property of this name.
+    """
+    plain = type(module).__bases__[0]
+    _introduce(module, plain, name, carrier)
+    _inject(module, plain, [*module.parametrizations, name])  # type: ignore[misc]
+
+
+def _introduce(module: nn.Module, plain: Any, name: str, carrier: CoordinateList) -> None:
+    """Tells a carrier whose weight it is."""
     carrier.weight = f"{plain.__name__}.{name}"
     carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     carrier.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    _inject(module, plain, list(held))
 
 
 def share_carrier(places: Sequence[tuple[nn.Module, str]], carrier: CoordinateList) -> None:

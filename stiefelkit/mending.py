@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import NotAFrameError
+from stiefelkit.errors import NotAFrameError, RankError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
@@ -68,7 +68,13 @@ def mend_(param: OrthogonalParam, coordinates: Mapping[str, Tensor], written: It
             w = torch.view_as_complex(t) if packed else t
             error, limit = orthogonality_error(w).max().item(), rounding_limit(w.shape[-1], w.dtype)
             if error > _MENDED_FROM * limit + torch.finfo(w.dtype).eps:
-                w.copy_(nearest_frame(w.to(working_dtype(w.dtype))))
+                try:
+                    w.copy_(nearest_frame(w.to(working_dtype(w.dtype))))
+                except RankError as cause:
+                    raise RankError(
+                        f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
+                        "written from outside; sk.reset_ draws a frame."
+                    ) from cause
     reason = param.check_chart(param.chart)
     if reason is not None:
         raise NotAFrameError(

@@ -4,6 +4,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
@@ -138,7 +139,7 @@ def plain_weight(place: Place) -> nn.Parameter:
 
     Raises:
         OptionError: it has a parametrization, a norm or a mask already, holds no values before the first forward, is
-            no parameter, or belongs to a torch.nn.RNN and its like.
+            no parameter or a sparse one, or belongs to a torch.nn.RNN and its like, or an embedding with `max_norm`.
         UnknownNameError: there is nothing of this name.
     """
     host, name = place.host, place.name
@@ -164,6 +165,14 @@ def plain_weight(place: Place) -> nn.Parameter:
             f"orthogonal needs a module that reads its weight at each forward, got {_kind(host)}, which keeps its own "
             f"list of weights; use {instead_of(host)}."
         )
+    if getattr(host, "max_norm", None) is not None and isinstance(host, nn.Embedding | nn.EmbeddingBag):
+        raise OptionError(
+            f"orthogonal needs an embedding that leaves its weight alone, got {place.title} with max_norm="
+            f"{host.max_norm:g}, which scales rows; {place.expression}.max_norm = None first."
+        )
+    if weight.layout != torch.strided:
+        dense = f"{place.expression}.{name} = torch.nn.Parameter({place.expression}.{name}.to_dense())"
+        raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
     return weight
 
 

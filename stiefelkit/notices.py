@@ -1,15 +1,20 @@
 """What an optimizer would do without a word, said once before its step: train what nobody reads, shrink coordinates."""
 
+import gc
+import sys
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-__all__ = ["retire", "watch"]
+__all__ = ["retire", "warn_caller", "watch"]
+
+_LISTED = 3
+"""Weights that a warning names; of others it says how many."""
 
 
 class _Carrier(Protocol):
@@ -27,13 +32,17 @@ class _Retired(NamedTuple):
 
     Attributes:
         parameter: the parameter.
-        what: what it was, for messages.
+        weight: the weight's name, "Linear.weight", for want of the qualified one.
+        event: what took it, "sk.orthogonal".
+        is_coordinate: whether it was one, and not the weight itself.
         heir: the carrier, or the parameter, that took its place.
         gradient: its gradient then, and how often that had been written to.
     """
 
     parameter: weakref.ref[Tensor]
-    what: str
+    weight: str
+    event: str
+    is_coordinate: bool
     heir: weakref.ref[Any]
     gradient: tuple[weakref.ref[Tensor], int] | None
 
@@ -51,20 +60,30 @@ def watch(carrier: _Carrier) -> None:
     _count()
 
 
-def retire(parameters: Iterable[Tensor], what: str, heir: Any) -> None:
+def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, are_coordinates: bool = False) -> None:
     """Remembers parameters that a module has given up, as long as somebody else holds them.
 
     Args:
         parameters: the parameters.
-        what: what they were, "Linear.weight as it was before sk.orthogonal".
+        weight: the weight's name, "Linear.weight".
+        event: what took them, "sk.orthogonal".
         heir: the carrier or the parameter that took their place; an optimizer that holds this as well is fine.
+        are_coordinates: whether they were coordinates, and not the weight itself.
     """
     for p in parameters:
         key = id(p)
         forget = weakref.ref(p, lambda _, key=key: _retired.pop(key, None))
         gradient = None if p.grad is None else (weakref.ref(p.grad), p.grad._version)
-        _retired[key] = _Retired(forget, what, weakref.ref(heir), gradient)
+        _retired[key] = _Retired(forget, weight, event, are_coordinates, weakref.ref(heir), gradient)
     _count()
+
+
+def warn_caller(text: str) -> None:
+    """Warns as from the line outside of this package and of torch that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "stiefelkit.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _count() -> None:
@@ -82,28 +101,37 @@ def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         return
     _seen[optimizer] = stamp
     held = {id(p): p for group in groups for p in group["params"]}
-    for key in held.keys() & _retired.keys():
-        _speak_of(optimizer, _retired.pop(key), held)
+    if not held.keys().isdisjoint(_retired):
+        _look_for_retired(optimizer, held)
     _look_for_decay(optimizer)
 
 
-def _speak_of(optimizer: torch.optim.Optimizer, found: _Retired, held: dict[int, Tensor]) -> None:
-    p, heir = found.parameter(), found.heir()
-    if p is None or not p.requires_grad:
-        return
-    successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
-    old, version = found.gradient or (lambda: None, 0)
-    if p.grad is not None and not (old() is p.grad and version == p.grad._version):
-        warnings.warn(
-            f"{found.what} still gets a gradient: another module is tied to it, and the two have come apart; "
-            'sk.tie(module, "weight", other, "weight") ties them again.',
-            stacklevel=6,
+def _look_for_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> None:
+    loose: dict[tuple[str, bool], list[_Retired]] = {}
+    stale: dict[tuple[str, bool], list[_Retired]] = {}
+    for found in [_retired.pop(key) for key in held if key in _retired]:
+        p, heir = found.parameter(), found.heir()
+        if p is None or not p.requires_grad:
+            continue
+        successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
+        old, version = found.gradient or (lambda: None, 0)
+        kind = (found.event, found.is_coordinate)
+        if p.grad is not None and not (old() is p.grad and version == p.grad._version):
+            loose.setdefault(kind, []).append(found)
+        elif not any(id(s) in held for s in successors):
+            stale.setdefault(kind, []).append(found)
+    for some in loose.values():
+        what, is_one = _in_words(some)
+        warn_caller(
+            f"{what} still {'gets' if is_one else 'get'} a gradient: another module is tied to "
+            f"{'it' if is_one else 'each'}, and the two have come apart; "
+            'sk.tie(module, "weight", other, "weight") ties them again, and the optimizer is to be made after that.'
         )
-    elif not any(id(s) in held for s in successors):
-        warnings.warn(
-            f"{type(optimizer).__name__} holds {found.what}, which no module reads any more, and does not train what "
-            "took its place; make the optimizer afterwards.",
-            stacklevel=6,
+    for some in stale.values():
+        what, is_one = _in_words(some)
+        warn_caller(
+            f"{type(optimizer).__name__} holds {what}, which no module reads any more, and does not train what "
+            f"took {'its' if is_one else 'their'} place; make the optimizer afterwards."
         )
 
 
@@ -112,18 +140,77 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         decay = group.get("weight_decay", 0)
         if isinstance(decay, int | float) and decay > 0:
-            decayed.update((id(p), group) for p in group["params"])
+            decayed.update((id(p), group) for p in group["params"] if p.requires_grad)
     if not decayed:
         return
-    for carrier in list(_carriers):
-        for name, c in carrier.coordinates.items():
-            group = decayed.get(id(c))
-            # A group that goes by the coordinate's name was asked for.
-            if group is not None and group.get("name") != name and name not in carrier.param.manifolds:
-                warnings.warn(
-                    f"{type(optimizer).__name__} shrinks {name!r} of {carrier.weight} by weight_decay="
-                    f"{group['weight_decay']:g}, which moves the frame and regularises nothing; "
-                    "sk.optim.parameter_groups(model, lr=...) gives coordinates none.",
-                    stacklevel=5,
-                )
-                return
+    found = [
+        (carrier, name, decayed[id(c)])
+        for carrier in list(_carriers)
+        for name, c in carrier.coordinates.items()
+        # A group that goes by the coordinate's name was asked for; the decay of a gain is that of a weight.
+        if id(c) in decayed
+        and name != "gain"
+        and decayed[id(c)].get("name") != name
+        and name not in carrier.param.manifolds
+    ]
+    if not found:
+        return
+    order, names = {key: i for i, key in enumerate(decayed)}, _qualified_names()
+    found.sort(key=lambda each: order[id(each[0].coordinates[each[1]])])
+    weights = list({id(carrier): names.get(id(carrier), carrier.weight) for carrier, _, _ in found}.values())
+    coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in found))
+    decays = {float(group["weight_decay"]) for _, _, group in found}
+    warn_caller(
+        f"{type(optimizer).__name__} shrinks {coordinates} of {_listed(weights)} by weight_decay"
+        f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
+        "regularises nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
+    )
+
+
+def _in_words(found: list[_Retired]) -> tuple[str, bool]:
+    """What parameters were, "Linear.weight as it was before sk.orthogonal", and whether that is one thing."""
+    names = _qualified_names()
+    weights = list(dict.fromkeys(names.get(id(each.heir()), each.weight) for each in found))
+    is_one = len(weights) == 1 and not found[0].is_coordinate
+    of = "the coordinates of " if found[0].is_coordinate else ""
+    return f"{of}{_listed(weights)} as {'it was' if is_one else 'they were'} before {found[0].event}", is_one
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _qualified_names() -> dict[int, str]:
+    """Id to name of every carrier and parameter, "encoder.0.weight", in the outermost modules that are alive.
+
+    It takes as long as a collection of garbage, which is little for what is said once. A weight of a module that is in
+    no other, or that the collector does not see, is not among them.
+    """
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inside = {id(child) for module in modules for child in _held(module, "_modules").values()}
+    carriers = {id(carrier) for carrier in list(_carriers)}
+    names: dict[int, str] = {}
+    for root in modules:
+        if id(root) not in inside:
+            for name, each in _named(root, "", carriers, set()):
+                if "." in name:
+                    names.setdefault(id(each), name)
+    return names
+
+
+def _named(module: nn.Module, prefix: str, carriers: set[int], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    seen.add(id(module))
+    for name, p in _held(module, "_parameters").items():
+        yield prefix + name, p
+    for name, child in _held(module, "_modules").items():
+        if id(child) in carriers:
+            yield prefix.removesuffix("parametrizations.") + name, child
+        elif child is not None and id(child) not in seen:
+            yield from _named(child, f"{prefix}{name}.", carriers, seen)
+
+
+def _held(module: nn.Module, key: str) -> dict[str, Any]:
+    # Not by getattr: a module may be half made, or pass on the attributes of another.
+    held = vars(module).get(key)
+    return held if isinstance(held, dict) else {}

@@ -39,6 +39,7 @@ __all__ = [
     "keep_precision",
     "require_frames",
     "rows_of",
+    "scale_of",
 ]
 
 FRAME_TOLERANCE = 100
@@ -91,6 +92,16 @@ def frame_tolerance(p: int, dtype: torch.dtype) -> float:
     """The largest ||W^H W - I||_F of what is taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
     limit = rounding_limit(p, dtype)
     return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
+
+
+def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
+    """The number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none."""
+    s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
+    scale = (s.max() + s.min()).item() / 2
+    if not 0 < scale < math.inf:
+        return None
+    error = orthogonality_error(w / scale).max().item()
+    return scale if error <= frame_tolerance(w.shape[-1], dtype) else None
 
 
 class OrthogonalParam(nn.Module, ABC):
@@ -333,9 +344,11 @@ class OrthogonalParam(nn.Module, ABC):
         error = orthogonality_error(w).max().item()
         permitted = frame_tolerance(self.shape[-1], coarser(self.dtype, w.dtype))
         if not error <= permitted:
+            scale = scale_of(w, coarser(self.dtype, w.dtype))
+            kept = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
             raise NotAFrameError(
                 f"{self.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
-                f"{error:.2g}; sk.functional.nearest_frame gives the nearest."
+                f"{error:.2g}; sk.functional.nearest_frame gives the nearest{kept}."
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 

@@ -55,8 +55,8 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     if present is not None:
         bake(second.host, second.name)
     weight, gradients = carrier.weight, carrier.gradients
-    attach_carrier(second.host, second.name, carrier)
+    attach_carrier(second.host, second.name, carrier, "sk.tie")
     if present is not None:
-        retire(present.coordinates.values(), f"the coordinates of {present.weight} as they were before sk.tie", carrier)
+        retire(present.coordinates.values(), present.weight, "sk.tie", carrier, are_coordinates=True)
     carrier.gradients = tuple(kind for kind in gradients if kind in carrier.gradients)
     carrier.weight = weight

@@ -236,11 +236,46 @@ def test_registered_by_torchs_own_function_it_is_what_orthogonal_gives(name, dty
     assert not layer.parametrizations.weight.training
     assert list(sk.coordinates(layer, "weight")) == list(map.coordinates)
     assert list(sk.drift(layer)) == ["weight"]
+    assert layer.parametrizations.weight.weight == "Linear.weight"
     other = make(name, dtype)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other.weight, layer.weight)
+    twin = pickle.loads(pickle.dumps(layer))
+    assert type(twin).__bases__ == (nn.Linear,)
+    assert torch.equal(twin.weight, layer.weight)
+    assert list(sk.drift(twin)) == ["weight"]
+    copied = parametrize.remove_parametrizations(copy.deepcopy(layer), "weight")
+    assert type(copied) is nn.Linear
+    assert torch.equal(copied.weight, layer.weight)
     with pytest.raises(errors.OptionError, match="new map"):
         parametrize.register_parametrization(nn.Linear(4, 4, dtype=dtype), "weight", map)
+
+
+@pytest.mark.parametrize("first", ["torch", "ours"])
+def test_a_second_weight_registered_by_torchs_own_function_is_saved_with_the_first(first):
+    cell: Any = nn.RNNCell(4, 4)
+    nn.init.orthogonal_(cell.weight_ih)
+    if first == "torch":
+        parametrize.register_parametrization(cell, "weight_hh", Scale())
+    else:
+        sk.orthogonal(cell, "weight_hh")
+    parametrize.register_parametrization(cell, "weight_ih", sk.parametrizations.Cayley((4, 4)))
+    assert sk.coordinates(cell, "weight_ih")
+    twin = pickle.loads(pickle.dumps(cell))
+    x = torch.randn(2, 4)
+    assert torch.equal(twin(x), cell(x))
+    assert isinstance(sk.bake(twin, "weight_ih").weight_ih, nn.Parameter)
+    assert torch.equal(twin(x), cell(x))
+
+
+def test_gradients_of_an_embedding_registered_by_torchs_own_function_are_dense():
+    for sparse in (True, False):
+        layer: Any = nn.Embedding(6, 4, sparse=sparse)
+        nn.init.orthogonal_(layer.weight)
+        parametrize.register_parametrization(layer, "weight", sk.parametrizations.Cayley((6, 4)))
+        assert layer.parametrizations.weight.is_sparse is sparse
+        layer(torch.tensor([1, 2])).sum().backward()
+        assert layer.parametrizations.weight.skew.grad.layout is torch.strided
 
 
 def test_a_frame_registered_by_torchs_own_function_is_guarded():

@@ -272,7 +272,8 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
         (lambda: nn.Linear(3, 3), "weight", {"init": 3}, errors.OptionError, "no init 3"),
         (lambda: nn.Linear(3, 3), 5, {}, errors.UnknownNameError, "parameter 5"),
         (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight", {"negative": 1}, errors.DtypeError, "real dtype"),
-        (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, "needs view="),
+        (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, '"in_by_rest" or "per_tap" for a kernel'),
+        (lambda: with_weight(torch.eye(4)), "weight", {"negative": 2}, errors.ImageError, "got one that has; without"),
         (lambda: nn.RNN(3, 3), "weight_hh_l0", {}, errors.OptionError, "sk.nn.OrthogonalRNN"),
         (lambda: nn.Linear(3, 3), "weight", {"init": torch.ones(3, 3)}, errors.NotAFrameError, "orthonormal"),
         (lambda: nn.Linear(3, 3), "weight", {"init": torch.eye(4)}, errors.ShapeError, "(3, 3)"),
@@ -297,10 +298,11 @@ def test_an_empty_weight_is_refused(weight):
         sk.orthogonal(module, "weight")
 
 
-def test_an_integer_weight_is_refused():
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn], ids=str)
+def test_an_integer_weight_or_one_of_8_bits_is_refused(dtype):
     module = nn.Module()
-    module.weight = nn.Parameter(torch.eye(3, dtype=torch.int64), requires_grad=False)
-    with pytest.raises(errors.DtypeError, match="int64"):
+    module.weight = nn.Parameter(torch.eye(3).to(dtype), requires_grad=False)
+    with pytest.raises(errors.DtypeError, match=str(dtype)):
         sk.orthogonal(module, "weight")
 
 

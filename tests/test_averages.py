@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.host import carriers
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import seeds
 
@@ -54,7 +55,7 @@ def written(module):
 
 
 def at_the_limit(module):
-    if not all(carrier.param.traits.exact for _, _, _, carrier in sk.host.carriers(module)):
+    if not all(carrier.param.traits.exact for _, _, _, carrier in carriers(module)):
         return True  # near-orthogonal by construction
     w = next(host for host in module.modules() if hasattr(host, "parametrizations")).weight
     return orthogonality_error(w).item() <= permitted_error(w.shape[-1], w.dtype)
@@ -204,6 +205,15 @@ def test_weights_that_cannot_be_averaged_say_so():
     with pytest.raises(errors.RankError):
         averaged.update_parameters(module)
     assert torch.equal(averaged.module.weight, before)
+
+
+def test_a_frame_that_was_zeroed_is_named_with_what_helps():
+    module = made("stiefel")
+    nn.init.zeros_(next(module.parameters()))
+    with pytest.raises(errors.RankError, match=r"Module.weight needs linearly independent.* sk.reset_ draws a frame"):
+        _ = module.weight
+    sk.reset_(module, "weight")
+    assert sk.drift(module)["weight"].bits_lost < 1
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan, "0.9", True])

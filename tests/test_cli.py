@@ -60,7 +60,7 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train digit --model scornn", 'did you mean "digits"'),
         ("train digits --model scorn", 'did you mean "scornn"'),
         ("train --model scornn", "needs a task"),
-        ("train digits", "--model"),
+        ("train digits", "got none; name one of those that stiefelkit list shows, with --model"),
         ("train digits --model", "--model"),
         ("train digits --model scornn --stepz 5", "--steps"),
         ("train digits --model scornn --steps 0", "steps"),

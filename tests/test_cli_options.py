@@ -135,6 +135,8 @@ def test_a_table_of_a_file_is_for_its_task(capsys: pytest.CaptureFixture[str]) -
     assert "no option 'stepz'" in refused("train digits --config my.toml", capsys)
     Path("my.toml").write_text("[digist]\nsteps = 1\n")
     assert 'did you mean "digits"' in refused("train digits --model scornn --config my.toml", capsys)
+    Path("my.toml").write_text("digits = 1\n")
+    assert "needs a table of that task, got 1" in refused("train digits --model scornn --config my.toml", capsys)
     Path("my.toml").write_text("[digits]\nsteps = 1\n")
     assert "no option 'digits'" in refused("drift --config my.toml", capsys)
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -108,6 +109,20 @@ def test_ctrl_c_while_a_module_is_imported_ends_without_a_traceback(moment: str)
         130,
     )
     assert done.stderr == STOPPED
+
+
+@pytest.mark.parametrize(("name", "code"), [("stiefelkit", -signal.SIGINT), ("another", 1)])
+def test_ctrl_c_between_the_script_and_main_ends_the_command_without_a_word_and_no_other(tmp_path, name, code) -> None:
+    script = tmp_path / name
+    script.write_text(
+        "import os, signal\n"
+        "from stiefelkit.cli import main\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    raise SystemExit(1)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_ctrl_c_in_a_destructor_is_not_lost() -> None:

@@ -202,6 +202,12 @@ def test_foreign_state_dicts_and_settings_are_refused_before_anything_changes(na
             optimizer.load_state_dict(wrong)
     with pytest.raises(errors.CheckpointError, match="manifold"):
         optimizer.load_state_dict(torch.optim.RMSprop([w], lr=1e-2).state_dict())
+    two = sk.optim.parameter_groups(sk.orthogonal(nn.Linear(3, 3), "weight", "stiefel"), lr=1e-2)
+    other, plain = getattr(sk.optim, name)(two), getattr(sk.optim, name).plain
+    with pytest.raises(
+        errors.CheckpointError, match=rf"{name} needs a state .* as torch\.optim\.{plain.__name__}; load"
+    ):
+        other.load_state_dict(plain([w]).state_dict())
     assert optimizer.state_dict()["param_groups"] == kept["param_groups"]
     run(optimizer, w, [gradient(w)])
     assert excess(w) <= 2

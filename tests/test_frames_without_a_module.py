@@ -111,6 +111,7 @@ def test_a_point_registered_by_torch_itself_is_guarded():
         (lambda: torch.ones(3), errors.ShapeError, r"n >= p"),
         (lambda: torch.nn.Linear(2, 2), errors.DtypeError, "needs tensors, got Linear; a model's come from"),
         (lambda: "w", errors.DtypeError, "needs tensors, got str"),
+        (list, errors.OptionError, "a frame or several, got none"),
         (lambda: [sk.init.haar((2, 2))] * 1 + [3], errors.DtypeError, "needs tensors, got int"),
     ],
 )

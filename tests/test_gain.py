@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 from typing import Any
 
@@ -36,7 +37,40 @@ class DoubleHouseholder(LearnedCayley):
         return [((2, 3, 2), {})]
 
 
-# Those that do not ask for a frame, nor name the chart, which is the inner map's.
+class DividedHouseholder(Scaled):
+    """A scaled map divided by its gain, which is a map to frames."""
+
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        super().__init__(Householder(shape, dtype=dtype, device=device, precision=precision), math.sqrt(2))
+
+    @classmethod
+    def examples(cls):
+        return [((2, 3, 2), {}), ((5, 4), {})]
+
+    def forward(self, *coordinates):
+        return (super().forward(*coordinates) / self._split(coordinates)[1]).to(self.dtype)
+
+    def linear(self, x, *coordinates):
+        return super().linear(x, *coordinates) / self._split(coordinates)[1]
+
+    def frames(self, weight):
+        return self.inner.frames(weight)
+
+    def right_inverse(self, w):
+        self.check_frame(w)
+        return super().right_inverse(w * (3.0 if self.gain is None else self.gain))
+
+
+class DividedCayley(DividedHouseholder):
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        Scaled.__init__(self, Cayley(shape, dtype=dtype, device=device, precision=precision), "learned")
+
+    @classmethod
+    def examples(cls):
+        return [((4, 3), {}), ((5, 5), {})]
+
+
+# Those that do not ask for a frame.
 LAWS = ["frames", "gradients", "pure", "threads", "finite_gradients", "precision", "schemes", "linear", "checkpoint"]
 LAWS += ["functional_call", "forward_mode", "batched_gradients"]
 
@@ -45,6 +79,28 @@ LAWS += ["functional_call", "forward_mode", "batched_gradients"]
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_that_do_not_ask_for_a_frame_hold(cls, law):
     check_parametrization(cls, [law])
+
+
+@pytest.mark.parametrize("law", ["frames", "gradients", "batch", "round_trip", "decay", "contract"])
+def test_divided_by_its_gain_a_scaled_map_keeps_the_laws_of_frames(law):
+    check_parametrization(DividedHouseholder, [law])
+
+
+# At gain 0, which the others ask for, nothing is left to divide.
+@pytest.mark.parametrize("law", ["round_trip", "decay", "contract", "functional_call"])
+def test_divided_by_a_learned_gain_it_keeps_those_that_leave_the_gain_alone(law):
+    check_parametrization(DividedCayley, [law])
+
+
+def test_a_batch_with_one_learned_gain_is_the_loop():
+    param = LearnedCayley((2, 3, 4, 3), dtype=torch.float64)
+    (skew, _), _ = param.initial("haar", seeds.generator(3))
+    gain = torch.tensor([1.7], dtype=torch.float64)
+    together = param(skew, gain)
+    single = LearnedCayley((4, 3), dtype=torch.float64)
+    for i, j in itertools.product(range(2), range(3)):
+        single.load_chart_({name: value[i, j] for name, value in param.chart.items()})
+        assert torch.dist(single(skew[i, j], gain), together[i, j]) < 1e-14
 
 
 @pytest.mark.parametrize(("law", "dtype"), [("second_derivatives", "float64"), ("compile", "complex64")])
@@ -224,3 +280,68 @@ def test_a_map_that_has_a_coordinate_of_that_name_is_told():
     assert issubclass(Named, OrthogonalParam)
     with pytest.raises(errors.OptionError, match="has a coordinate 'gain' itself"):
         sk.orthogonal(nn.Linear(3, 3), "weight", Named, **LEARNED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 4), (3, 5)])
+def test_a_weight_of_another_scale_is_told_what_takes_it(shape, dtype):
+    n, p = shape
+    frame = sk.init.haar((max(shape), min(shape))).to(dtype)
+    frame = frame if n >= p else frame.mT
+    layer: Any = sk.orthogonal(nn.Linear(p, n, dtype=dtype), "weight", gain=2.0)
+    said = r'gain=2 needs a frame times 2, got one times 3; assign w \* \(2 / 3\), or sk\.bake .* gain=3 or gain="le'
+    with pytest.raises(errors.NotAFrameError, match=said):
+        layer.weight = 3 * frame
+    layer.weight = 3 * frame * (2 / 3)
+    for gain in (3, "learned"):
+        sk.orthogonal(sk.bake(layer, "weight"), "weight", gain=gain)
+        layer.weight = 3 * frame
+    with pytest.raises(
+        errors.NotAFrameError, match=r'"learned" needs a frame times a number, got singular values from'
+    ):
+        layer.weight = frame.cumsum(0)
+    layer.weight = 5 * sk.functional.nearest_frame(frame.cumsum(0))
+    with pytest.raises(errors.NotAFrameError, match=r"got zero; sk\.bake makes the weight a plain one"):
+        layer.weight = 0 * frame
+    plain: Any = sk.orthogonal(nn.Linear(p, n, dtype=dtype), "weight")
+    with pytest.raises(errors.NotAFrameError, match=r"and gain=3 of sk\.orthogonal makes weights of this scale"):
+        plain.weight = 3 * frame
+
+
+WITH: dict[Any, str] = {
+    None: "without a gain",
+    2.0: "with gain=2.0",
+    3.0: "with gain=3.0",
+    "learned": 'with gain="learned"',
+}
+
+
+@pytest.mark.parametrize("rows", [4, 6, 3])
+@pytest.mark.parametrize("theirs", WITH)
+@pytest.mark.parametrize("ours", WITH)
+def test_a_checkpoint_of_another_gain_says_what_takes_it_and_how_the_weight_goes_on(ours, theirs, rows):
+    def layer(gain) -> Any:
+        return sk.orthogonal(nn.Linear(4, rows), "weight", **({} if gain is None else {"gain": gain}))
+
+    new, old = layer(ours), layer(theirs)
+    if ours == theirs:
+        return
+    with pytest.raises(errors.CheckpointError) as caught:
+        new.load_state_dict(old.state_dict())
+    said = f"weight needs a checkpoint {WITH[ours]}, got one {WITH[theirs]}; a weight that sk.orthogonal makes "
+    assert str(caught.value).startswith(f"{said}{WITH[theirs]} takes it, and sk.assign_ hands that on to this one")
+    between = layer(theirs)
+    between.load_state_dict(old.state_dict())
+    w, rest = between.weight.detach(), str(caught.value).partition("to this one")[2].rstrip(".")
+    for step in rest.removeprefix(", ").split(" and "):
+        factor = (
+            between.parametrizations.weight.gain if step.endswith("gain") else float(step.split()[-1] if step else 1)
+        )
+        w = w / factor if step.startswith("divided") else w * factor
+    sk.assign_(new, "weight", w)
+
+
+def test_a_checkpoint_that_differs_in_more_than_its_gain_names_the_map():
+    old = sk.orthogonal(nn.Linear(4, 4), "weight", "householder", gain=2)
+    with pytest.raises(errors.CheckpointError, match=r"map cayley, version 1, got householder, version 1; to change"):
+        sk.orthogonal(nn.Linear(4, 4), "weight", gain=3).load_state_dict(old.state_dict())

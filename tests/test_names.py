@@ -132,6 +132,7 @@ def test_a_weight_that_comes_apart_is_said_with_the_remedy():
         sk.orthogonal(net, "head.weight")
     assert len(caught) == 1
     said = str(caught[0].message)
+    assert said.endswith("; the optimizer is to be made after that.")
     assert 'sk.tie(model.head, "weight", model.embedding, "weight")'.replace('"', "'") in said
     (names,) = re.findall(r"where=(\[.*\])", said)
     again = sk.orthogonal(model(), where=[name.strip("'") for name in names.strip("[]").split(", ")])

@@ -56,6 +56,17 @@ def test_of_any_shape(shape, dtype, tracked):
         assert torch.linalg.matrix_norm((found - by_svd(x)).to(torch.complex128)).max() <= bound
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 2), (2, 5)])
+def test_of_adjoints_that_torch_has_not_worked_out_yet(shape, dtype):
+    x = drawn(shape, dtype).mH
+    assert x.is_conj()
+    assert torch.equal(nearest_frame(x), nearest_frame(x.resolve_conj()))
+    layer = nn.Linear(shape[0], shape[1], dtype=dtype)
+    layer.weight = nn.Parameter(x)
+    assert torch.allclose(sk.orthogonal(layer, "weight").weight, nearest_frame(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, *FIELDS], ids=str)
 @pytest.mark.parametrize("shape", [(5, 5), (6, 3), (3, 6)])
 def test_of_any_size(shape, dtype):

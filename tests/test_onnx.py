@@ -34,9 +34,15 @@ def exported(net: nn.Module, path: Path, dims: dict[int, Any]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scurnn", "goru", "henaff_rnn"])
-def test_models_run_in_onnx_at_any_length(name, tmp_path):
-    net: Any = sk.models.create(name, 3, 8, 2)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("scurnn", "goru", "henaff_rnn", "gru")),
+        ("lstm", dict(parametrization="cayley", num_layers=2, bidirectional=True)),
+    ],
+)
+def test_models_run_in_onnx_at_any_length(name, options, tmp_path):
+    net: Any = sk.models.create(name, 3, 8, 2, **options)
     with torch.no_grad():
         for key, p in net.rnn.named_parameters(recurse=False):
             # modReLU with a positive bias jumps at 0, which no rounding survives.
@@ -63,6 +69,33 @@ def test_a_net_taken_over_from_torch_runs_in_onnx_at_any_length_as_the_page_says
     expected, last = source(x)
     assert torch.allclose(torch.from_numpy(out), expected, rtol=0, atol=1e-5)
     assert torch.allclose(torch.from_numpy(h_n), last, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_was_exported_for_one_length_before_leaves_the_next_file_any(tmp_path):
+    net = OrthogonalRNN(3, 4, batch_first=True)
+    exported(net, tmp_path / "fixed.onnx", {0: BATCH})
+    out, _ = exported(net, tmp_path / "any.onnx", {0: BATCH, 1: STEPS})(torch.randn(2, 7, 3))
+    assert out.shape == (2, 7, 4)
+
+
+@pytest.mark.slow
+def test_a_complex_cell_runs_in_onnx_for_any_batch(tmp_path):
+    cell = sk.nn.OrthogonalRNNCell(3, 4, field="complex")
+    plain = sk.bake(copy.deepcopy(cell)).eval()
+    arguments, dims = (torch.randn(5, 3),), ({0: BATCH},)
+    torch.onnx.export(plain, arguments, tmp_path / "cell.onnx", dynamo=True, verbose=False, dynamic_shapes=dims)
+    session = onnxruntime.InferenceSession(tmp_path / "cell.onnx")
+    x = torch.randn(2, 3)
+    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.allclose(torch.from_numpy(out), torch.view_as_real(cell(x)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("parametrization", [None, "cayley"])
+def test_gates_that_drop_are_told_to_stop(parametrization):
+    net = sk.bake(sk.models.create("lstm", 3, 4, 2, num_layers=2, dropout=0.5, parametrization=parametrization))
+    with pytest.raises(torch.onnx.OnnxExporterError, match=r"drops nothing, got dropout in training; call eval\(\)"):
+        torch.onnx.export(net, (torch.randn(2, 3, 3),), dynamo=True, verbose=False)
 
 
 def test_a_net_with_maps_in_it_is_told_to_be_baked(tmp_path):

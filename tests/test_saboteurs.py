@@ -283,6 +283,15 @@ class Misnamed(Small):
     coordinate_names = ("skewed",)
 
 
+class UnsavedChart(Small):
+    """Leaves the signs out of state dicts."""
+
+    def __init__(self, shape, **options):
+        super().__init__(shape, **options)
+        if not self.is_complex:
+            self.register_buffer("signs", self.signs, persistent=False)
+
+
 class PartialChart(Small):
     """Leaves the signs as it finds them."""
 
@@ -383,6 +392,7 @@ class NoExamples(Small):
         (Unmappable, "functional_call"),
         (Branching, "compile"),
         (Misnamed, "contract"),
+        (UnsavedChart, "contract"),
         (Stretching, "frames"),
         (Stretching, "round_trip"),
         (Fading, "gradients"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 
@@ -38,13 +39,14 @@ def test_an_optimizer_made_before_the_weight_was_orthogonal():
     assert "make the optimizer afterwards" in text
 
 
-def test_an_optimizer_made_before_the_weight_was_baked():
+@pytest.mark.parametrize(("place", "event"), [(sk, "sk.bake"), (parametrize, "remove_parametrizations")])
+def test_an_optimizer_made_before_the_weight_was_baked(place, event):
     layer = linear()
     optimizer = torch.optim.SGD(sk.optim.parameter_groups(layer, lr=0.1))
     train(layer, optimizer)
-    sk.bake(layer, "weight")
+    getattr(place, event.removeprefix("sk."))(layer, "weight")
     (text,) = said(layer, optimizer, 3)
-    assert "the coordinates of Linear.weight as they were before sk.bake" in text
+    assert f"the coordinates of Linear.weight as they were before {event}" in text
 
 
 def test_an_optimizer_that_was_given_the_coordinates_since_is_left_in_peace():
@@ -74,7 +76,9 @@ def test_tied_weights_that_have_come_apart():
     sk.orthogonal(net.b, "weight")
     (text,) = said(net, torch.optim.SGD(net.parameters(), lr=0.1), 3)
     assert "another module is tied to it" in text
+    assert text.startswith("b.weight as it was before sk.orthogonal still gets a gradient")
     assert 'sk.tie(module, "weight", other, "weight")' in text
+    assert "the optimizer is to be made after that" in text
     sk.tie(net.b, "weight", net.a, "weight")
     assert said(net, torch.optim.SGD(net.parameters(), lr=0.1), 3) == []
 
@@ -84,6 +88,84 @@ def test_weight_decay_of_coordinates():
     (text,) = said(layer, torch.optim.AdamW(layer.parameters(), lr=0.1), 3)
     assert "AdamW shrinks 'skew' of Linear.weight by weight_decay=0.01" in text
     assert "sk.optim.parameter_groups" in text
+
+
+class Convolutions(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        for i in range(count):
+            setattr(self, f"c{i}", nn.Conv1d(4, 4, 1))
+
+    def forward(self, x):
+        x = x.unsqueeze(-1)
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def convolutions(count: int, **options: Any) -> nn.Module:
+    net = Convolutions(count)
+    for layer in net.children():
+        sk.orthogonal(layer, "weight", view="per_tap", **options)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [
+        (1, "c0.weight by"),
+        (3, "c0.weight, c1.weight, c2.weight by"),
+        (5, "c0.weight, c1.weight, c2.weight and 2 more by"),
+    ],
+)
+def test_weights_are_named_as_drift_prints_them(count, named):
+    net = convolutions(count)
+    (text,) = said(net, torch.optim.AdamW(net.parameters(), lr=0.1), 3)
+    assert f"AdamW shrinks 'skew' of {named} weight_decay=0.01" in text
+    assert set(named.removesuffix(" by").split(" and ")[0].split(", ")) <= set(sk.drift(net))
+
+
+def test_several_coordinates_and_decays_are_one_warning_and_a_gain_may_shrink():
+    net = nn.Sequential(linear("cayley", gain="learned"), linear("householder"))
+    groups = [dict(params=net[0].parameters(), weight_decay=0.1), dict(params=net[1].parameters())]
+    (text,) = said(net, torch.optim.AdamW(groups, lr=0.1), 3)
+    assert (
+        "AdamW shrinks 'skew', 'reflectors' of 0.weight, 1.weight by weight_decay up to 0.1, which moves the f" in text
+    )
+    gain = sk.coordinates(net, "0.weight")["gain"]
+    assert said(net, torch.optim.AdamW([gain], lr=0.1)) == []
+
+
+def test_several_stale_weights_are_one_warning():
+    net = Convolutions(5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sk.orthogonal(net, where="*.weight", view="per_tap")
+    (text,) = said(net, optimizer, 3)
+    assert "SGD holds c0.weight, c1.weight, c2.weight and 2 more as they were before sk.orthogonal" in text
+    optimizer = torch.optim.SGD(sk.optim.parameter_groups(net, lr=0.1))
+    sk.bake(net)
+    (text,) = said(net, optimizer, 3)
+    assert "the coordinates of c0.weight, c1.weight, c2.weight and 2 more as they were before sk.bake" in text
+
+
+def test_names_are_those_of_the_outermost_module_and_weights_without_one_are_named_by_their_class():
+    net, alone = convolutions(2), linear()
+    outer = nn.ModuleDict({"body": net})
+    optimizer = torch.optim.AdamW([*net.parameters(), *alone.parameters()], lr=0.1)
+    (text,) = said(alone, optimizer)
+    assert "'skew' of body.c0.weight, body.c1.weight, Linear.weight by" in text
+    assert outer
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_warning_points_to_the_line_that_calls_step(scheduled):
+    layer = linear()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    if scheduled:
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with pytest.warns(UserWarning, match="shrinks") as caught:
+        train(layer, optimizer)
+    assert caught[0].filename == __file__
 
 
 def test_decay_that_is_absent_or_asked_for_is_left_in_peace():
@@ -107,3 +189,8 @@ def test_models_without_orthogonal_weights_hear_nothing(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step(*([lambda: 0.0] if name == "LBFGS" else []))
+
+
+def test_decay_of_what_is_frozen_is_left_in_peace():
+    net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
+    assert said(net, torch.optim.AdamW(net.parameters())) == []

@@ -1,11 +1,13 @@
 """`OrthogonalRNN.from_torch`: a trained torch.nn.RNN goes on as an orthogonal one, or is refused whole."""
 
 import copy
+import operator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import stiefelkit as sk
@@ -132,12 +134,12 @@ REFLECTION = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
         (3, {}, errors.OptionError, "got int"),
         (nn.LSTM(3, 4).state_dict(), {}, errors.ShapeError, "weight_hh_l0 of shape (n, n), got (16, 4)"),
         (nn.GRU(3, 4).state_dict(), {}, errors.ShapeError, "weight_hh_l0 of shape (n, n), got (12, 4)"),
-        (nn.RNNCell(3, 4).state_dict(), {}, errors.CheckpointError, "got 'weight_ih'"),
+        (nn.RNNCell(3, 4).state_dict(), {}, errors.CheckpointError, "got that of a cell"),
         ({}, {}, errors.CheckpointError, "weight_hh_l0, got none"),
         (state(weight_hh_l0=None), {}, errors.CheckpointError, "weight_hh_l0, got none"),
         (state(bias_hh_l1=None), {}, errors.CheckpointError, "bias_hh_l1, got none"),
         (state(weight_ih_l3=torch.zeros(4, 4)), {}, errors.CheckpointError, "weight_hh_l2, got none"),
-        ({f"rnn.{key}": value for key, value in state().items()}, {}, errors.CheckpointError, "got 'rnn.weight_ih_l0'"),
+        ({f"rnn.{key}": value for key, value in state().items()}, {}, errors.CheckpointError, "one under 'rnn.'"),
         (state(weight_ih_l1=torch.zeros(4, 8)), {}, errors.ShapeError, "weight_ih_l1 of shape (4, 4), got (4, 8)"),
         (state(weight_ih_l0=torch.zeros(4)), {}, errors.ShapeError, "weight_ih_l0 of shape (4, m), got (4,)"),
         (state(bias_ih_l0=torch.zeros(5)), {}, errors.ShapeError, "bias_ih_l0 of shape (4,), got (5,)"),
@@ -145,7 +147,12 @@ REFLECTION = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
         (state(bias_ih_l0=torch.zeros(4, dtype=DOUBLE)), {}, errors.DtypeError, "one dtype"),
         (state(weight_hh_l1=SINGULAR * torch.nan), {}, errors.NonFiniteError, "finite entries in weight_hh_l1"),
         (state(weight_hh_l1=SINGULAR), {}, errors.RankError, "full rank in weight_hh_l1"),
-        (state(weight_hh_l0=REFLECTION), {"parametrization": "matrix_exp"}, errors.ImageError, "weight_hh_l0"),
+        (
+            state(weight_hh_l0=REFLECTION),
+            {"parametrization": "matrix_exp"},
+            errors.ImageError,
+            "weight_hh_l0",
+        ),
         (state(weight_hh_l0=REFLECTION), {"parametrization": "cayley", "negative": 0}, errors.ImageError, "_l0"),
         (state(), {"init": "haar"}, errors.OptionError, "init \"project\" or None, got 'haar'"),
         (state(), {"num_layers": 2}, errors.OptionError, "takes num_layers from its source"),
@@ -163,6 +170,11 @@ def test_what_cannot_be_taken_over_is_refused_in_one_sentence(source, options, e
     assert "\n" not in said
 
 
+MODEL: Any = nn.ModuleDict(
+    {"inner": nn.ModuleDict({"rnn": nn.RNN(3, 4, 2)}), "0": nn.RNN(3, 4), "head": nn.Linear(4, 2)}
+)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE, torch.bfloat16])
 def test_the_dtype_stays(dtype):
     taken: Any = OrthogonalRNN.from_torch(nn.RNN(3, 4, dtype=dtype))
@@ -175,12 +187,84 @@ def test_the_dtype_stays(dtype):
     [
         (nn.LSTM(3, 4), {}, errors.OptionError, r'got LSTM; use sk.models.create\("lstm", .*torch.nn.LSTMCell'),
         (nn.GRU(3, 4), {}, errors.OptionError, r'got GRU; use sk.models.create\("gru", .*torch.nn.GRUCell'),
+        (
+            nn.RNNCell(3, 4, nonlinearity="relu"),
+            {},
+            errors.OptionError,
+            r"got RNNCell; hand in .* nonlinearity='relu'\.",
+        ),
+        (nn.RNNCell(3, 4).state_dict(), {}, errors.CheckpointError, r'that of a cell; hand in \{f"\{key\}_l0"'),
+        (OrthogonalRNN(3, 4), {}, errors.OptionError, r"got OrthogonalRNN\."),
+        (
+            OrthogonalRNN(3, 4).state_dict(),
+            {},
+            errors.CheckpointError,
+            r"orthogonal already.*load_state_dict takes it\.",
+        ),
+        (MODEL, {}, errors.OptionError, r"got ModuleDict; hand in model\.inner\.rnn or model\.get_submodule\('0'\)\."),
+        (
+            MODEL.state_dict(),
+            {},
+            errors.CheckpointError,
+            r"with one under 'inner\.rnn\.', '0\.'; hand in model\.inner\.rnn,",
+        ),
+        (
+            nn.RNN(3, 4),
+            {"field": "complex"},
+            errors.OptionError,
+            r'it is real, .*OrthogonalRNN\(\.\.\., field="complex"\)',
+        ),
+        (
+            nn.RNN(3, 4),
+            {"bias": False},
+            errors.OptionError,
+            "takes bias from its source, got bias=False besides; leave it",
+        ),
         (nn.RNN(3, 4), {"activation": "relu"}, errors.OptionError, "besides; nonlinearity= asks for another"),
     ],
 )
 def test_what_is_refused_says_what_to_do(source, options, error, text):
     with pytest.raises(error, match=text):
         OrthogonalRNN.from_torch(source, **options)
+
+
+def test_what_the_refusals_name_is_taken():
+    OrthogonalRNN.from_torch(MODEL.inner.rnn)
+    OrthogonalRNN.from_torch({k.removeprefix("0."): w for k, w in MODEL.state_dict().items() if k.startswith("0.")})
+    cell = nn.RNNCell(3, 4, nonlinearity="relu")
+    nn.init.orthogonal_(cell.weight_hh)
+    taken = {f"{key}_l0": value for key, value in cell.state_dict().items()}
+    rnn = OrthogonalRNN.from_torch(taken, nonlinearity=cell.nonlinearity)
+    x = torch.randn(1, 2, 3)
+    assert torch.allclose(rnn(x)[1][0], cell(x[0]), atol=1e-5)
+
+
+def mask(rnn: nn.RNN, name: str) -> nn.Module:
+    return prune.random_unstructured(rnn, name, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("put", "what", "remove"),
+    [
+        (parametrizations.weight_norm, "weight_norm", "parametrize.remove_parametrizations"),
+        (parametrizations.spectral_norm, "a parametrization", "parametrize.remove_parametrizations"),
+        (parametrizations.orthogonal, "a parametrization", "parametrize.remove_parametrizations"),
+        (nn.utils.weight_norm, "weight_norm", "remove_weight_norm"),
+        (nn.utils.spectral_norm, "spectral_norm", "remove_spectral_norm"),
+        (mask, "a mask", "prune.remove"),
+    ],
+)
+def test_a_weight_under_something_is_told_what_removes_it(put, what, remove):
+    rnn = nn.RNN(3, 4, 2)
+    put(rnn, "weight_hh_l1")
+    text = f"needs plain weights, got weight_hh_l1 under {what}; torch.nn.utils.{remove}(rnn, 'weight_hh_l1') first."
+    for source in (rnn, rnn.state_dict()):
+        with pytest.raises(errors.CheckpointError) as caught:
+            OrthogonalRNN.from_torch(source)
+        assert str(caught.value) == f"OrthogonalRNN.from_torch {text}"
+    operator.attrgetter(remove)(nn.utils)(rnn, "weight_hh_l1")
+    OrthogonalRNN.from_torch(rnn)
 
 
 def test_a_matrix_without_a_nearest_frame_can_be_drawn():

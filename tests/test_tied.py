@@ -111,3 +111,13 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(other, error, text):
 def test_a_plain_weight_ties_nothing():
     with pytest.raises(errors.UnknownNameError, match=r"no orthogonal weight .*plain one; sk\.orthogonal"):
         sk.tie(nn.Linear(3, 3), "weight", nn.Linear(3, 3), "weight")
+
+
+@pytest.mark.parametrize("first", ["encoder", "decoder"])
+def test_one_that_is_baked_alone_comes_apart_with_a_warning(first):
+    net = Language()
+    (other,) = {"encoder", "decoder"} - {first}
+    with pytest.warns(UserWarning, match=f"{first}.weight and {other}.weight were one weight") as caught:
+        sk.bake(net, f"{first}.weight")
+    assert len(caught) == 1
+    assert list(sk.drift(net)) == [f"{other}.weight"]

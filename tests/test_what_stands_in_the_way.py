@@ -23,6 +23,12 @@ def holder(kind) -> Any:
     return layer
 
 
+def of_weight(w) -> Any:
+    layer: Any = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(w)
+    return layer
+
+
 STANDING = {
     "a buffer": lambda: holder("a buffer"),
     "a tensor": lambda: holder("a tensor"),
@@ -32,6 +38,7 @@ STANDING = {
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(3, 3)),
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(3, 3)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(3, 3)),
+    "sparse": lambda: of_weight(torch.eye(3).to_sparse()),
     "ours": lambda: sk.orthogonal(nn.Linear(3, 3), "weight", "householder"),
 }
 
@@ -55,6 +62,15 @@ def test_the_remedy_that_is_printed_works(kind, path):
     assert isinstance(layer._parameters["weight"], nn.Parameter)
     sk.orthogonal(model, f"{path}weight")
     assert list(sk.drift(model)) == [f"{path}weight"]
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_scales_its_rows_is_refused_with_a_remedy_that_works(kind):
+    model: Any = nn.Sequential(kind(5, 3, max_norm=0.5))
+    with pytest.raises(errors.OptionError, match=r"max_norm=0\.5, which scales rows") as caught:
+        sk.orthogonal(model, "0.weight", "stiefel")
+    exec(re.findall(r"; (.*) first\.$", str(caught.value))[0], {"model": model})
+    sk.orthogonal(model, "0.weight", "stiefel")
 
 
 def test_a_lazy_weight_is_asked_to_be_made_first():

@@ -4,9 +4,19 @@ Nothing here imports torch before a command runs, so that help comes at once: wh
 functions of the commands.
 """
 
+import _signal  # type: ignore[import-not-found]  # signal itself takes as long to import as all else before `main`
 import sys
 
 __all__ = ["main"]
+
+IS_PROGRAM = bool(sys.argv) and sys.argv[0].replace("\\", "/").endswith(
+    ("/stiefelkit", "/stiefelkit.exe", "/stiefelkit/__main__.py")
+)
+"""Whether the process is the command, and not one that imports it."""
+
+if IS_PROGRAM and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    # Until `interrupts.guard`, Ctrl-C ends the program without a word, where Python would print a traceback.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 TYPE_CHECKING = False
 
@@ -32,7 +42,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         from stiefelkit.cli import interrupts
 
         if is_program:
-            interrupts.guard()
+            interrupts.guard(IS_PROGRAM)
         return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
     except KeyboardInterrupt:
         from stiefelkit.cli.interrupts import STOPPED

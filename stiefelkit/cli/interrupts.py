@@ -1,6 +1,7 @@
 """Ctrl-C for the whole of a program: no traceback, wherever it comes.
 
-Imports next to nothing: until it has, a Ctrl-C is Python's.
+Imports next to nothing: until it has, a Ctrl-C ends the program without a word; while Python itself starts, and before
+it has found this package, it is Python's.
 """
 
 import os
@@ -18,14 +19,18 @@ __all__ = ["STOPPED", "guard", "ignore"]
 STOPPED = "Stopped at once; what was saved is kept."
 
 
-def guard() -> None:
+def guard(is_program: bool = False) -> None:
     """Lets Ctrl-C end the program at once while something is imported, and raise KeyboardInterrupt elsewhere.
 
     Libraries in C lose an exception that comes while they are imported, or print it, and no work is going on yet. One
     that comes in a destructor, where Python would print it and go on, ends the program too. A program that was started
     with SIGINT ignored, in the background of a script, goes on ignoring it.
+
+    Args:
+        is_program: whether the process is the command, for which Ctrl-C ended it without a word until now.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    held = signal.getsignal(signal.SIGINT)
+    if held is signal.default_int_handler or (is_program and held is signal.SIG_DFL):
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _unraisable
 

@@ -38,6 +38,8 @@ class OptionsFile:
         has_tasks = commands[:1] in (("train",), ("compare",))
         options = self.of_task(commands[-1]) if has_tasks else self.options
         for key in options:
+            if has_tasks and key in tasks.names():
+                raise OptionError(f"Option {key!r} in {self.source} needs a table of that task, got {options[key]!r}.")
             if key.replace("_", "-") not in known:
                 message = f"Command {' '.join(commands)!r} has no option {key!r}, which {self.source} sets"
                 raise OptionError(f"{message}{did_you_mean(key, {*known, *(tasks.names() if has_tasks else ())})}")

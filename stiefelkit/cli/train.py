@@ -40,7 +40,9 @@ def _train(
     cls: type[Task], options: dict[str, Any], model: str | None, settings: Settings, out: Path | None, resuming: bool
 ) -> int:
     if model is None and not (resuming and out):
-        raise OptionError("Training needs a model, got none; name one with --model.")
+        raise OptionError(
+            "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
+        )
     from stiefelkit.training.config import Config
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.summary import summarise

@@ -15,8 +15,8 @@ class Function(torch.autograd.Function):
     """An autograd.Function with `setup_context` and a generated vmap rule.
 
     Where it has a `tangent`, which is what torch calls `jvp`, forward mode works as well, over and under reverse mode.
-    Batched gradients (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)`) go through
-    `torch.vmap`.
+    Batched gradients and tangents (`torch.autograd.grad(..., is_grads_batched=True)`, `jacobian(vectorize=True)` of
+    either strategy) go through `torch.vmap`.
     """
 
     generate_vmap_rule = True
@@ -29,7 +29,7 @@ class Function(torch.autograd.Function):
             return
         own: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
         if hasattr(cls, "tangent"):
-            own["jvp"] = staticmethod(cls.tangent)  # type: ignore[attr-defined]
+            own["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
         cls._eager = type(cls.__name__, (cls,), own)
         cls._eager._eager = cls._eager  # type: ignore[attr-defined]
 
@@ -74,7 +74,7 @@ def _refuse_nested_forward_mode() -> None:
 
 
 def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a backward take gradients that torch.autograd has batched, which know few operations, through torch.vmap."""
+    """Has a backward, or a tangent, take what torch.autograd has batched, which knows few operations, by torch.vmap."""
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *gradients: Any) -> Any:

@@ -71,7 +71,7 @@ def _factor(who: str, x: Tensor, well_conditioned: bool) -> Tensor:
         raise DtypeError(f"{who} needs a floating or complex tensor, got {getattr(x, 'dtype', type(x).__name__)}.")
     if x.dim() < 2:
         raise ShapeError(f"{who} needs matrices of shape (*, n, p), got shape {tuple(x.shape)}.")
-    exact = x.to(working_dtype(x.dtype))
+    exact = x.to(working_dtype(x.dtype)).resolve_conj()
     if x.shape[-2] < x.shape[-1]:
         found = _Polar.apply(exact.mH.resolve_conj(), who, well_conditioned).mH.resolve_conj()  # type: ignore[union-attr]
     else:

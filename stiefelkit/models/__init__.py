@@ -65,7 +65,7 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     sizes = {"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size}
     for key, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+            raise OptionError(f"{name} needs an integer {key} >= 1, got {value!r}.")
     if options.get("parametrization") == "none":  # the command line has no None
         options["parametrization"] = None
     if "batch_first" in options:

@@ -7,11 +7,13 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
+from stiefelkit.functional._onnx import is_exported
+from stiefelkit.functional._scan.onnx import exported_gates
 from stiefelkit.models.parts import Map, each
-from stiefelkit.nn.layers import check_stack
+from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["FrameGates", "gated"]
+__all__ = ["FrameGates", "gated", "run"]
 
 Kind = type[nn.LSTM] | type[nn.GRU]
 
@@ -31,6 +33,7 @@ def gated(
     """
     check_stack(kind.__name__, **stack)
     if parametrization is not None:
+        check_dropout(kind.__name__, stack["num_layers"], stack["dropout"])
         return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)
     if options:
         raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
@@ -42,6 +45,22 @@ def gated(
         nn.init.zeros_(b)
         nn.init.zeros_(second).requires_grad_(False)
     return rnn
+
+
+def run(rnn: nn.Module, x: Tensor) -> Any:
+    """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written."""
+    if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(each) != 4 for each in rnn.all_weights):
+        return rnn(x)
+    return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
+
+
+def _exported(rnn: Any, weights: Any, is_lstm: bool, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+    if rnn.training and rnn.dropout:
+        raise OptionError(
+            "torch.onnx.export needs a net that drops nothing, got dropout in training; call eval() first."
+        )
+    out, h_n, c_n = exported_gates(x.transpose(0, 1), weights, is_lstm=is_lstm, directions=1 + rnn.bidirectional)
+    return out.transpose(0, 1), (h_n, c_n) if is_lstm else h_n
 
 
 class FrameGates(nn.Module):
@@ -94,13 +113,23 @@ class FrameGates(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
         """Runs the net over (B, T, m); returns states and last states as torch's layers do."""
-        zero = x.new_zeros(len(self._suffixes), len(x), self.hidden_size)
+        zero = x.new_zeros(len(self._suffixes), x.shape[0], self.hidden_size)
         weights = []
         for suffix in self._suffixes:
             bias = getattr(self, f"bias_ih{suffix}")
             w = getattr(self, f"weight_hh{suffix}").flatten(0, 1)
-            weights += [getattr(self, f"weight_ih{suffix}"), w, bias, torch.zeros_like(bias)]
-        stack = (weights, True, self.num_layers, self.dropout, self.training, self.bidirectional, True)
+            weights.append([getattr(self, f"weight_ih{suffix}"), w, bias, torch.zeros_like(bias)])
+        if is_exported():
+            return _exported(self, weights, self.is_lstm, x)
+        stack = (
+            [w for own in weights for w in own],
+            True,
+            self.num_layers,
+            self.dropout,
+            self.training,
+            self.bidirectional,
+            True,
+        )
         if self.is_lstm:
             out, h_n, c_n = torch.lstm(x, (zero, zero), *stack)
             return out, (h_n, c_n)

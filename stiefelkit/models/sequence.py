@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import skew_size
 from stiefelkit.host import carriers
+from stiefelkit.models.gates import run
 
 __all__ = ["SequenceModel", "count_parameters"]
 
@@ -49,7 +50,7 @@ class SequenceModel(nn.Module):
                 "SequenceModel needs a tensor (batch, time, features), got a PackedSequence; give it to model.rnn and "
                 "the data of what comes out to model.output."
             )
-        states, last = self.rnn(x)
+        states, last = run(self.rnn, x)
         if last_only:
             h_n = last[0] if isinstance(last, tuple) else last
             states = torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]

@@ -32,7 +32,7 @@ class GORU(Layers):
         activation: a name in `stiefelkit.functional.ACTIVATIONS`.
         bias: whether there are biases.
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
-        dropout: probability with which outputs between layers are zeroed in training.
+        dropout: probability with which outputs between layers are zeroed in training; one layer has none, and warns.
         bidirectional: whether a second direction runs from the end.
         trainable_h0: whether the first state is a parameter, used when no h_0 is given.
         backend: what runs the recurrence, as in `stiefelkit.functional.goru_scan`.

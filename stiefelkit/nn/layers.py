@@ -10,18 +10,27 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.nn.recurrent import Field, Recurrent, require_flags
+from stiefelkit.notices import warn_caller
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["Layers", "check_stack"]
+__all__ = ["Layers", "check_dropout", "check_stack"]
 
 
 def check_stack(name: str, *, num_layers: Any, bidirectional: Any, dropout: Any) -> None:
     """Raises OptionError unless layers can be stacked like that."""
     require_flags(name, bidirectional=bidirectional)
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise OptionError(f"{name} needs num_layers >= 1, got {num_layers!r}.")
+        raise OptionError(f"{name} needs an integer num_layers >= 1, got {num_layers!r}.")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise OptionError(f"{name} needs dropout between 0 and 1, got {dropout!r}.")
+
+
+def check_dropout(name: str, num_layers: int, dropout: float) -> None:
+    """Warns, as torch does, of a dropout that does nothing."""
+    if dropout and num_layers == 1:
+        warn_caller(
+            f"{name} has dropout={dropout:g} and one layer: dropout acts between layers, so that nothing is dropped."
+        )
 
 
 class Layers(Recurrent, ABC):
@@ -70,6 +79,7 @@ class Layers(Recurrent, ABC):
         )
         require_flags(self._name, batch_first=batch_first)
         check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
+        check_dropout(self._name, num_layers, dropout)
         self.num_layers, self.dropout, self.bidirectional = num_layers, dropout, bidirectional
         self.batch_first = batch_first
         self._directions = ("", "_reverse") if bidirectional else ("",)

@@ -80,7 +80,7 @@ class Recurrent(nn.Module):
         name = self._name
         for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise OptionError(f"{name} needs {key} >= 1, got {value!r}.")
+                raise OptionError(f"{name} needs an integer {key} >= 1, got {value!r}.")
         require_flags(name, bias=bias, trainable_h0=trainable_h0)
         if field not in ("real", "complex"):
             raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
@@ -188,7 +188,10 @@ class Recurrent(nn.Module):
             # Expanded part by part: ONNX repeats no complex tensors.
             parts = [part.expand(batch, -1) for part in getattr(self, f"h0{suffix}").chunk(1 + self.is_complex)]
             h_0 = _paired(*parts) if self.is_complex else parts[0]
-        return w.new_zeros(batch, self.hidden_size) if h_0 is None else h_0.to(w.dtype)
+        if h_0 is not None:
+            return h_0.to(w.dtype)
+        zero = w.real.new_zeros(batch, self.hidden_size)  # ONNX makes no complex ones
+        return _paired(zero, zero) if self.is_complex else zero
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""

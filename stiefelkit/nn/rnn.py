@@ -78,7 +78,7 @@ class OrthogonalRNN(_Scanned, Layers):
         nonlinearity: torch's name of `activation`; one of both is given.
         bias: whether there is a bias; modReLU without one is the identity, and the net linear.
         batch_first: whether input and output are (B, T, .) rather than (T, B, .).
-        dropout: probability with which outputs between layers are zeroed in training.
+        dropout: probability with which outputs between layers are zeroed in training; one layer has none, and warns.
         bidirectional: whether a second direction runs from the end.
         device: of the parameters.
         dtype: real dtype of the parameters; the complex field uses its complex counterpart.
@@ -133,7 +133,8 @@ class OrthogonalRNN(_Scanned, Layers):
 
         Raises:
             OptionError: the source is no torch.nn.RNN (an LSTM, a GRU, a cell), or an option is unknown.
-            CheckpointError, ShapeError, DtypeError: a state dict is not that of an nn.RNN.
+            CheckpointError, ShapeError, DtypeError: a state dict is not that of an nn.RNN, or a weight is under a norm,
+                a mask or a parametrization.
             NonFiniteError, RankError: a recurrent matrix has no nearest frame.
             NotAFrameError: with init=None, a recurrent matrix is no frame.
             ImageError: the map does not reach the frame.
@@ -148,7 +149,11 @@ class OrthogonalRNN(_Scanned, Layers):
         found = read(who, source)
         for key in options:
             if key in (*found.options, "activation", "field"):
-                remedy = "; nonlinearity= asks for another one" if key == "activation" else ""
+                remedy = {
+                    "activation": "; nonlinearity= asks for another one",
+                    "field": "; it is real, and a complex net begins with a draw: sk.nn.OrthogonalRNN(..., "
+                    'field="complex")',
+                }.get(key, "; leave it out")
                 raise OptionError(f"{who} takes {key} from its source, got {key}={options[key]!r:.80} besides{remedy}.")
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
         given = {key: value for key, value in asked.items() if value is not None}

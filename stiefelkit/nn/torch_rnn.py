@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from stiefelkit.errors import (
     CheckpointError,
@@ -20,11 +21,21 @@ from stiefelkit.errors import (
 )
 from stiefelkit.host import carrier_of
 from stiefelkit.metrics import orthogonality_error
-from stiefelkit.names import instead_of
+from stiefelkit.names import Place, instead_of
 
 __all__ = ["TorchRNN", "fill_", "read"]
 
 _KEY = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
+_CHANGED = re.compile(rf"(?:parametrizations\.)?({_KEY.pattern})(_g|_mask|_u|\.original\d?)")
+_REMOVERS = {
+    "_g": ("weight_norm", "remove_weight_norm"),
+    "_mask": ("a mask", "prune.remove"),
+    "_u": ("spectral_norm", "remove_spectral_norm"),
+    ".original": ("a parametrization", "parametrize.remove_parametrizations"),
+    ".original0": ("weight_norm", "parametrize.remove_parametrizations"),
+    ".original1": ("weight_norm", "parametrize.remove_parametrizations"),
+}
+"""Endings of the entries that torch's norms, masks and parametrizations keep; what they are, and what ends them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,8 @@ def read(who: str, source: object) -> TorchRNN:
 
     Raises:
         OptionError: it is neither, or its weights are on the meta device.
-        CheckpointError: a key is missing, or is none of an nn.RNN.
+        CheckpointError: a key is missing, or is none of an nn.RNN, as those of a whole model; or a weight has a
+            norm, a mask or a parametrization.
         ShapeError: the shapes do not belong together, as those of an LSTM do not.
         DtypeError: a weight is no tensor, or they are not of one real dtype.
         NonFiniteError: a recurrent weight holds NaN or infinity.
@@ -62,12 +74,15 @@ def read(who: str, source: object) -> TorchRNN:
     options: dict[str, Any] = {"nonlinearity": "tanh", "batch_first": False, "dropout": 0.0}
     if isinstance(source, nn.RNN):
         options = {key: getattr(source, key) for key in options}
+        _check_plain(who, source.state_dict())
         state: dict[Any, Any] = dict(source.named_parameters(recurse=False))
     elif isinstance(source, Mapping):
         state = dict(source)
+        _check_plain(who, state)
+        _check_whole(who, state)
     else:
-        remedy = f"; use {instead_of(source)}" if isinstance(source, nn.LSTM | nn.GRU) else ""
-        raise OptionError(f"{who} needs a torch.nn.RNN or its state dict, got {type(source).__name__}{remedy}.")
+        kind = type_before_parametrizations(source) if isinstance(source, nn.Module) else type(source)
+        raise OptionError(f"{who} needs a torch.nn.RNN or its state dict, got {kind.__name__}{_instead_of(source)}.")
     matches = {key: _KEY.fullmatch(key) if isinstance(key, str) else None for key in state}
     for key, match in matches.items():
         if match is None:
@@ -87,6 +102,56 @@ def read(who: str, source: object) -> TorchRNN:
         {key: value.requires_grad for key, value in state.items()} if isinstance(source, nn.RNN) else {},
         source.training if isinstance(source, nn.RNN) else True,
     )
+
+
+def _instead_of(source: object) -> str:
+    """The remedy for a module that is no nn.RNN."""
+    if isinstance(source, nn.LSTM | nn.GRU):
+        return f"; use {instead_of(source)}"
+    if isinstance(source, nn.RNNCell):
+        return f"; {_OF_CELL} and nonlinearity={source.nonlinearity!r}"
+    if isinstance(source, nn.Module):
+        found = [
+            Place(f"{name}.x", module, "x") for name, module in source.named_modules() if isinstance(module, nn.RNN)
+        ]
+        return f"; hand in {' or '.join([place.expression for place in found[:2]])}" if found else ""
+    return ""
+
+
+_OF_CELL = 'hand in {f"{key}_l0": value for key, value in cell.state_dict().items()}'
+
+
+def _check_plain(who: str, state: Mapping[Any, Any]) -> None:
+    """Raises CheckpointError if a weight is worked out from others."""
+    for key in state:
+        if isinstance(key, str) and key.startswith("parametrizations.") and key.endswith("._extra_state"):
+            raise CheckpointError(
+                f"{who} needs the state dict of a torch.nn.RNN, got one whose weights are orthogonal already; "
+                "load_state_dict takes it."
+            )
+    for key in state:
+        match = _CHANGED.fullmatch(key) if isinstance(key, str) else None
+        if match is not None:
+            what, remover = _REMOVERS[match[match.lastindex or 0]]
+            raise CheckpointError(
+                f"{who} needs plain weights, got {match[1]} under {what}; torch.nn.utils.{remover}(rnn, {match[1]!r}) "
+                "first."
+            )
+
+
+def _check_whole(who: str, state: Mapping[Any, Any]) -> None:
+    """Raises CheckpointError for the state dict of a cell, or of a model with nets inside."""
+    keys = [key for key in state if isinstance(key, str)]
+    if "weight_hh" in keys:
+        raise CheckpointError(f"{who} needs the state dict of a torch.nn.RNN, got that of a cell; {_OF_CELL}.")
+    paths = [key.removesuffix(".weight_hh_l0") for key in keys if key.endswith(".weight_hh_l0")]
+    if paths:
+        first = Place(f"{paths[0]}.x", nn.Module(), "x")
+        inside = ", ".join([repr(f"{path}.") for path in paths[:3]]) + (", ..." if len(paths) > 3 else "")
+        raise CheckpointError(
+            f"{who} needs the state dict of one torch.nn.RNN, got that of a model with one under {inside}; hand in "
+            f"{first.expression}, or its entries without the prefix."
+        )
 
 
 def _check_tensors(who: str, state: Mapping[str, Any]) -> None:

@@ -40,8 +40,8 @@ def frames(
     Raises:
         NotAFrameError: the columns of a tensor are not orthonormal.
         ShapeError: a tensor is no tall or square matrix.
-        OptionError: no manifold has this name, a tensor is no leaf that requires grad, is given twice, is in half
-            precision or shares its memory.
+        OptionError: there is no tensor, no manifold has this name, a tensor is no leaf that requires grad, is given
+            twice, is in half precision or shares its memory.
         DtypeError: something is no tensor.
 
     >>> import torch, stiefelkit as sk
@@ -55,6 +55,8 @@ def frames(
     members: list[Any] = [params]
     if isinstance(params, Iterable) and not isinstance(params, Tensor | str | nn.Module):
         members = list(params)
+    if not members:
+        raise OptionError("sk.optim.frames needs a frame or several, got none.")
     for p in members:
         if not isinstance(p, Tensor):
             raise DtypeError(

@@ -31,6 +31,13 @@ def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
     state, groups = given.get("state"), given.get("param_groups")
     if not isinstance(state, Mapping) or not isinstance(groups, list):
         raise CheckpointError(f'{name} needs a state dict with "state" and a list "param_groups", got another object.')
+    frames = any(group["manifold"] is not None for group in optimizer.param_groups)
+    if frames and groups and not any(isinstance(group, Mapping) and "manifold" in group for group in groups):
+        raise CheckpointError(
+            f"{name} needs a state dict of an optimizer of frames, whose groups name a manifold, got one of an "
+            f"optimizer that moves everything freely, as torch.optim.{optimizer.plain.__name__}; load the model alone, "
+            f"and let {name} begin with a state of its own."
+        )
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
     known: set[Any] = set()

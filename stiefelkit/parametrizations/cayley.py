@@ -304,9 +304,10 @@ class Cayley(OrthogonalParam):
         rounded = cayley(skew.to(coordinate_dtype(self.dtype)), n, p, signs=signs)
         difference = torch.linalg.matrix_norm(rounded - w).max().item()
         if not difference <= self.return_bound:
+            got = f"that comes back {difference:.2g} away" if math.isfinite(difference) else "that has"
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "
-                f"det D if it is square), got one that comes back {difference:.2g} away; without negative= it fits."
+                f"det D if it is square), got one {got}; without negative= it fits."
             )
 
 

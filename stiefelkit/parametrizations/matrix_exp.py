@@ -16,7 +16,7 @@ from stiefelkit.functional import (
     tall_logarithm,
 )
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam, Traits, coordinate_dtype
+from stiefelkit.param import OrthogonalParam, Traits, coarser, coordinate_dtype, frame_tolerance
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
 
 __all__ = ["MatrixExp"]
@@ -142,14 +142,17 @@ class MatrixExp(OrthogonalParam):
             )
         return (pack_skew(a),), {}
 
-    def project(self, weight: Tensor) -> Tensor:
-        """The nearest frame; where that has determinant -1, out of reach, the nearest rotation."""
-        q = self.nearest(weight)
-        reflects = torch.zeros(()) if self.traits.onto else torch.linalg.det(q) < 0
-        if reflects.any():
-            u, _, vh = torch.linalg.svd(weight.to(working_dtype(self.dtype)))
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The nearest frame; where that is a reflection, out of reach, the nearest rotation of what was no frame."""
+        q = super().nearest(weight)
+        if self.traits.onto:
+            return q
+        tolerance = frame_tolerance(self.shape[-1], coarser(weight.dtype, torch.float32))
+        turned = (torch.linalg.det(q) < 0) & (orthogonality_error(weight) > tolerance)
+        if turned.any():
+            u, _, vh = torch.linalg.svd(weight.to(q.dtype))
             u[..., -1] *= torch.linalg.det(u @ vh).sign()[..., None]
-            q = torch.where(reflects[..., None, None], u @ vh, q)
+            q = torch.where(turned[..., None, None], u @ vh, q)
         return q
 
     def initial(

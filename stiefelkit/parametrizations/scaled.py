@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype
+from stiefelkit.dtypes import coarser, coordinate_dtype
 from stiefelkit.errors import NotAFrameError, OptionError
 from stiefelkit.metrics import working_dtype
-from stiefelkit.param import OrthogonalParam, Traits
+from stiefelkit.param import OrthogonalParam, Traits, scale_of
 
 __all__ = ["GAIN", "Scaled"]
 
@@ -147,16 +147,17 @@ class Scaled(OrthogonalParam):
         self.check_tensor(w)
         gain = self._gain_of(w)
         if gain == 0:
-            raise NotAFrameError(f'{self.title} with gain="learned" needs a frame times a number, got zero.')
+            raise NotAFrameError(
+                f'{self.title} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
+                "plain one, which may be zero."
+            )
         frame = w.to(working_dtype(w.dtype)) / gain
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
         try:
             own = self.inner.right_inverse(frame)
         except NotAFrameError as error:
-            raise NotAFrameError(
-                f"{self.title} with a gain needs a frame times {float(gain):.6g}; of the weight divided by it: {error}"
-            ) from error
+            raise NotAFrameError(self._in_words(w)) from error
         return self._joined(own, gain)
 
     def error_bound(self, *coordinates: Tensor) -> float:
@@ -191,6 +192,24 @@ class Scaled(OrthogonalParam):
             return math.nan
         s = torch.linalg.svdvals(exact)
         return (s.max() + s.min()) / 2
+
+    def _in_words(self, w: Tensor) -> str:
+        """Why a weight is refused: it is a frame times another number, or times none."""
+        given = coarser(self.dtype, w.dtype)
+        digits = 7 if torch.finfo(given).eps > 1e-9 else 15
+        needs = f'{self.title} with gain="learned" needs a frame times a number'
+        if self.gain is not None:
+            needs = f"{self.title} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
+        scale = scale_of(w, given)
+        if scale is not None and self.gain is not None:
+            return (
+                f"{needs}, got one times {scale:.{digits}g}; assign w * ({self.gain:.{digits}g} / {scale:.{digits}g}), "
+                f'or sk.bake the weight and make it orthogonal with gain={scale:.{digits}g} or gain="learned".'
+            )
+        low, high = [s.item() for s in torch.aminmax(torch.linalg.svdvals(w.to(working_dtype(w.dtype))))]
+        gain = "any number" if self.gain is None else f"{self.gain:.{digits}g}"
+        nearest = f"assign sk.functional.nearest_frame(w) times {gain}; " if low > 1e-6 * high else ""
+        return f"{needs}, got singular values from {low:.3g} to {high:.3g}; {nearest}after sk.bake a weight may be any."
 
     def _gain_along(self, q: Tensor, weight: Tensor) -> float | Tensor:
         """The gain that brings the frames Q as near as can be to a weight of which they are the polar factor."""

@@ -10,7 +10,7 @@ from torch._higher_order_ops.scan import scan as higher_order_scan
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._activations import find_activation
 
-__all__ = ["exported_goru", "exported_scan"]
+__all__ = ["exported_gates", "exported_goru", "exported_scan"]
 
 
 def exported_scan(
@@ -76,11 +76,58 @@ def exported_goru(
     return None if last_only else out, last
 
 
+def exported_gates(
+    x: Tensor, weights: Sequence[Sequence[Tensor]], *, is_lstm: bool, directions: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs torch's LSTM or GRU, which torch itself writes for one number of steps, from zero states.
+
+    Args:
+        x: (T, B, m).
+        weights: [U, W, b, b'] of every layer and direction, as torch names them.
+        is_lstm: whether there are four gates, or three.
+        directions: 1 or 2.
+
+    Returns:
+        The outputs, the last h and, of an LSTM, the last c.
+    """
+    (x,), last = _constant(x), []
+    for k in range(0, len(weights), directions):
+        found = [_gates(x, _constant(*each), is_lstm, i > 0) for i, each in enumerate(weights[k : k + directions])]
+        x = torch.cat([out for out, _ in found], dim=-1)
+        last += [h for _, h in found]
+    h, *c = torch.stack(last).chunk(2 if is_lstm else 1, dim=-1)
+    return x, h, c[0] if is_lstm else h
+
+
+def _gates(x: Tensor, weights: Sequence[Tensor], is_lstm: bool, reverse: bool) -> tuple[Tensor, Tensor]:
+    u, w, bias, second = weights
+    n, wt = w.shape[-1], w.mT.contiguous()
+
+    def lstm(state: Tensor, row: Tensor) -> Tensor:
+        h, c = state.chunk(2, dim=-1)
+        i, f, g, o = (row + second + h @ wt).chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.cat([torch.sigmoid(o) * torch.tanh(c), c], dim=-1)
+
+    def gru(h: Tensor, row: Tensor) -> Tensor:
+        moved = h @ wt + second
+        r, z = torch.sigmoid(row[:, : 2 * n] + moved[:, : 2 * n]).chunk(2, dim=-1)
+        new = torch.tanh(row[:, 2 * n :] + r * moved[:, 2 * n :])
+        return new + z * (h - new)
+
+    zero = x.new_zeros(x.shape[1], (1 + is_lstm) * n)
+    out, last = _run(lstm if is_lstm else gru, x @ u.mT + bias, zero, reverse)
+    return out[..., :n], last
+
+
 def _run(step: Callable[[Tensor, Tensor], Tensor], rows: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     def combine(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         h = step(h, row)
         return h, h.clone()
 
+    if not torch.compiler.is_dynamo_compiling() and not all(isinstance(size, int) for size in rows.shape):
+        # torch compiles its scan; what it has kept of an export at fixed sizes would fix those of this one.
+        torch._dynamo.reset()
     last, out = higher_order_scan(combine, h0, rows.flip(0) if reverse else rows)
     return (out.flip(0) if reverse else out), last
 

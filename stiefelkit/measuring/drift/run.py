@@ -3,6 +3,7 @@
 import contextlib
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -168,7 +169,9 @@ def _started(
         layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
     else:
         orthogonal(layer, "weight", method, init=available()[method].schemes[0])
-    optimizer = optimizers.get(plan.optimizer)(parameter_groups(layer, lr=plan.lr))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* holds no frame")  # as of most maps, on purpose
+        optimizer = optimizers.get(plan.optimizer)(parameter_groups(layer, lr=plan.lr))
 
     def step(g: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
