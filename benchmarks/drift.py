@@ -7,15 +7,15 @@ import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite
 from stiefelkit import models
 from stiefelkit.errors import OptimizerError
-from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.drift.plan import Plan
-from stiefelkit.experiments.drift.run import run
-from stiefelkit.experiments.frame_optimizers import own_optimizers
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.session import Session
-from stiefelkit.experiments.tasks import create
-from stiefelkit.experiments.threads import threads
+from stiefelkit.measuring.drift.plan import DriftPlan
+from stiefelkit.measuring.drift.run import run
+from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.metrics import bits_lost
+from stiefelkit.training.config import Config
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.session import Session
+from stiefelkit.training.tasks import create
+from stiefelkit.training.threads import threads
 
 N = 64
 FRAME_OPTIMIZER = "multiplicative_cayley"
@@ -65,9 +65,9 @@ class Frames(Suite):
         if method in own_optimizers():
             trained, optimizer = ("stiefel", method) if weights == "bfloat16" else (method, optimizer)
         try:
-            plan = Plan(methods=(trained,), optimizer=optimizer, **options)
+            plan = DriftPlan(methods=(trained,), optimizer=optimizer, **options)
         except OptimizerError:
-            plan = Plan(methods=(trained,), optimizer=FRAME_OPTIMIZER, **options)
+            plan = DriftPlan(methods=(trained,), optimizer=FRAME_OPTIMIZER, **options)
         with threads(1):
             worst = run(plan, trained, N, N).worst
         # asv takes NaN for a cell that was left out

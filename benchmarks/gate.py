@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.suite import MODES, VARIABLE, Suite, mode
-from stiefelkit.experiments.files import write_atomically
+from stiefelkit.training.files import write_atomically
 
 BASELINE = Path(__file__).with_name("baseline.json")
 ALLOWED_BITS = 0.5

@@ -4,15 +4,16 @@ import torch
 
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, size_of
-from stiefelkit.experiments.bench.allocations import peak_bytes
-from stiefelkit.experiments.bench.contenders import OPERATIONS, members
-from stiefelkit.experiments.bench.memory import growth
-from stiefelkit.experiments.bench.parametrizations import Plan
-from stiefelkit.experiments.bench.recurrence import CASES, LOSSES
-from stiefelkit.experiments.bench.recurrence import Plan as ScanPlan
-from stiefelkit.experiments.bench.recurrences import LOOP
-from stiefelkit.experiments.threads import threads
+from stiefelkit.measuring.growth.allocations import peak_bytes
+from stiefelkit.measuring.races.contenders import OPERATIONS, members
+from stiefelkit.measuring.races.frame_plans import ParametrizationRace
+from stiefelkit.measuring.races.process_memory import resident_bytes
+from stiefelkit.measuring.races.recurrences import LOOP
+from stiefelkit.measuring.races.scan import LOSSES
+from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.scan import BACKENDS
+from stiefelkit.training.threads import threads
 
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}
 STEPS = 784
@@ -33,7 +34,7 @@ class Parametrizations(Suite):
         member, size, device = cell
         n, p = size_of(size)
         name, precision = member.removesuffix(")").split(" (")
-        plan = Plan(members=(name,), precisions=(precision,), sizes=((n, p),), device=device)
+        plan = ParametrizationRace(members=(name,), precisions=(precision,), sizes=((n, p),), device=device)
         problem = plan.problem(n, p)
         with threads(1):
             entry = plan.contenders()[member].enter(problem)
@@ -62,8 +63,8 @@ class Scan(Suite):
 
     def measure(self, *cell: str) -> float:
         case, contender, loss, device = cell
-        drawn = ScanPlan(cases=(CASES[case],), device=device).drawn(CASES[case])
-        return growth(drawn, contender, loss, contender == LOOP)
+        drawn = ScanRace(cases=(CASES[case],), device=device).drawn(CASES[case])
+        return resident_bytes(drawn, contender, loss, contender == LOOP)
 
     def track_peak(self, *cell: str) -> float:
         return self.figure

@@ -2,11 +2,14 @@
 
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
-from stiefelkit.experiments.bench import optimizers, parametrizations, recurrence
-from stiefelkit.experiments.bench.contenders import members
-from stiefelkit.experiments.bench.peers import peers
-from stiefelkit.experiments.bench.recurrences import recurrence_peers
-from stiefelkit.experiments.frame_optimizers import peer_optimizers
+from stiefelkit.measuring.moved_frames import peer_optimizers
+from stiefelkit.measuring.races import optimizers, parametrizations, scan
+from stiefelkit.measuring.races.contenders import members
+from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.peers import peers
+from stiefelkit.measuring.races.recurrences import recurrence_peers
+from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.races.scan_plan import ScanRace
 
 SIZES = {
     "64x64": "quick",
@@ -40,7 +43,7 @@ class Parametrizations(Suite):
     def measure(self, *cell: str) -> float:
         member, operation, size, device = cell
         name, precision = member.removesuffix(")").split(" (")
-        plan = parametrizations.Plan(
+        plan = ParametrizationRace(
             members=(name,),
             precisions=(precision,),
             operations=(operation,),
@@ -49,7 +52,7 @@ class Parametrizations(Suite):
             device=device,
             **patience(),
         )
-        missing = parametrizations.missing_peers(plan)
+        missing = plan.missing_peers()
         if missing:
             raise NotImplementedError(f"the best peer is known only with {' and '.join(missing)}; install it")
         (heat,) = parametrizations.heats(plan)
@@ -63,7 +66,7 @@ class Optimizers(Suite):
     """A step of an optimizer of frames beside geoopt's Riemannian SGD."""
 
     unit = "ratio"
-    axes = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(PLACES))
+    axes = (tuple(OptimizerRace().contenders()), tuple(SIZES), tuple(PLACES))
     param_names = ("optimizer", "size", "device")
 
     def level(self, *cell: str) -> str:
@@ -76,7 +79,7 @@ class Optimizers(Suite):
         optimizer, size, device = cell
         name, precision = optimizer.removesuffix(")").split(" (")
         yardsticks = [peer for peer, found in peer_optimizers.available().items() if found.yardstick]
-        plan = optimizers.Plan(
+        plan = OptimizerRace(
             optimizers=(name, *yardsticks),
             precisions=(precision,),
             sizes=(size_of(size),),
@@ -94,7 +97,7 @@ class Scan(Suite):
     """The scan beside one other recurrence; torch's layers are of another kind, and have as many units."""
 
     unit = "ratio"
-    axes = (tuple(recurrence.CASES), tuple(recurrence_peers.names()), tuple(PLACES))
+    axes = (tuple(CASES), tuple(recurrence_peers.names()), tuple(PLACES))
     param_names = ("case", "peer", "device")
 
     def level(self, *cell: str) -> str:
@@ -105,10 +108,8 @@ class Scan(Suite):
 
     def measure(self, *cell: str) -> float:
         case, peer, device = cell
-        plan = recurrence.Plan(
-            cases=(recurrence.CASES[case],), backends=("auto",), rivals=(peer,), device=device, **patience()
-        )
-        (heat,) = recurrence.heats(plan)
+        plan = ScanRace(cases=(CASES[case],), backends=("auto",), named_peers=(peer,), device=device, **patience())
+        (heat,) = scan.heats(plan)
         return _inverse(row_of(heat, heat.rows, peer).time_over_ours)
 
     def track_ratio(self, *cell: str) -> float:

@@ -1,7 +1,9 @@
 """Time of the scan, forward and backward, in the four cases of `stiefelkit bench scan`, over that of its LIMIT."""
 
 from benchmarks.suite import PLACES, Suite, patience, row_of
-from stiefelkit.experiments.bench.recurrence import CASES, LOSSES, Plan, heats
+from stiefelkit.measuring.races.scan import LOSSES, heats
+from stiefelkit.measuring.races.scan_cases import CASES
+from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.scan import BACKENDS
 
 
@@ -20,7 +22,7 @@ class Scan(Suite):
 
     def measure(self, *cell: str) -> float:
         case, backend, loss, device = cell
-        plan = Plan(cases=(CASES[case],), backends=(backend,), device=device, **patience())
+        plan = ScanRace(cases=(CASES[case],), backends=(backend,), device=device, **patience())
         (heat,) = heats(plan)
         name = f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
         return row_of(heat, heat.rows, name).limit_units

@@ -2,8 +2,9 @@
 
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
-from stiefelkit.experiments.bench import optimizers, parametrizations
-from stiefelkit.experiments.bench.contenders import members
+from stiefelkit.measuring.races import optimizers, parametrizations
+from stiefelkit.measuring.races.contenders import members
+from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
 
 SIZES = {"64x64": "quick", "256x256": "quick", "2048x32": "quick", "512x512": "full", "1024x1024": "full"}
 """Name of a size to the mode that measures it."""
@@ -32,7 +33,7 @@ class Parametrizations(Suite):
     def measure(self, *cell: str) -> float:
         member, operation, size, dtype, device = cell
         name, precision = member.removesuffix(")").split(" (")
-        plan = parametrizations.Plan(
+        plan = ParametrizationRace(
             members=(name,),
             precisions=(precision,),
             operations=(operation,),
@@ -52,7 +53,7 @@ class Optimizers(Suite):
     """One step of an optimizer that moves the frame itself."""
 
     unit = "g"
-    axes = (tuple(optimizers.Plan().contenders()), tuple(SIZES), tuple(DTYPES), tuple(PLACES))
+    axes = (tuple(OptimizerRace().contenders()), tuple(SIZES), tuple(DTYPES), tuple(PLACES))
     param_names = ("optimizer", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:
@@ -62,7 +63,7 @@ class Optimizers(Suite):
     def measure(self, *cell: str) -> float:
         optimizer, size, dtype, device = cell
         name, precision = optimizer.removesuffix(")").split(" (")
-        plan = optimizers.Plan(
+        plan = OptimizerRace(
             optimizers=(name,),
             precisions=(precision,),
             sizes=(size_of(size),),

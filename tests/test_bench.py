@@ -1,11 +1,8 @@
-"""The race: who takes part, what is compared with what, and a fair clock. No test asserts a time."""
+"""The race: who takes part, and what is compared with what. No test asserts a time."""
 
 import dataclasses
-import gc
 import importlib.util
-import itertools
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,14 +12,12 @@ import stiefelkit as sk
 from stiefelkit import errors, registry
 from stiefelkit import parametrizations as maps
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import course, measure, parametrizations, peers
-from stiefelkit.experiments.bench.contenders import OPERATIONS, Contender
-from stiefelkit.experiments.bench.measure import FEWEST, WARM_UPS, Timing, race
-from stiefelkit.experiments.bench.parametrizations import Plan, heats
-from stiefelkit.experiments.bench.problem import Problem
-from stiefelkit.experiments.bench.rows import Row
-from stiefelkit.functional import cayley, pack_skew
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.measuring.races import course, peers
+from stiefelkit.measuring.races.clock import race
+from stiefelkit.measuring.races.contenders import OPERATIONS, Contender
+from stiefelkit.measuring.races.frame_plans import ParametrizationRace
+from stiefelkit.measuring.races.parametrizations import heats
+from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.testing import seeds
 
 KEYS = [
@@ -33,105 +28,14 @@ GEOTORCH = importlib.util.find_spec("geotorch") is not None
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 
 
-def plan(**changes) -> Plan:
-    return Plan(**{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+def plan(**changes) -> ParametrizationRace:
+    return ParametrizationRace(
+        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
+    )
 
 
-def contender(row: Row) -> str:
+def contender(row: FrameRow) -> str:
     return row.contender.partition(" (")[0]
-
-
-class Watch:
-    """A clock that is told what each version takes, and writes down who ran."""
-
-    def __init__(self, **seconds):
-        self.seconds, self.samples = seconds, []
-        self.versions = {name: (lambda name=name: self.ran.append(name)) for name in seconds}
-        self.ran: list[str] = []
-
-    def __call__(self, run, calls):
-        before = len(self.ran)
-        for _ in range(calls):
-            run()
-        name = self.ran[-1]
-        assert len(self.ran) == before + calls
-        self.samples.append(name)
-        took = self.seconds[name]
-        return calls * (took.pop(0) if isinstance(took, list) else took)
-
-    @property
-    def measured(self):
-        """Samples after the warm-up."""
-        return self.samples[WARM_UPS * len(self.seconds) :]
-
-
-# The measuring core
-
-
-def test_a_timing_is_the_median_of_the_samples_per_call():
-    warm = [1.0] * WARM_UPS
-    watch = Watch(a=[*warm, 5.0, 1.0, 90.0], b=[*warm, 2.0, 2.0, 4.0])
-    found = race(watch.versions, watch, repeats=3, seconds=9)
-    assert list(found) == ["a", "b"]
-    assert [found[name].median for name in "ab"] == [5.0, 2.0]
-    assert found["a"] == Timing((5.0, 1.0, 90.0))
-
-
-def test_every_round_has_one_sample_of_each_version_and_the_order_changes():
-    watch = Watch(a=0.01, b=0.02, c=0.03)
-    race(watch.versions, watch, repeats=20, seconds=9)
-    rounds = [tuple(watch.measured[i : i + 3]) for i in range(0, 60, 3)]
-    assert all(set(each) == {"a", "b", "c"} for each in rounds)
-    assert len(set(rounds)) > 2
-
-
-def test_a_slow_version_gets_fewer_samples_spread_over_the_rounds():
-    watch = Watch(slow=1.0, quick=0.01)
-    found = race(watch.versions, watch, repeats=40, seconds=0.5)
-    assert {name: len(timing.samples) for name, timing in found.items()} == {"slow": FEWEST, "quick": 40}
-    places = [i for i, name in enumerate(watch.measured) if name == "slow"]
-    assert max(later - earlier for earlier, later in itertools.pairwise(places)) <= 2 + 40 // FEWEST
-
-
-def test_a_quick_version_is_called_many_times_for_one_sample():
-    watch = Watch(quick=1e-5)
-    found = race(watch.versions, watch, repeats=3)
-    assert len(watch.ran) == WARM_UPS + 3 * 100
-    assert found["quick"].median == pytest.approx(1e-5)
-
-
-def test_no_more_repeats_than_asked_for_even_when_few():
-    watch = Watch(slow=1.0)
-    assert len(race(watch.versions, watch, repeats=1, seconds=0.1)["slow"].samples) == 1
-
-
-def test_the_collector_is_off_while_the_clock_runs_and_back_after_it():
-    states = []
-    race({"a": lambda: states.append(gc.isenabled())}, repeats=2)
-    assert states
-    assert not any(states)
-    assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError):
-        race({"a": lambda: 1 / 0})
-    assert gc.isenabled()
-
-
-def test_the_cpu_clock_counts_the_work_and_calls_as_often_as_told():
-    calls = []
-    assert measure.cpu_seconds(lambda: calls.append(1), 3) >= 0
-    assert len(calls) == 3
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_race_on_a_gpu():
-    for heat in heats(plan(device="cuda")):
-        assert all(row.seconds > 0 for row in heat.rows)
-
-
-def test_the_unit_of_a_tall_frame_is_its_product_with_a_square_one():
-    for batch, shape in ((1, (5, 3)), (4, (4, 5, 3))):
-        assert measure.product_of(5, 3, batch, torch.complex64, torch.device("cpu"))().shape == shape
 
 
 # Who takes part
@@ -144,6 +48,13 @@ def own_registry(monkeypatch):
     return own
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_race_on_a_gpu():
+    for heat in heats(plan(device="cuda")):
+        assert all(row.seconds > 0 for row in heat.rows)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
     for heat in heats(plan(dtype=dtype, peers=False, operations=tuple(OPERATIONS))):
@@ -151,7 +62,7 @@ def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
         left_out = {name.partition(" (")[0] for name in heat.left_out}
         assert raced | left_out == set(sk.available())
         for name in left_out:
-            unsupported = sk.available()[name].supports((4, 4), course.DTYPES[dtype]) is not None
+            unsupported = sk.available()[name].supports((4, 4), getattr(torch, dtype)) is not None
             assert unsupported or (name, heat.operation) == ("stiefel", "step")
         assert all(row.ratio_to_best_peer is None for row in heat.rows)
 
@@ -184,7 +95,7 @@ def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
     own_registry.register("mine", Mine)
     table = peers.peers.copy()
     table.register("theirs", dataclasses.replace(peers.peers.get("torch_solve"), family="mine"))
-    monkeypatch.setattr(parametrizations, "peers", table)
+    monkeypatch.setattr(peers, "peers", table)
     (heat,) = heats(plan(members=("mine",), precisions=("exact",), operations=("forward",)))
     assert [row.contender for row in heat.rows] == ["mine (exact)", "theirs"]
     assert heat.rows[0].ratio_to_best_peer is not None
@@ -210,7 +121,7 @@ def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own
         def forward(self, skew, phase=None):
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(parametrizations, "peers", registry.Registry("", "peer", {"bad": Contender("cayley", broken)}))
+    monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"bad": Contender("cayley", broken)}))
     (heat,) = heats(plan(members=("cayley",), operations=("forward",)))
     assert heat.left_out == {"bad": "not implemented for 'Matrix'"}
     own_registry.register("broken", Broken)
@@ -240,122 +151,10 @@ def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
         entry = solve.enter(problem)
         return dataclasses.replace(entry, weight=lambda: sum(entry.parameters) * float("nan"))
 
-    monkeypatch.setattr(parametrizations, "peers", registry.Registry("", "peer", {"x": Contender("cayley", poisoned)}))
+    monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"x": Contender("cayley", poisoned)}))
     (heat,) = heats(plan(members=("cayley",), precisions=("exact",), operations=("forward",)))
     assert [(row.contender, row.ratio_to_best_peer) for row in heat.rows] == [("cayley (exact)", None), ("x", None)]
     assert heat.rows[1].error_over_limit is None
-
-
-def test_peers_stand_under_the_family_of_the_map_that_they_compute():
-    families = {name: peer.family for name, peer in peers.peers.available().items()}
-    for name, family in families.items():
-        named = [known for known in ("cayley", "householder", "matrix_exp") if known in name]
-        assert named in ([family], [])
-    assert {name for name in families if families[name] == "givens"} == {"layer_loop"}
-    assert {name for name in families if families[name] == "stiefel"} == {"geoopt_canonical", "geoopt_euclidean"}
-    assert families["torch_solve"] == "cayley"
-    assert Counter(families.values()) == {"cayley": 4, "householder": 3, "matrix_exp": 4, "givens": 1, "stiefel": 2}
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("size", [(7, 7), (7, 3), (1, 1), (2, 1)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
-    n, p = size
-    problem = Problem(n, p, batch, dtype, seed=seeds.seed())
-    g = problem.gradient()
-    for name, peer in peers.peers.available().items():
-        if peer.package and not GEOTORCH:
-            continue
-        if dtype.is_complex and (peer.family in ("householder", "stiefel") or peer.package):
-            with pytest.raises(errors.DtypeError, match="real dtype"):
-                peer.enter(problem)
-            continue
-        entry = peer.enter(Problem(n, p, batch, dtype, seed=seeds.seed()))
-        w = entry.weight()
-        assert w.shape == problem.shape, name
-        assert w.dtype == dtype
-        # torch's reflectors with a base are no frame in some draws of 2 x 1, which is what a race then shows.
-        if name != "torch_orthogonal_householder_base":
-            assert orthogonality_error(w).max() <= 100 * rounding_limit(p, dtype), name
-        kept = g.clone()
-        for operation in peer.operations:
-            OPERATIONS[operation](entry, g)()
-        assert torch.equal(g, kept)
-        assert entry.weight().isfinite().all(), name
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("size", [(6, 6), (6, 2)])
-def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
-    n, p = size
-    x = Problem(n, p, seed=seeds.seed(), dtype=dtype).tangent()
-    a = x - torch.cat([x[:p].mH, x.new_zeros(n - p, p)])
-    phase = torch.zeros(p, dtype=torch.float64) if dtype.is_complex else None
-    ours = cayley(pack_skew(a[:p], a[p:]), n, p, phase=phase)
-    found = {
-        name: peers.peers.get(name).enter(Problem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
-        for name in ("torch_solve", "torch_orthogonal_cayley")
-    }
-    assert torch.allclose(found["torch_solve"], ours, atol=1e-12)
-    # torch maps by the inverse transform, which is that of -A: the same size of problem
-    inverse = cayley(pack_skew(-a[:p], -a[p:]), n, p, phase=phase)
-    assert torch.allclose(found["torch_orthogonal_cayley"], inverse, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
-    n = 200
-    problem, twin = (Problem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
-    x = twin.tangent()
-    peer = torch.linalg.matrix_norm(x - x.mH, 2)
-    layer = parametrizations.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
-    a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
-    assert 1.8 < peer < 2.2
-    assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2
-
-
-def test_both_householder_peers_multiply_the_same_reflectors():
-    names = ("torch_householder_product", "torch_orthogonal_householder")
-    problems = [Problem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
-    one, other = (peers.peers.get(name).enter(p).weight() for name, p in zip(names, problems, strict=True))
-    assert torch.allclose(one, other, atol=1e-12)
-
-
-def test_the_product_of_fewer_reflectors_is_theirs():
-    entry = peers.peers.get("torch_householder_product").enter(
-        Problem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
-    )
-    below = entry.parameters[0].detach().tril(-1)
-    assert below.shape == (6, 2)
-    eye = torch.eye(6, dtype=torch.float64)
-    first, second = (eye - 2 * torch.outer(u, u) / (u @ u) for u in (eye[:, :2] + below).mT)
-    assert torch.allclose(entry.weight(), (first @ second)[:, :4], atol=1e-12)
-
-
-def test_the_layer_loop_is_the_product_of_its_rotations():
-    loop = peers.peers.get("layer_loop").enter(Problem(3, 3, seed=seeds.seed(), dtype=torch.float64))
-    (theta,) = loop.parameters
-
-    def rotation(i, t):
-        r = torch.eye(3, dtype=torch.float64)
-        r[i, i] = r[i + 1, i + 1] = t.cos()
-        r[i + 1, i] = t.sin()
-        r[i, i + 1] = -t.sin()
-        return r
-
-    first, second, third = theta.detach()
-    expected = rotation(0, third) @ rotation(1, second) @ rotation(0, first)
-    assert torch.allclose(loop.weight(), expected, atol=1e-14)
-
-
-def test_the_layer_loop_leaves_other_meshes_and_too_much_memory_alone():
-    loop = peers.peers.get("layer_loop")
-    with pytest.raises(errors.OptionError, match="brickwall"):
-        loop.enter(Problem(4, 4, options={"layout": "fft"}))
-    with pytest.raises(errors.OptionError, match="2 GiB"):
-        loop.enter(Problem(4096, 4096))
-    assert loop.enter(Problem(4, 4, options={"layers": 2})).parameters[0].shape == (3,)
 
 
 def test_a_race_uses_the_threads_asked_for_and_gives_them_back():
@@ -393,7 +192,7 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
     assert bench("--sizes 4,5x2 --peers --operations step,forward --json rows.json", *QUICK) == 0
     rows = json.loads(Path("rows.json").read_text())
     assert all(list(row) == KEYS for row in rows)
-    assert [field.name for field in dataclasses.fields(Row)] == KEYS
+    assert [field.name for field in dataclasses.fields(FrameRow)] == KEYS
     heats_in_order = list(dict.fromkeys((row["operation"], row["n"], row["p"]) for row in rows))
     assert heats_in_order == [("forward", 4, 4), ("step", 4, 4), ("forward", 5, 2), ("step", 5, 2)]
     assert {(row["batch"], row["dtype"], row["device"]) for row in rows} == {(1, "float32", "cpu")}

@@ -8,9 +8,10 @@ import torch
 
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import optimizers
-from stiefelkit.experiments.bench.optimizers import GRADIENTS, Plan, heats
-from stiefelkit.experiments.frame_optimizers import MovedFrame, own_optimizers, peer_optimizers
+from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, peer_optimizers
+from stiefelkit.measuring.races import optimizers
+from stiefelkit.measuring.races.frame_plans import OptimizerRace
+from stiefelkit.measuring.races.optimizers import GRADIENTS, heats
 from stiefelkit.testing import seeds
 
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
@@ -25,8 +26,10 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
 
 
-def plan(**changes) -> Plan:
-    return Plan(**{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+def plan(**changes) -> OptimizerRace:
+    return OptimizerRace(
+        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
+    )
 
 
 def bench(words: str, *more: str) -> int:
@@ -173,11 +176,12 @@ def test_precisions_that_an_optimizer_has_not_are_left_out(monkeypatch):
         def __init__(self, params, lr):
             super().__init__(params, lr=lr)
 
-    from stiefelkit.experiments import config, frame_optimizers
+    from stiefelkit.measuring import moved_frames
     from stiefelkit.registry import Registry
+    from stiefelkit.training import config
 
     table = Registry("nobody.home", "optimizer", {"plain": Plain})
-    monkeypatch.setattr(frame_optimizers, "optimizers", table)
+    monkeypatch.setattr(moved_frames, "optimizers", table)
     assert config.optimizers is not table
     assert plan().contenders() == {"plain (exact)": "plain:exact"}
     with pytest.raises(errors.OptionError, match="needs an optimizer in precision"):

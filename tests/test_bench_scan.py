@@ -2,46 +2,42 @@
 
 import dataclasses
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import memory, recurrence
-from stiefelkit.experiments.bench.memory import growth
-from stiefelkit.experiments.bench.recurrence import CASES, LOSSES, Case, Plan, heats
-from stiefelkit.experiments.bench.recurrence_problem import Sequences, read_case
-from stiefelkit.experiments.bench.recurrences import (
+from stiefelkit.measuring.races import process_memory
+from stiefelkit.measuring.races import scan as scan_race
+from stiefelkit.measuring.races.process_memory import resident_bytes
+from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.measuring.races.recurrences import (
     LOOP,
-    backward,
-    fast_backends,
-    limit,
-    ours,
     picked_backend,
     recurrence_peers,
 )
-from stiefelkit.experiments.bench.rows import RecurrenceRow
-from stiefelkit.experiments.bench.training_step import whole_and_scan
-from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.scan import activations, find_activation
+from stiefelkit.measuring.races.rows import ScanRow
+from stiefelkit.measuring.races.scan import LOSSES, heats
+from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, read_case
+from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.races.training_step import whole_and_scan
+from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds
 
-REAL = Case("real", T=6, n=4, B=3, m=2, matched=5)
-COMPLEX = Case("complex", T=5, n=4, B=3, is_complex=True)
+REAL = ScanCase("real", T=6, n=4, B=3, m=2, matched=5)
+COMPLEX = ScanCase("complex", T=5, n=4, B=3, is_complex=True)
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 TWO = "T=4,n=3,B=2"
 
 
-def plan(**changes) -> Plan:
-    return Plan(**{"seed": seeds.seed(), "cases": (REAL,), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
+def plan(**changes) -> ScanRace:
+    return ScanRace(**{"seed": seeds.seed(), "cases": (REAL,), "repeats": 2, "seconds": 1e-3, "peers": True, **changes})
 
 
-def float64(case: Case, activation: str = "modrelu") -> Sequences:
+def float64(case: ScanCase, activation: str = "modrelu") -> Sequences:
     return Sequences(case, activation, torch.float64)
 
 
@@ -59,112 +55,15 @@ def test_the_cases_are_those_of_the_papers_and_a_wide_one():
 
 
 def test_a_case_of_ones_own_is_read_from_words():
-    assert read_case("T=784, n=170,B=128,m=3,complex") == Case("custom", 784, 170, 128, 3, True)
-    assert read_case("B=2,n=3,T=4") == Case("custom", 4, 3, 2)
+    assert read_case("T=784, n=170,B=128,m=3,complex") == ScanCase("custom", 784, 170, 128, 3, True)
+    assert read_case("B=2,n=3,T=4") == ScanCase("custom", 4, 3, 2)
 
 
 def test_cases_left_out_are_those_that_the_activation_can_do():
-    assert [case.name for case in Plan().cases] == ["A", "B", "C", "D"]
-    assert [case.name for case in Plan(activation="tanh").cases] == ["A", "B", "C"]
+    assert [case.name for case in ScanRace().cases] == ["A", "B", "C", "D"]
+    assert [case.name for case in ScanRace(activation="tanh").cases] == ["A", "B", "C"]
     with pytest.raises(errors.DtypeError, match="Complex states"):
-        Plan(activation="tanh", cases=(CASES["D"],))
-
-
-@pytest.mark.parametrize("case", [REAL, COMPLEX])
-def test_weights_are_drawn_as_the_help_says(case):
-    drawn = Sequences(dataclasses.replace(case, n=300))
-    assert orthogonality_error(drawn.w) <= 1.2 * rounding_limit(300, drawn.w.dtype) + torch.finfo(torch.float32).eps
-    assert drawn.bias.abs().max() <= 0.01
-    assert bool((drawn.bias > 0).any()) == case.is_complex
-    assert drawn.x.shape == (case.T, case.B, case.m)
-    assert not drawn.x.requires_grad
-    assert not drawn.h0.any()
-    g = drawn.gradient(300, drawn.w.dtype)
-    assert g is drawn.gradient(300, drawn.w.dtype)
-    assert 0.9 < g.abs().square().mean() * 300 < 1.1
-    assert torch.equal(Sequences(dataclasses.replace(case, n=300)).w, drawn.w)
-
-
-# Who takes part
-
-
-@pytest.mark.parametrize("activation", activations.names())
-@pytest.mark.parametrize("case", [REAL, COMPLEX])
-def test_our_scan_and_the_loop_compute_the_same_states_and_gradients(case, activation):
-    if case.is_complex and find_activation(activation, False).of_complex() is None:
-        return
-    drawn = float64(case, activation)
-    entries = {name: enter(drawn) for name, enter in ours(["reference", *fast_backends(drawn)]).items()}
-    entries[LOOP] = recurrence_peers.get(LOOP)(drawn)
-    for loss in LOSSES:
-        found = {name: backward(entry, drawn, loss)() for name, entry in entries.items()}
-        for name, gradients in found.items():
-            assert len(gradients) == 3
-            for one, other in zip(gradients, found[LOOP], strict=True):
-                assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), (name, loss)
-    for entry in entries.values():
-        assert torch.allclose(entry.sequence()[-1], entry.last_state())
-        assert [tuple(p.shape) for p in entry.parameters] == [(4, 4), (4, case.m), (4,)]
-
-
-@pytest.mark.parametrize("case", [REAL, COMPLEX])
-def test_torchs_layers_have_as_many_units_as_a_state_has_numbers_or_as_the_papers_match(case):
-    drawn = float64(case)
-    widths = {"torch_rnn": 4, "torch_lstm": 4} if case is REAL else {"torch_rnn": 8, "torch_lstm": 8}
-    widths |= {"torch_lstm_matched": 5} if case is REAL else {}
-    for name, width in widths.items():
-        entry = recurrence_peers.get(name)(drawn)
-        assert (entry.width, entry.dtype) == (width, torch.float64)
-        assert entry.sequence().shape == (case.T, case.B, width)
-        assert torch.equal(entry.sequence()[-1], entry.last_state())
-        assert all(g.isfinite().all() for loss in LOSSES for g in backward(entry, drawn, loss)())
-    if case is COMPLEX:
-        with pytest.raises(errors.OptionError, match="no LSTM with case complex"):
-            recurrence_peers.get("torch_lstm_matched")(drawn)
-
-
-def test_torchs_rnn_takes_the_activation_if_it_has_it():
-    for activation, nonlinearity in (("relu", torch.relu), ("tanh", torch.tanh), ("modrelu", torch.tanh)):
-        drawn = float64(dataclasses.replace(REAL, T=1), activation)
-        entry = recurrence_peers.get("torch_rnn")(drawn)
-        u, _, b, c = entry.parameters
-        assert torch.allclose(entry.sequence()[0], nonlinearity(drawn.x[0] @ u.mT + b + c))
-
-
-class Products(TorchDispatchMode):
-    """Counts matrix products by their sizes."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen: Counter[tuple[int, int, int]] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.partition(".")[0]
-        if name in ("addmm", "addmm_", "mm"):
-            a, b = args[-2:]
-            self.seen[(a.shape[0], a.shape[1], b.shape[1])] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("case", [REAL, COMPLEX])
-def test_the_limit_is_the_products_that_no_scan_can_do_without(case):
-    n, rows = 4 * (1 + case.is_complex), case.T * case.B
-    run = limit(Sequences(case))
-    with Products() as products:
-        run()
-        run()
-    assert products.seen == {(case.B, n, n): 4 * case.T, (n, rows, n): 2}
-
-
-def test_the_backends_that_race_are_the_fast_ones_that_can():
-    assert fast_backends(Sequences(REAL)) == ["inplace"]
-    (heat,) = heats(plan(backends=("reference", "cuda_graphs", "inplace"), peers=False))
-    assert {row.contender for row in heat.rows} == {
-        "scan (reference)",
-        "scan (reference), last state",
-        "scan (inplace)",
-    }
-    assert "GPU" in heat.left_out["scan (cuda_graphs)"]
+        ScanRace(activation="tanh", cases=(CASES["D"],))
 
 
 @pytest.mark.parametrize("case", [REAL, COMPLEX])
@@ -182,7 +81,7 @@ def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
         raise RuntimeError("no kernel\nand a long trace")
 
     table: dict[str, Any] = {"theirs": recurrence_peers.get(LOOP), "broken": broken}
-    monkeypatch.setattr(recurrence, "recurrence_peers", registry.Registry("nobody.home", "peer", table))
+    monkeypatch.setattr(scan_race, "recurrence_peers", registry.Registry("nobody.home", "peer", table))
     (heat,) = heats(plan())
     assert {row.contender for row, is_peer in zip(heat.rows, heat.is_peer, strict=True) if is_peer} == {"theirs"}
     assert heat.left_out == {"broken": "no kernel"}
@@ -201,7 +100,7 @@ def test_a_row_is_its_time_over_the_limit_and_over_that_of_the_scan_that_auto_pi
             assert row.time_over_ours == row.seconds / seconds[picked]
         order = [(is_peer, row.seconds) for row, is_peer in zip(heat.rows, heat.is_peer, strict=True)]
         assert order == sorted(order)
-    monkeypatch.setattr(recurrence, "picked_backend", lambda drawn: "another")
+    monkeypatch.setattr(scan_race, "picked_backend", lambda drawn: "another")
     (heat,) = heats(plan(backends=("reference", "inplace")))
     seconds = {row.contender: row.seconds for row in heat.rows}
     fastest = min(seconds["scan (reference)"], seconds["scan (inplace)"])
@@ -262,11 +161,11 @@ def test_a_training_step_trains_and_its_time_is_compared_with_the_scan():
 
 
 def test_our_scan_needs_at_most_half_the_memory_of_the_loop():
-    drawn = Sequences(Case("custom", T=256, n=64, B=64))
+    drawn = Sequences(ScanCase("custom", T=256, n=64, B=64))
     unit = 256 * 64 * 64 * 4
     for loss in LOSSES:
-        ours_grows = growth(drawn, "inplace", loss, is_peer=False)
-        loop_grows = growth(drawn, LOOP, loss, is_peer=True)
+        ours_grows = resident_bytes(drawn, "inplace", loss, is_peer=False)
+        loop_grows = resident_bytes(drawn, LOOP, loss, is_peer=True)
         assert loop_grows > 4 * unit
         assert ours_grows <= loop_grows / 2
 
@@ -274,10 +173,10 @@ def test_our_scan_needs_at_most_half_the_memory_of_the_loop():
 def test_what_cannot_be_measured_says_why(monkeypatch):
     drawn = Sequences(REAL)
     with pytest.raises(errors.OptionError, match="no LSTM"):
-        growth(Sequences(COMPLEX), "torch_lstm_matched", "sequence", is_peer=True)
-    monkeypatch.setattr(memory.sys, "executable", "false")
+        resident_bytes(Sequences(COMPLEX), "torch_lstm_matched", "sequence", is_peer=True)
+    monkeypatch.setattr(process_memory.sys, "executable", "false")
     with pytest.raises(errors.OptionError, match="it ended with code 1"):
-        growth(drawn, "inplace", "sequence", is_peer=False)
+        resident_bytes(drawn, "inplace", "sequence", is_peer=False)
 
 
 def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
@@ -289,7 +188,7 @@ def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
             raise errors.OptionError("no room.")
         return 7 if loss == "sequence" else 3
 
-    monkeypatch.setattr(recurrence, "growth", fake)
+    monkeypatch.setattr(scan_race, "resident_bytes", fake)
     (heat,) = heats(plan(memory=True))
     figures = {row.contender: (row.memory_sequence, row.memory_last_state) for row in heat.rows}
     assert figures["scan (inplace)"] == figures[LOOP] == (7, 3)
@@ -319,11 +218,11 @@ def bench(words: str, *more: str) -> int:
 
 
 def test_the_command_prints_tables_and_writes_rows(capsys, monkeypatch):
-    monkeypatch.setattr(recurrence, "growth", lambda *arguments: 2_000_000)
+    monkeypatch.setattr(scan_race, "resident_bytes", lambda *arguments: 2_000_000)
     assert bench(f"--case {TWO},complex --peers --memory --json rows.json", *QUICK) == 0
     shown = capsys.readouterr().out
     rows = json.loads(Path("rows.json").read_text())
-    assert all(list(row) == [field.name for field in dataclasses.fields(RecurrenceRow)] for row in rows)
+    assert all(list(row) == [field.name for field in dataclasses.fields(ScanRow)] for row in rows)
     assert all(row["contender"] in shown for row in rows)
     assert "custom: complex, T = 4, n = 3, B = 2, m = 1" in shown
     assert "peak memory" in shown
@@ -355,7 +254,7 @@ def test_the_command_takes_activations_backends_and_dtypes(capsys):
 
 def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatch):
     plans = []
-    monkeypatch.setattr(recurrence, "heats", lambda plan, watch: plans.append(plan) or iter(()))
+    monkeypatch.setattr(scan_race, "heats", lambda plan, watch: plans.append(plan) or iter(()))
     for words in ("--cases D,A --case T=1,n=1,B=1", "--case T=1,n=1,B=1", "", "--activation relu"):
         bench(words)
     names = [[case.name for case in plan.cases] for plan in plans]

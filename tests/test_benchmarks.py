@@ -17,9 +17,9 @@ import stiefelkit as sk
 from benchmarks import drift, gate, memory, peers, scan, step_time
 from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
 from stiefelkit import errors, models
-from stiefelkit.experiments.bench import recurrence
-from stiefelkit.experiments.bench.recurrence import CASES
-from stiefelkit.experiments.frame_optimizers import own_optimizers
+from stiefelkit.measuring.moved_frames import own_optimizers
+from stiefelkit.measuring.races.scan import ScanHeat
+from stiefelkit.measuring.races.scan_cases import CASES, ScanCase
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.scan import BACKENDS
 
@@ -148,7 +148,7 @@ def test_cells_that_a_member_refuses_are_left_out_with_its_reason():
 
 
 def test_a_row_that_is_missing_says_why():
-    heat = recurrence.Heat(CASES["A"], "forward_backward", 1.0, [], [], {"loop": "it is too slow."})
+    heat = ScanHeat(CASES["A"], "forward_backward", 1.0, [], [], {"loop": "it is too slow."})
     with pytest.raises(NotImplementedError, match="it is too slow"):
         row_of(heat, heat.rows, "loop")
 
@@ -215,7 +215,7 @@ def test_figures_of_small_frames_are_positive_and_finite(monkeypatch, suite, cel
     ],
 )
 def test_figures_of_short_sequences_are_finite(monkeypatch, suite, cell):
-    monkeypatch.setitem(CASES, "A", recurrence.Case("A", T=8, n=4, B=2))
+    monkeypatch.setitem(CASES, "A", ScanCase("A", T=8, n=4, B=2))
     for module in (scan, peers):
         monkeypatch.setattr(module, "patience", lambda: {"repeats": 2, "seconds": 1e-3})
     assert 0 <= tracked(suite, cell) < math.inf

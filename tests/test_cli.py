@@ -1,12 +1,8 @@
 """The laws of the command line: user errors are one sentence with exit code 2, and leave nothing behind."""
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +10,10 @@ import pytest
 
 import stiefelkit
 from stiefelkit.cli import main
-from stiefelkit.experiments import checkpoint
-from stiefelkit.experiments.config import optimizers
-from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers
-from stiefelkit.experiments.session import Session
+from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
+from stiefelkit.optim import optimizers
 from stiefelkit.testing import seeds
+from stiefelkit.training.session import Session
 
 SMALL = (
     f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
@@ -160,34 +155,6 @@ def test_numbers_of_options_are_kept_as_they_are() -> None:
     assert config("run")["options"] == {"negative": 3}
 
 
-def test_an_existing_run_is_refused_and_a_finished_one_left_alone(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    assert "--resume" in refused(f"{TRAIN} --out {finished}", capsys)
-    assert main(["train", "copying", "--out", str(finished), "--resume"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert main([*TRAIN.split(), "--out", str(finished), "--resume"]) == 0
-    assert "hidden_size" in refused(f"train copying --out {finished} --resume --hidden-size 7", capsys)
-    assert "task" in refused(f"train digits --out {finished} --resume", capsys)
-    assert "T = 2" in refused(f"train copying --out {finished} --resume --T 3", capsys)
-    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
-
-
-def test_a_damaged_run_is_refused_in_one_sentence(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(finished, "run")
-    for path in checkpoint.checkpoints(Path("run/checkpoints")):
-        (path / checkpoint.STATE).unlink()
-    assert "missing" in refused("train copying --out run --resume", capsys)
-    Path("run/log.jsonl").write_text("garbage\n")
-    assert "line 1" in refused("plot run", capsys)
-    Path("run/log.jsonl").unlink()
-    assert "log.jsonl" in refused("plot run", capsys)
-    Path("run/config.json").write_text("{")
-    assert "config.json" in refused("plot run", capsys)
-    assert "config.json" in refused("train copying --out run --resume", capsys)
-
-
 def test_a_place_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("mine")
     for words in (f"{TRAIN} --out file/run", "compare copying --models lstm --out file"):
@@ -211,46 +178,6 @@ def test_errors_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Session, "advance", broken)
     with pytest.raises(IndexError, match="a bug"):
         main(f"{TRAIN} --out run".split())
-
-
-def test_compare_trains_prints_draws_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"compare copying --models scornn,lstm {SMALL} --out runs".split()
-    assert main(words) == 0
-    table = capsys.readouterr().out
-    assert "scornn" in table
-    assert [line for line in table.splitlines() if "lstm" in line][-1].rstrip(" │").endswith("-")
-    names = {path.name for path in Path("runs").iterdir()}
-    assert names == {"scornn", "lstm", "learning.png", "orthogonality.png", "summary.json"}
-    assert "--resume" in refused(" ".join(words), capsys)
-    shutil.rmtree("runs/lstm")
-    assert main([*words, "--resume"]) == 0
-    again = capsys.readouterr().out
-    assert "scornn is finished" in again
-    assert "lstm" in again
-    assert main("plot runs --out plots".split()) == 0
-    assert {path.name for path in Path("plots").iterdir()} == {"learning.png", "orthogonality.png"}
-    assert main("plot runs/lstm".split()) == 0
-    assert Path("runs/lstm/learning.png").exists()
-
-
-def test_runs_of_different_tasks_are_not_drawn_together(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = "--T 4 --train-size 30 --test-size 20"
-    words = f"train adding --seed {seeds.seed()} --model lstm {data} --hidden-size 5 --steps 2 --batch-size 8"
-    assert main([*words.split(), "--out", "other"]) == 0
-    assert "one task" in refused(f"plot {finished} other", capsys)
-
-
-def test_drift_prints_draws_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "drift --steps 12 --sizes 3,4 --out drift"
-    assert main(words.split()) == 0
-    table = capsys.readouterr().out
-    assert "cayley" in table
-    assert "unconstrained" in table
-    record = json.loads(Path("drift/drift.json").read_text())
-    assert record["curves"][0]["steps"][-1] == 12
-    assert Path("drift/drift.png").read_bytes().startswith(b"\x89PNG")
-    assert "drift.json" in refused(words, capsys)
-    assert main("drift --steps 3 --sizes 3 --dtype complex128 --methods cayley --out complex".split()) == 0
 
 
 def test_list_names_every_parametrization_optimizer_model_and_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,15 +213,6 @@ def test_options_for_frames_are_refused_where_there_are_none(option: str, capsys
     assert f"needs a frame to act on for {option.split()[0]}, got 'scornn'" in refused(words, capsys)
 
 
-def test_the_full_capacity_urnn_learns_to_add(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--T 5 --hidden-size 16 --steps 300 --eval-every 150 --test-size 200 --out run"
-    assert main(["train", "adding", "--model", "full_urnn", *words.split()]) == 0
-    assert config("run")["rates"] == {"stiefel": 1e-3}
-    lines = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["kind"] == "test"]
-    assert losses[-1] < 1 / 12, losses
-
-
 @pytest.mark.parametrize("words", ["--version", "-v"])
 def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([words]) == 0
@@ -316,33 +234,11 @@ import sys, types
 sys.modules["stiefelkit"] = package = types.ModuleType("stiefelkit")
 package.__path__ = [{str(package)!r}]
 from stiefelkit.cli import main
-assert main(["--help"]) == 0
+for words in ("", "train adding", "compare", "drift", "bench", "bench growth", "report", "plot", "plot gradients"):
+    assert main([*words.split(), "--help"]) == 0
 assert not {{"torch", "matplotlib", "sklearn", "numpy"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_ctrl_c_ends_with_130_and_tells_how_to_resume() -> None:
-    words = f"{TRAIN} --out run --checkpoint-every 100000".replace("--steps 6", "--steps 100000").split()
-    environment = os.environ | {"PYTHONPATH": str(Path(stiefelkit.__file__).parents[1])}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stiefelkit", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    log = Path("run/log.jsonl")
-    while process.poll() is None and not (log.exists() and log.stat().st_size):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert process.returncode == 130, err
-    assert err == ""
-    assert out.splitlines()[-1].endswith("stiefelkit train copying --out run --resume")
-    step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
-    assert step > 0
-    assert f"step {step}" in out
 
 
 def test_the_negative_of_a_switch_is_no_key_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,49 +269,3 @@ def test_what_cannot_be_built_is_refused_before_the_folder_appears(
     assert error.startswith("Error: ")
     assert error.count("\n") == 1
     assert not (tmp_path / "r").exists()
-
-
-def test_a_run_resumes_to_no_fewer_steps_and_holds_no_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ["train", "digits", "--model", "lstm", "--hidden-size", "4", "--schedule", "constant"]
-    assert main([*run, "--steps", "3", "--out", str(tmp_path / "r")]) == 0
-    before = (tmp_path / "r" / "config.json").read_bytes()
-    assert main([*run, "--steps", "2", "--out", str(tmp_path / "r"), "--resume"]) == 2
-    assert "step 3" in capsys.readouterr().err
-    assert main(["compare", "digits", "--models", "lstm", "--resume", "--out", str(tmp_path / "r")]) == 2
-    assert (tmp_path / "r" / "config.json").read_bytes() == before
-    assert not (tmp_path / "r" / "lstm").exists()
-
-
-def test_drift_writes_json_that_any_reader_takes_and_tells_of_nan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "drift",
-        "--sizes",
-        "2",
-        "--steps",
-        "3",
-        "--methods",
-        "unconstrained",
-        "--lr",
-        "1e300",
-        "--dtype",
-        "float64",
-    ]
-    assert main([*words, "--out", str(tmp_path)]) == 0
-    assert "from step" in capsys.readouterr().out
-    assert "NaN" not in (tmp_path / "drift.json").read_text()
-
-
-def test_log_ticks_between_powers_of_ten_say_so() -> None:
-    from stiefelkit.experiments.figure import _number
-
-    assert [_number(value) for value in (1e-3, 1e-4, 2e-4, 1e31, 5e31)] == [
-        "0.001",
-        "$10^{-4}$",
-        r"$2 \cdot 10^{-4}$",
-        "$10^{31}$",
-        r"$5 \cdot 10^{31}$",
-    ]

@@ -1,5 +1,6 @@
 """The laws of options: what is left out is said, what does nothing is refused, and all of it fits into 80 columns."""
 
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -14,10 +15,17 @@ from stiefelkit.cli import main
 from stiefelkit.cli.app import asked
 from stiefelkit.cli.bench_growth import _growth
 from stiefelkit.cli.catalogue import kinds
+from stiefelkit.cli.open_options import built, open_options
 from stiefelkit.cli.recipes import filled
-from stiefelkit.experiments.bench import growth
-from stiefelkit.experiments.tasks import tasks
+from stiefelkit.measuring.drift.plan import DriftPlan
+from stiefelkit.measuring.growth import measure as growth
+from stiefelkit.measuring.growth.plan import GrowthPlan
+from stiefelkit.measuring.races.frame_plans import NormPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.testing import seeds
+from stiefelkit.training.gradients.plan import GradientPlan
+from stiefelkit.training.tasks import tasks
 
 SMALL = (
     f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 2 --batch-size 8"
@@ -223,11 +231,42 @@ def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
 
 
 def test_every_column_of_growth_has_a_heading() -> None:
-    plan = growth.Plan()
+    plan = GrowthPlan()
     rows = [
-        growth.Growth("one", None, "float32", "cpu", "time", "n", [], [], 3.0, exponent, 0.1, 1, 2, None, faster)
+        growth.GrowthRow("one", None, "float32", "cpu", "time", "n", [], [], 3.0, exponent, 0.1, 1, 2, None, faster)
         for exponent, faster in ((3.5, True), (2.9, False), (None, False))
     ]
-    table = _growth(plan, growth.Heat("time", "n", rows, {}))
+    table = _growth(plan, growth.GrowthHeat("time", "n", rows, {}))
     assert all(column.header for column in table.columns)
     assert list(table.columns[-1].cells) == ["yes", "no", "-"]
+
+
+PLANS = {
+    "drift": DriftPlan,
+    "report": ReportPlan,
+    "plot gradients": GradientPlan,
+    "bench growth": GrowthPlan,
+    "bench norms": NormPlan,
+    "bench optimizers": OptimizerRace,
+    "bench parametrizations": ParametrizationRace,
+    "bench scan": ScanRace,
+}
+
+
+@pytest.mark.parametrize("command", PLANS)
+def test_every_field_of_a_plan_is_an_option_with_its_own_words(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(shown(f"{command} --help", capsys).replace("│", " ").split())
+    for field in dataclasses.fields(PLANS[command]):
+        names = field.metadata.get("fields", field.metadata.get("names", (f"--{field.name}",)))
+        for name in () if field.metadata.get("hidden") else names:
+            option = f"--{name.lstrip('-').replace('_', '-')} "
+            assert text.count(f" {option}") >= 1, option
+    opened: Any = dataclasses.fields(open_options(PLANS[command]))
+    assert all(field.type.__metadata__[0].help for field in opened)
+
+
+def test_options_left_out_are_those_of_the_plan() -> None:
+    for cls in PLANS.values():
+        assert built(cls, None) == cls()

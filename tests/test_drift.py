@@ -10,11 +10,11 @@ import torch
 
 from stiefelkit import errors, init
 from stiefelkit.cli import main
-from stiefelkit.experiments import frame_optimizers
-from stiefelkit.experiments.drift import measure, run
-from stiefelkit.experiments.drift.plan import Plan
-from stiefelkit.experiments.drift.run import Curve
-from stiefelkit.experiments.frame_optimizers import own_optimizers, peer_optimizers, start
+from stiefelkit.measuring import moved_frames
+from stiefelkit.measuring.drift import measure, run
+from stiefelkit.measuring.drift.plan import DriftPlan
+from stiefelkit.measuring.drift.run import DriftCurve
+from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, start
 from stiefelkit.testing import seeds
 
 OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
@@ -58,7 +58,9 @@ def test_the_learning_rate_of_the_multiplicative_update_is_the_length_over_the_n
 @pytest.mark.parametrize("method", ["multiplicative_cayley", "geoopt_sgd_canonical"])
 def test_steps_along_one_gradient_stay_as_long_where_the_gradient_turns_with_the_frame(method):
     w, _ = drawn(5, 5)
-    gradient = run._gradients(Plan(seed=seeds.seed(), gradients="rotation", dtype="float64"), 5, 5, seeds.generator())
+    gradient = run._gradients(
+        DriftPlan(seed=seeds.seed(), gradients="rotation", dtype="float64"), 5, 5, seeds.generator()
+    )
     moved, last, turns = start(method, w, gradient(w), 0.1), w, []
     for _ in range(4):
         moved.step(gradient(moved.frame.detach()))
@@ -94,7 +96,7 @@ def test_plugins_move_frames_under_their_own_names(monkeypatch):
     theirs = peer_optimizers.copy()
     theirs.register("theirs", peer_optimizers.get("geoopt_sgd_euclidean"))
     theirs.register("wrong", 3)
-    monkeypatch.setattr(frame_optimizers, "peer_optimizers", theirs)
+    monkeypatch.setattr(moved_frames, "peer_optimizers", theirs)
     w, g = drawn(3, 3)
     start("theirs", w, g, 0.1).step(g)
     with pytest.raises(errors.PluginError, match="'wrong' needs to be a PeerOptimizer"):
@@ -108,7 +110,7 @@ def test_a_point_of_the_curve_is_the_largest_error_since_the_one_before(monkeypa
     script = iter([1.0, 9.0, 2.0, 3.0, 8.0, 4.0, 5.0])
     monkeypatch.setattr(run, "orthogonality_error", lambda w: torch.tensor(next(script)))
     monkeypatch.setattr(run, "log_grid", lambda steps: [0, 2, 6])
-    curve = run.run(Plan(seed=seeds.seed(), steps=6), "multiplicative_cayley", 3, 3)
+    curve = run.run(DriftPlan(seed=seeds.seed(), steps=6), "multiplicative_cayley", 3, 3)
     assert curve.errors == [1.0, 9.0, 8.0]
     assert curve.worst == 9.0 / curve.limit
     assert curve.worst_until(0) == 1.0 / curve.limit
@@ -117,7 +119,7 @@ def test_a_point_of_the_curve_is_the_largest_error_since_the_one_before(monkeypa
 def test_one_step_out_of_so_many_is_looked_at_and_every_point(monkeypatch):
     looks = []
     monkeypatch.setattr(run, "log_grid", lambda steps: [0, 4, 60])
-    run.run(Plan(seed=seeds.seed(), steps=60, look_every=3), "cayley", 3, 3, looks.append)
+    run.run(DriftPlan(seed=seeds.seed(), steps=60, look_every=3), "cayley", 3, 3, looks.append)
     assert {4, 60} <= set(looks)
     assert all(set(looks) & {first, first + 1, first + 2} for first in range(1, 61, 3))
     assert len(looks) <= 22
@@ -137,7 +139,7 @@ def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch
         return next_one
 
     monkeypatch.setattr(run, "_gradients", poisoned)
-    plan = Plan(seed=seeds.seed(), steps=1000, dtype="complex64")
+    plan = DriftPlan(seed=seeds.seed(), steps=1000, dtype="complex64")
     curve = run.run(plan, "geoopt_sgd_canonical", 8, 8, looks.append)
     assert 20 <= looks[-1] <= 60
     assert len(curve.errors) == len(curve.steps)
@@ -147,7 +149,7 @@ def test_a_run_ends_where_an_error_is_not_finite_and_the_rest_is_nan(monkeypatch
 
 
 def test_a_curve_that_is_repeated_is_the_same():
-    plan = Plan(seed=seeds.seed(), steps=20)
+    plan = DriftPlan(seed=seeds.seed(), steps=20)
     one, other = (run.run(plan, "cayley_sgd", 6, 3) for _ in range(2))
     assert one == other
 
@@ -156,7 +158,7 @@ def test_gradients_are_as_named():
     w = init.haar((6, 3)).float()
 
     def source(kind):
-        return run._gradients(Plan(seed=seeds.seed(), gradients=kind), 6, 3, seeds.generator())
+        return run._gradients(DriftPlan(seed=seeds.seed(), gradients=kind), 6, 3, seeds.generator())
 
     random, fixed, rotation = (source(kind) for kind in ("random", "fixed", "rotation"))
     assert not torch.equal(random(w), random(w))
@@ -174,7 +176,7 @@ def test_gradients_are_as_named():
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("size", [(24, 24), (40, 8)])
 def test_our_frames_keep_their_limits_and_theirs_show_what_they_do(size, dtype, gradients):
-    plan = Plan(seed=seeds.seed(), steps=150, dtype=dtype, gradients=gradients, step_length=0.1)
+    plan = DriftPlan(seed=seeds.seed(), steps=150, dtype=dtype, gradients=gradients, step_length=0.1)
     for method, bound in (("multiplicative_cayley", 2.0), ("cayley_sgd", 2.0), ("multiplicative_cayley:fast", 30.0)):
         # below p = 16 single draws scatter by up to one eps
         slack = 1 / (0.3 * math.sqrt(size[1])) if size[1] < 16 else 0.0
@@ -187,7 +189,7 @@ def test_our_frames_keep_their_limits_and_theirs_show_what_they_do(size, dtype, 
 
 
 def plan(**changes):
-    return Plan(**{"seed": seeds.seed(), "steps": 3, "sizes": ((4, 4), (6, 2)), **changes})
+    return DriftPlan(**{"seed": seeds.seed(), "steps": 3, "sizes": ((4, 4), (6, 2)), **changes})
 
 
 def test_all_methods_are_measured_at_all_sizes_or_left_out_with_a_reason(tmp_path):
@@ -232,7 +234,7 @@ def test_ctrl_c_keeps_the_curves_that_are_done_in_a_whole_file(monkeypatch, caps
     def interrupted(plan, method, n, p, watch):
         if next(count) == 2:
             raise KeyboardInterrupt
-        return Curve(method, n, p, 1.0, [0, 3], [1.0, 2.0])
+        return DriftCurve(method, n, p, 1.0, [0, 3], [1.0, 2.0])
 
     monkeypatch.setattr(measure, "run", interrupted)
     assert main("drift --methods cayley,pogo,unconstrained --steps 3 --sizes 4 --out mine".split()) == 130

@@ -10,12 +10,15 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors, parametrizations
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench import growth, norms
-from stiefelkit.experiments.bench.allocations import peak_bytes
-from stiefelkit.experiments.bench.contenders import Contender
-from stiefelkit.experiments.bench.fit import LOGARITHM, fit
-from stiefelkit.experiments.bench.peers import peers
-from stiefelkit.experiments.bench.problem import Problem
+from stiefelkit.measuring.growth import measure as growth
+from stiefelkit.measuring.growth.allocations import peak_bytes
+from stiefelkit.measuring.growth.fit import LOGARITHM, fit
+from stiefelkit.measuring.growth.plan import AXES, QUANTITIES, GrowthPlan
+from stiefelkit.measuring.races import norms
+from stiefelkit.measuring.races.contenders import Contender
+from stiefelkit.measuring.races.frame_plans import NormPlan
+from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.peers import peers
 from stiefelkit.testing import seeds
 
 CPU = torch.device("cpu")
@@ -101,7 +104,7 @@ def test_the_profiler_says_nothing_on_standard_error(capfd):
 
 
 def test_memory_of_a_frame_grows_as_its_square_and_of_a_recurrence_no_faster_than_its_steps():
-    plan = growth.Plan(**{**SMALL, "sizes": (32, 64, 128), "members": ("matrix_exp",), "what": ("memory",)})
+    plan = GrowthPlan(**{**SMALL, "sizes": (32, 64, 128), "members": ("matrix_exp",), "what": ("memory",)})
     rows = {heat.against: heat.rows[0] for heat in growth.heats(plan)}
     assert rows["n"].exponent == pytest.approx(2.0, abs=0.2)
     assert rows["matrices"].exponent == pytest.approx(1.0, abs=0.1)
@@ -116,16 +119,14 @@ def test_memory_of_a_frame_grows_as_its_square_and_of_a_recurrence_no_faster_tha
 
 
 def test_every_member_is_measured_on_every_axis_against_what_it_declares():
-    heats = list(growth.heats(growth.Plan(**SMALL)))
-    assert [(heat.against, heat.what) for heat in heats] == [
-        (axis, what) for axis in growth.AXES for what in growth.QUANTITIES
-    ]
+    heats = list(growth.heats(GrowthPlan(**SMALL)))
+    assert [(heat.against, heat.what) for heat in heats] == [(axis, what) for axis in AXES for what in QUANTITIES]
     for heat in heats:
         assert not heat.left_out
         names = [row.contender for row in heat.rows if row.contender != growth.PRODUCT]
         assert names == list(sk.available())
         for row in heat.rows:
-            assert row.points == list(growth.Plan(**SMALL).points(heat.against))
+            assert row.points == list(GrowthPlan(**SMALL).points(heat.against))
             assert all(value > 0 for value in row.values)
             assert row.exponent is not None
             assert math.isfinite(row.exponent)
@@ -141,7 +142,7 @@ def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
     own = parametrizations.registered.copy()
     own.register("mine", sk.available()["cayley"])
     monkeypatch.setattr(parametrizations, "registered", own)
-    (heat,) = growth.heats(growth.Plan(**{**SMALL, "members": ("mine",), "what": ("memory",), "against": ("n",)}))
+    (heat,) = growth.heats(GrowthPlan(**{**SMALL, "members": ("mine",), "what": ("memory",), "against": ("n",)}))
     assert [row.contender for row in heat.rows] == ["mine"]
 
 
@@ -159,7 +160,7 @@ def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(changes, words):
     with pytest.raises(errors.StiefelkitError, match=words):
-        growth.Plan(**{**SMALL, **changes})
+        GrowthPlan(**{**SMALL, **changes})
 
 
 def test_the_command_prints_and_writes_the_fits(tmp_path: Path, capsys, monkeypatch):
@@ -171,7 +172,7 @@ def test_the_command_prints_and_writes_the_fits(tmp_path: Path, capsys, monkeypa
     assert "time against n, 4 to 8" in shown
     assert "fourier, complex64" in shown
     assert "…" not in shown
-    assert {row["against"] for row in json.loads(rows.read_text())} == set(growth.AXES)
+    assert {row["against"] for row in json.loads(rows.read_text())} == set(AXES)
 
 
 # Errors at large coordinates
@@ -179,7 +180,7 @@ def test_the_command_prints_and_writes_the_fits(tmp_path: Path, capsys, monkeypa
 
 def test_exact_maps_stay_exact_however_large_their_coordinates():
     for dtype in ("float32", "complex64"):
-        (heat,) = norms.heats(norms.Plan(seed=seeds.seed(), sizes=((12, 12),), dtype=dtype, precisions=("exact",)))
+        (heat,) = norms.heats(NormPlan(seed=seeds.seed(), sizes=((12, 12),), dtype=dtype, precisions=("exact",)))
         assert heat.rows
         for row in heat.rows:
             if row.family != "margin":
@@ -187,10 +188,10 @@ def test_exact_maps_stay_exact_however_large_their_coordinates():
 
 
 def test_the_coordinates_are_multiplied_and_nothing_else_is():
-    def drawn(scale: float) -> Problem:
-        return Problem(6, 6, seed=seeds.seed(), scale=scale)
+    def drawn(scale: float) -> FrameProblem:
+        return FrameProblem(6, 6, seed=seeds.seed(), scale=scale)
 
-    for draw in (Problem.tangent, lambda problem: problem.normal(3), lambda problem: problem.angles(3)):
+    for draw in (FrameProblem.tangent, lambda problem: problem.normal(3), lambda problem: problem.angles(3)):
         assert torch.allclose(10 * draw(drawn(1.0)), draw(drawn(10.0)))
     assert torch.equal(drawn(1.0).frame(), drawn(10.0).frame())
     assert torch.allclose(drawn(1.0).gradient(), drawn(10.0).gradient())
@@ -201,24 +202,24 @@ def test_the_coordinates_are_multiplied_and_nothing_else_is():
 
 
 def members() -> dict[str, Contender]:
-    return norms.Plan(members=("cayley", "householder", "givens", "matrix_exp")).contenders()
+    return NormPlan(members=("cayley", "householder", "givens", "matrix_exp")).contenders()
 
 
 def test_a_frame_that_is_its_own_coordinate_is_left_out_with_the_reason():
-    (heat,) = norms.heats(norms.Plan(seed=seeds.seed(), sizes=((4, 4),), members=("stiefel",), peers=True))
+    (heat,) = norms.heats(NormPlan(seed=seeds.seed(), sizes=((4, 4),), members=("stiefel",), peers=True))
     assert heat.rows == []
     assert heat.left_out == {"stiefel (exact)": "its coordinate is the frame, which has one length."}
 
 
 def test_peers_are_beside_the_members_of_their_map_and_what_is_not_finite_is_null(monkeypatch):
-    def nan(problem: Problem):
+    def nan(problem: FrameProblem):
         entry = members()["cayley (exact)"].enter(problem)
         return type(entry)(lambda: entry.weight() * math.nan, entry.parameters, entry.optimizer)
 
     own = peers.copy()
     own.register("broken", Contender("cayley", nan))
-    monkeypatch.setattr("stiefelkit.experiments.bench.parametrizations.peers", own)
-    plan = norms.Plan(seed=seeds.seed(), sizes=((4, 4),), members=("cayley",), factors=(1.0, 10.0), peers=True)
+    monkeypatch.setattr("stiefelkit.measuring.races.peers.peers", own)
+    plan = NormPlan(seed=seeds.seed(), sizes=((4, 4),), members=("cayley",), factors=(1.0, 10.0), peers=True)
     (heat,) = norms.heats(plan)
     assert heat.is_peer == sorted(heat.is_peer)
     broken = next(row for row in heat.rows if row.contender == "broken")

@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["projec
 CORE = {"geoopt", "numpy", "safetensors", "torch"}
 OF_OTHERS = {"typing_extensions"}  # comes with torch
 AT_HAND = {"geotorch", "pytest", "triton"}  # used where they are there
-WITH_COMMANDS = ("cli", "experiments", "measuring", "training")
+WITH_COMMANDS = ("cli", "measuring", "training")
 """Folders of what the commands do."""
 
 HIDDEN = """

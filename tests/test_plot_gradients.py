@@ -13,11 +13,12 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.experiments.gradients import Curve, Plan, draw, gradient_norms, measure
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import create
 from stiefelkit.models import SequenceModel
 from stiefelkit.testing import seeds
+from stiefelkit.training.gradients.measure import GradientCurve, draw, gradient_norms, measure
+from stiefelkit.training.gradients.plan import GradientPlan
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import create
 
 SMALL = ["--seed", str(seeds.seed()), "--T", "6", "--hidden-size", "4", "--batch-size", "3", "--steps", "0,2"]
 
@@ -132,10 +133,10 @@ def test_tiny_gradients_do_not_underflow_in_their_squares():
 
 def test_the_iterations_are_those_of_a_run_of_the_recipe():
     settings = Settings(hidden_size=4, batch_size=3, seed=seeds.seed(5))
-    curves, _ = measure(Plan("adding", 6, ("scornn",), (2, 0, 2), settings), Path("out"))
+    curves, _ = measure(GradientPlan("adding", 6, ("scornn",), (2, 0, 2), settings), Path("out"))
     assert [curve.iteration for curve in curves] == [0, 2]
-    from stiefelkit.experiments.config import Config
-    from stiefelkit.experiments.session import Session
+    from stiefelkit.training.config import Config
+    from stiefelkit.training.session import Session
 
     session = Session.start(Config.resolve(create("adding", {"T": 6}), "scornn", settings))
     for curve in curves:
@@ -146,17 +147,17 @@ def test_the_iterations_are_those_of_a_run_of_the_recipe():
 
 
 def test_a_schedule_keeps_the_length_of_the_recipe():
-    plan = Plan("digits", models=("scornn",), iterations=(0, 1))
+    plan = GradientPlan("digits", models=("scornn",), iterations=(0, 1))
     recipe = plan.build_task().recipe("scornn").settings
     assert recipe.steps is not None
     assert plan.configs()["scornn"].steps == recipe.steps
-    longer = Plan("digits", models=("scornn",), iterations=(recipe.steps + 5,))
+    longer = GradientPlan("digits", models=("scornn",), iterations=(recipe.steps + 5,))
     assert longer.configs()["scornn"].steps == recipe.steps + 5
 
 
 def test_sequences_have_500_steps_where_nothing_else_is_said():
-    assert Plan().build_task().options()["T"] == 500
-    assert Plan(T=7).build_task().options()["T"] == 7
+    assert GradientPlan().build_task().options()["T"] == 500
+    assert GradientPlan(T=7).build_task().options()["T"] == 7
 
 
 def test_the_command_draws_a_figure_and_writes_its_data(capsys):
@@ -178,10 +179,10 @@ def test_the_command_draws_a_figure_and_writes_its_data(capsys):
 def test_gradients_that_vanish_altogether_are_drawn():
     draw(
         Path("zero.png"),
-        Plan(iterations=(0,)),
-        [Curve("scornn", 0, 1.0, [0.0, 0.0]), Curve("lstm", 0, 1.0, [0.0, 1.0])],
+        GradientPlan(iterations=(0,)),
+        [GradientCurve("scornn", 0, 1.0, [0.0, 0.0]), GradientCurve("lstm", 0, 1.0, [0.0, 1.0])],
     )
-    draw(Path("none.png"), Plan(iterations=(0,)), [Curve("scornn", 0, 1.0, [0.0, 0.0])])
+    draw(Path("none.png"), GradientPlan(iterations=(0,)), [GradientCurve("scornn", 0, 1.0, [0.0, 0.0])])
     assert Path("zero.png").exists()
     assert Path("none.png").exists()
 

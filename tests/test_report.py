@@ -14,11 +14,11 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.experiments.bench.recurrence_problem import Case
-from stiefelkit.experiments.frame_optimizers import own_optimizers
-from stiefelkit.experiments.report import charts, findings, plan, svg, tables, words
-from stiefelkit.experiments.report.page import page
-from stiefelkit.experiments.report.plan import SECTIONS, Plan, Scale
+from stiefelkit.measuring.moved_frames import own_optimizers
+from stiefelkit.measuring.races.scan_cases import ScanCase
+from stiefelkit.measuring.report import charts, findings, plan, svg, tables, words
+from stiefelkit.measuring.report.page import page
+from stiefelkit.measuring.report.plan import SECTIONS, ReportPlan, Scale
 from stiefelkit.testing import seeds
 
 QUICK = {"repeats": 1, "seconds": 1e-3}
@@ -27,14 +27,14 @@ TINY = Scale(
     time={"sizes": ((4, 4), (8, 8)), "precisions": ("exact",), **QUICK},
     growth={"sizes": (4, 8), "matrices": (1, 2), "steps": (4, 8), "batches": (1, 2), **QUICK},
     norms={"sizes": ((4, 4),), "factors": (1.0, 100.0)},
-    scan={"cases": (Case("A", T=10, n=4, B=2), Case("D", T=10, n=4, B=2, is_complex=True)), **QUICK},
+    scan={"cases": (ScanCase("A", T=10, n=4, B=2), ScanCase("D", T=10, n=4, B=2, is_complex=True)), **QUICK},
 )
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use"}
 
 
 @pytest.fixture(scope="module")
 def found() -> findings.Findings:
-    return list(findings.gather(Plan(scale=TINY, seed=seeds.seed())))[-1]
+    return list(findings.gather(ReportPlan(scale=TINY, seed=seeds.seed())))[-1]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,9 @@ def test_every_section_says_by_which_commands_it_can_be_had_alone(tree, found):
         assert lines == found.plan.commands(section)
 
 
-@pytest.mark.parametrize("scale", [Plan(), Plan(full=True), Plan(members=("cayley", "stiefel"), dtype="float64")])
+@pytest.mark.parametrize(
+    "scale", [ReportPlan(), ReportPlan(full=True), ReportPlan(members=("cayley", "stiefel"), dtype="float64")]
+)
 def test_those_commands_are_ones_that_the_command_line_takes(scale):
     from stiefelkit.cli.app import app
 
@@ -167,7 +169,7 @@ def test_those_commands_are_ones_that_the_command_line_takes(scale):
 def test_the_command_of_the_drift_makes_the_plan_that_was_measured():
     from stiefelkit.cli.app import app
 
-    for chosen in (Plan(), Plan(members=("cayley",))):
+    for chosen in (ReportPlan(), ReportPlan(members=("cayley",))):
         for line, wanted in zip(chosen.commands("drift"), chosen.drifts(), strict=True):
             _, bound, _ = app.parse_args(line.removeprefix("stiefelkit ").split(), print_error=False)
             given = bound.arguments
@@ -204,7 +206,7 @@ def test_the_figures_on_the_page_are_those_measured(tree, found):
 
 
 def test_a_section_that_was_not_asked_for_is_not_there():
-    chosen = Plan(scale=TINY, seed=seeds.seed(), sections=("norms",), members=("cayley",), peers=False)
+    chosen = ReportPlan(scale=TINY, seed=seeds.seed(), sections=("norms",), members=("cayley",), peers=False)
     (only,) = findings.gather(chosen)
     text = page(only)
     assert only.finished
@@ -307,4 +309,4 @@ def test_user_errors_are_one_sentence_and_come_before_the_first_measurement(line
 
 def test_plans_refuse_what_no_member_can_do():
     with pytest.raises(errors.UnknownNameError):
-        Plan(members=("nobody",))
+        ReportPlan(members=("nobody",))

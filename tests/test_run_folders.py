@@ -13,10 +13,10 @@ from tiny_runs import Killed, Watching, edit, flip, killed_at, killed_by, latest
 
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError, StiefelkitError
-from stiefelkit.experiments import checkpoint, run_folder, train
-from stiefelkit.experiments.log import read
-from stiefelkit.experiments.plot import find_runs, plot
-from stiefelkit.experiments.summary import summarise
+from stiefelkit.training import checkpoint, run_folder, train
+from stiefelkit.training.log import read
+from stiefelkit.training.plot import find_runs, plot
+from stiefelkit.training.summary import summarise
 
 pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)

@@ -17,9 +17,9 @@ from tiny_runs import Watching, refused, small, snapshot, weights
 
 from stiefelkit.cli import main
 from stiefelkit.errors import OptionError, RunError
-from stiefelkit.experiments import files, train
-from stiefelkit.experiments.plot import plot
-from stiefelkit.experiments.summary import summarise
+from stiefelkit.training import files, train
+from stiefelkit.training.plot import plot
+from stiefelkit.training.summary import summarise
 
 pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)

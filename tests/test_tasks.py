@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, UnknownNameError
-from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import Task, create, tasks
 from stiefelkit.testing import seeds
+from stiefelkit.training.config import Config
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, create, tasks
 
 TASKS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments import checkpoint, train
-from stiefelkit.experiments.config import Config
-from stiefelkit.experiments.display import Silent
+from stiefelkit.training import checkpoint, train
+from stiefelkit.training.config import Config
+from stiefelkit.training.display import Silent
 
 
 class Killed(BaseException):

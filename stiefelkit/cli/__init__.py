@@ -1,4 +1,4 @@
-"""The command `stiefelkit`: it parses, calls `stiefelkit.experiments` and prints.
+"""The command `stiefelkit`: it parses, calls `stiefelkit.training` or `stiefelkit.measuring`, and prints.
 
 Nothing here imports torch before a command runs, so that help comes at once: what works with tensors is imported in the
 functions of the commands.
@@ -47,9 +47,9 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
             interrupts.guard(IS_PROGRAM)
         return _run(list(sys.argv[1:] if arguments is None else arguments), is_program)
     except KeyboardInterrupt:
-        from stiefelkit.cli import interrupts
+        from stiefelkit.cli.interrupts import STOPPED
 
-        print(interrupts.STOPPED, file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return 130
     finally:
         if is_program:
@@ -102,7 +102,7 @@ def _unknown_command(words: list[str], word: str) -> str:
     if words[0] == "bench":
         kind, names = "race", ["growth", "norms", "optimizers", "parametrizations", "scan"]
     else:
-        from stiefelkit.experiments.tasks import tasks
+        from stiefelkit.training.tasks import tasks
 
         kind, names = "task", tasks.names()
     if word.startswith("-"):

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from stiefelkit import models
 from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by, tables
-from stiefelkit.cli.words import sections
+from stiefelkit.cli.words import entries, sections
 from stiefelkit.errors import UnknownNameError, did_you_mean
-from stiefelkit.experiments.config import HANDLED
 from stiefelkit.optim import optimizers
+from stiefelkit.training.config import HANDLED
 
 __all__ = ["show"]
 
@@ -39,7 +39,7 @@ def show(name: str, console: Console) -> None:
 
 def _print(name: str, kind: str, target: Any, console: Console) -> None:
     told = {"": [], **({} if _is_torchs(target) else sections(target.__doc__ or ""))}
-    words = dict(_entry(entry) for entry in told.get("Args", ()))
+    words = entries(told.get("Args", ()))
     facts, options = _SECTIONS[kind](name, target)
     facts.append(("from", tables()[kind].origin(name) or "what was registered in this process"))
     console.print(Text(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", "bold"))
@@ -68,11 +68,6 @@ def _print_rows(title: str, rows: Rows, console: Console) -> None:
     if title:
         console.print(Text(title, "bold"))
     console.print(Padding(table, (0, 0, 0, 2)))
-
-
-def _entry(line: str) -> tuple[str, str]:
-    name, _, words = line.partition(": ")
-    return name, words
 
 
 def _is_torchs(target: Any) -> bool:

@@ -1,55 +1,35 @@
 """`stiefelkit bench RACE`."""
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.table import Table
 
 from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.bench_growth import growth, norms
 from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.figures import table_of
-from stiefelkit.cli.lists import sizes_of, words_of
-from stiefelkit.cli.open_options import literal, whole
-from stiefelkit.cli.races import raced, three_digits
-from stiefelkit.cli.words import with_plain_help
-from stiefelkit.experiments.recipe import Option
+from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.races import RowsFile, raced, three_digits
+from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.rules import FramePlan
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench.course import Conditions, Heat
-    from stiefelkit.experiments.bench.rows import Row
+    from stiefelkit.measuring.races.course import FrameHeat
+    from stiefelkit.measuring.races.rows import FrameRow
 
 __all__ = ["app"]
 
 app = App(name="bench", help="Race implementations on this machine.", default_parameter=DEFAULTS)
-app.command(with_plain_help(scan), name="scan")
-app.command(with_plain_help(growth), name="growth")
-app.command(with_plain_help(norms), name="norms")
+app.command(scan, name="scan")
+app.command(growth, name="growth")
+app.command(norms, name="norms")
 
 
 @app.command(name="parametrizations")
-@with_plain_help
-def parametrizations(
-    *,
-    sizes: str = "64,256,512",
-    batch: Annotated[int, Parameter(converter=whole)] = 1,
-    dtype: str = "float32",
-    device: str = "cpu",
-    members: str = "",
-    precisions: str = "",
-    options: Annotated[
-        dict[str, Annotated[Option, Parameter(converter=literal)]] | None, Parameter(show_default=False)
-    ] = None,
-    operations: str = "forward_backward,step",
-    peers: bool = False,
-    repeats: Annotated[int, Parameter(converter=whole)] = 200,
-    seconds: float = 1.0,
-    threads: Annotated[int, Parameter(converter=whole)] = 1,
-    seed: Annotated[int, Parameter(converter=whole)] = 0,
-    json: Path | None = None,
-) -> int:
+@of_plan(ParametrizationRace)
+def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
 
     All versions run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that
@@ -66,71 +46,20 @@ def parametrizations(
 
     The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
     is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.
-
-    Args:
-        sizes: n, or n x p for tall frames (2048x32), separated by commas.
-        batch: number of frames.
-        dtype: float32, float64, complex64, complex128, bfloat16 or float16.
-        device: cpu or cuda.
-        members: parametrizations, separated by commas; all if left out. Their peers race alone with them.
-        precisions: exact, fast, or both, separated by commas; each that a member has if left out.
-        options: options of members, as in --options.reflections 16, for those that have them.
-        operations: forward, forward_backward, step, separated by commas.
-        peers: race torch's own maps, geoopt, and geotorch if it is installed.
-        repeats: samples of each contender at most.
-        seconds: time for the samples of each contender; slow ones get five samples at least.
-        threads: CPU threads.
-        seed: fixes what is drawn.
-        json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench import parametrizations as of_parametrizations
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races.parametrizations import heats
 
-    plan = of_parametrizations.Plan(
-        sizes=sizes_of(sizes),
-        members=words_of(members),
-        precisions=words_of(precisions),
-        operations=words_of(operations),
-        peers=peers,
-        batch=batch,
-        dtype=dtype,
-        device=device,
-        options={name.replace("-", "_"): value for name, value in (options or {}).items()},
-        repeats=repeats,
-        seconds=seconds,
-        threads=threads,
-        seed=seed,
-    )
-    if json is not None:
-        check_place(json)
-    for package, names in of_parametrizations.missing_peers(plan).items():
+    for package, names in plan.missing_peers().items():
         print(
             f'Left out: {", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"',
             file=sys.stderr,
         )
-    return raced(
-        lambda watch: of_parametrizations.heats(plan, watch), lambda heat: _table(plan, heat), json, plan.dtype
-    )
+    return raced(lambda watch: heats(plan, watch), lambda heat: _table(plan, heat), json, plan.dtype)
 
 
 @app.command(name="optimizers")
-@with_plain_help
-def optimizers(
-    *,
-    sizes: str = "64,256,512,1024x64,2048x32",
-    batch: Annotated[int, Parameter(converter=whole)] = 1,
-    dtype: str = "float32",
-    device: str = "cpu",
-    optimizers: str = "",
-    precisions: str = "exact,fast",
-    step_length: float = 0.1,
-    peers: bool = False,
-    repeats: Annotated[int, Parameter(converter=whole)] = 200,
-    seconds: float = 1.0,
-    threads: Annotated[int, Parameter(converter=whole)] = 1,
-    seed: Annotated[int, Parameter(converter=whole)] = 0,
-    json: Path | None = None,
-) -> int:
+@of_plan(OptimizerRace)
+def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
     Timed is one optimizer.step() on one frame, or on one batch of frames. All move frames of their own from the same
@@ -145,52 +74,18 @@ def optimizers(
     The ratio compares with the faster of geoopt's RiemannianSGD, in the canonical and the Euclidean metric: 2 means
     twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
     error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
-
-    Args:
-        sizes: n, or n x p for tall frames (2048x32), separated by commas.
-        batch: number of frames.
-        dtype: float32, float64, complex64 or complex128.
-        device: cpu or cuda.
-        optimizers: names, separated by commas, peers' among them; all of ours that move frames, plugins too, if left
-            out.
-        precisions: exact, fast, or both, separated by commas.
-        step_length: of the first step, at most 100.
-        peers: race geoopt's RiemannianSGD and RiemannianAdam, or those of them that --optimizers names; what takes over
-            20 s for a step is left out.
-        repeats: samples of each contender at most.
-        seconds: time for the samples of each contender; slow ones get five samples at least.
-        threads: CPU threads.
-        seed: fixes what is drawn.
-        json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench import optimizers as of_optimizers
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races.optimizers import heats
 
-    plan = of_optimizers.Plan(
-        sizes=sizes_of(sizes),
-        optimizers=words_of(optimizers),
-        precisions=words_of(precisions),
-        step_length=step_length,
-        peers=peers,
-        batch=batch,
-        dtype=dtype,
-        device=device,
-        repeats=repeats,
-        seconds=seconds,
-        threads=threads,
-        seed=seed,
-    )
-    if json is not None:
-        check_place(json)
     return raced(
-        lambda watch: of_optimizers.heats(plan, watch),
+        lambda watch: heats(plan, watch),
         lambda heat: _table(plan, heat, compares_precisions=True),
         json,
         plan.dtype,
     )
 
 
-def _table(plan: "Conditions", heat: "Heat", compares_precisions: bool = False) -> Table:
+def _table(plan: FramePlan, heat: "FrameHeat", compares_precisions: bool = False) -> Table:
     problem = heat.problem
     title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
@@ -208,7 +103,7 @@ def _table(plan: "Conditions", heat: "Heat", compares_precisions: bool = False) 
     return table
 
 
-def _exact_over_fast(rows: "list[Row]") -> dict[str, float]:
+def _exact_over_fast(rows: "list[FrameRow]") -> dict[str, float]:
     """Time of each exact contender over that of the same in precision fast."""
     seconds = {row.contender: row.seconds for row in rows}
     pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}

@@ -1,43 +1,25 @@
 """`stiefelkit bench scan`."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from stiefelkit.cli.figures import table_of
-from stiefelkit.cli.lists import words_of
-from stiefelkit.cli.open_options import whole
-from stiefelkit.cli.races import raced, three_digits
-from stiefelkit.experiments.checks import known_words
+from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.races import RowsFile, raced, three_digits
+from stiefelkit.measuring.races.scan_plan import ScanRace
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench.recurrence import Heat, Plan
-    from stiefelkit.experiments.bench.rows import RecurrenceRow
+    from stiefelkit.measuring.races.rows import ScanRow
+    from stiefelkit.measuring.races.scan import ScanHeat
 
 __all__ = ["scan"]
 
 
-def scan(
-    *,
-    cases: str = "",
-    case: str = "",
-    activation: str = "modrelu",
-    backends: str = "",
-    peers: bool = False,
-    memory: bool = False,
-    training_step: bool = False,
-    dtype: str = "float32",
-    device: str = "cpu",
-    repeats: Annotated[int, Parameter(converter=whole)] = 30,
-    seconds: float = 4.0,
-    threads: Annotated[int, Parameter(converter=whole)] = 1,
-    seed: Annotated[int, Parameter(converter=whole)] = 0,
-    json: Path | None = None,
-) -> int:
+@of_plan(ScanRace)
+def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
 
     Timed is the forward, and the backward to W, U and the bias from a dense dL/dh at every step; "last state" has
@@ -56,51 +38,13 @@ def scan(
     LSTM, of as many units as a state has real numbers; and the LSTM that the papers match by its number of parameters.
 
     "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
-
-    Args:
-        cases: out of A, B, C and D, separated by commas; all that the activation can do if left out.
-        case: sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind them if states are; races alone, or after
-            --cases.
-        activation: of the scan and of the loop.
-        backends: of the scan, separated by commas; all fast ones that can do the case if left out.
-        peers: race the eager loop, torch's RNN and LSTM.
-        memory: measure peak memory too, each contender in a process of its own, a few seconds each.
-        training_step: time a whole training step of scornn too, in the first real case, and the scan within it.
-        dtype: float32 or float64; complex states are complex64 or complex128.
-        device: cpu or cuda.
-        repeats: samples of each contender at most.
-        seconds: time for the samples of each contender; slow ones get five samples at least.
-        threads: CPU threads.
-        seed: fixes what is drawn.
-        json: file for the rows, overwritten.
     """
-    from stiefelkit.experiments.bench.course import WHO
-    from stiefelkit.experiments.bench.recurrence import CASES, Plan, heats
-    from stiefelkit.experiments.bench.recurrence_problem import read_case
-    from stiefelkit.experiments.bench.rows import check_place
+    from stiefelkit.measuring.races.scan import heats
 
-    names = words_of(cases)
-    known_words(WHO, "case", names, CASES)
-    plan = Plan(
-        cases=tuple(CASES[name] for name in names) + ((read_case(case),) if case else ()),
-        activation=activation,
-        backends=words_of(backends),
-        peers=peers,
-        memory=memory,
-        training_step=training_step,
-        dtype=dtype,
-        device=device,
-        repeats=repeats,
-        seconds=seconds,
-        threads=threads,
-        seed=seed,
-    )
-    if json is not None:
-        check_place(json)
     return raced(lambda watch: heats(plan, watch), lambda heat: _shown(plan, heat), json, plan.dtype)
 
 
-def _shown(plan: "Plan", heat: "Heat") -> RenderableType:
+def _shown(plan: ScanRace, heat: "ScanHeat") -> RenderableType:
     if heat.operation == "training_step":
         return _step_table(plan, heat)
     tables = [_table(plan, heat)]
@@ -109,15 +53,15 @@ def _shown(plan: "Plan", heat: "Heat") -> RenderableType:
     return Group(*tables)
 
 
-def _title(plan: "Plan", heat: "Heat") -> str:
+def _title(plan: ScanRace, heat: "ScanHeat") -> str:
     return f"{heat.case}, {plan.activation}, {plan.dtype}, {plan.device}"
 
 
-def _limit(heat: "Heat") -> str:
+def _limit(heat: "ScanHeat") -> str:
     return f"LIMIT = {three_digits(1e3 * heat.unit)} ms"
 
 
-def _table(plan: "Plan", heat: "Heat") -> Table:
+def _table(plan: ScanRace, heat: "ScanHeat") -> Table:
     caption = f"{_limit(heat)}; ours x: time over that of our scan"
     table = table_of(_title(plan, heat), caption, ["contender"], ["n", "ms", "/ LIMIT", "ours x"])
     table.min_width = len(_title(plan, heat))
@@ -129,13 +73,13 @@ def _table(plan: "Plan", heat: "Heat") -> Table:
     return table
 
 
-def _memory_table(plan: "Plan", heat: "Heat") -> Table:
-    from stiefelkit.experiments.bench.recurrences import LOOP
+def _memory_table(plan: ScanRace, heat: "ScanHeat") -> Table:
+    from stiefelkit.measuring.races.recurrences import LOOP
 
     caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
     columns = ["last state", f"/ {LOOP}", "sequence", f"/ {LOOP}"]
     table = table_of(f"peak memory, {_title(plan, heat)}", caption, ["contender"], columns)
-    readers: list[Callable[[RecurrenceRow], int | None]] = [
+    readers: list[Callable[[ScanRow], int | None]] = [
         lambda row: row.memory_last_state,
         lambda row: row.memory_sequence,
     ]
@@ -151,7 +95,7 @@ def _memory_table(plan: "Plan", heat: "Heat") -> Table:
     return table
 
 
-def _step_table(plan: "Plan", heat: "Heat") -> Table:
+def _step_table(plan: ScanRace, heat: "ScanHeat") -> Table:
     whole_step, alone = heat.rows
     title = f"training step of {whole_step.contender}, {heat.case}, {plan.device}"
     table = table_of(title, _limit(heat), ["what"], ["ms", "/ LIMIT", "outside the scan"])

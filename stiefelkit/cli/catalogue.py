@@ -7,10 +7,10 @@ import torch
 from stiefelkit import models, parametrizations
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.experiments.tasks import tasks
 from stiefelkit.optim import optimizers
 from stiefelkit.param import OrthogonalParam, Traits
 from stiefelkit.registry import Registry
+from stiefelkit.training.tasks import tasks
 
 __all__ = ["image_of", "in_short", "instances", "kinds", "moved_by", "tables"]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from stiefelkit.cli.open_options import FigureOptions, given
+from stiefelkit.cli.open_options import FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
-from stiefelkit.experiments.figure import Figures
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import Task
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.compare import Comparison
-    from stiefelkit.experiments.summary import Summary
+    from stiefelkit.training.compare import Comparison
+    from stiefelkit.training.summary import Summary
 
 __all__ = ["app"]
 
@@ -40,8 +40,8 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             settings: how to train; what is left out comes from the recipe of the task for each model.
             figures: how they are written.
         """
-        from stiefelkit.experiments.compare import compare
-        from stiefelkit.experiments.display import Terminal
+        from stiefelkit.training.compare import compare
+        from stiefelkit.training.display import Terminal
 
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name
@@ -50,11 +50,11 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             problem,
             names,
             path,
-            Settings(**given(settings)),
+            built(Settings, settings),
             named=given(task),
             resuming=resume,
             display=Terminal(),
-            figures=Figures(**given(figures)),
+            figures=built(Figures, figures),
         )
         if found.signal is not None:
             again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"

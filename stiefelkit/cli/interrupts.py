@@ -9,13 +9,14 @@ import signal
 import sys
 
 TYPE_CHECKING = False
-STOPPED = "Stopped at once; what was saved is kept."
 
 if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["guard", "ignore"]
+__all__ = ["STOPPED", "guard", "ignore"]
+
+STOPPED = "Stopped at once; what was saved is kept."
 
 
 def guard(is_program: bool = False) -> None:
@@ -26,7 +27,7 @@ def guard(is_program: bool = False) -> None:
     with SIGINT ignored, in the background of a script, goes on ignoring it.
 
     Args:
-        is_program: the process is the command, and Ctrl-C has ended it without a word until now.
+        is_program: whether the process is the command, for which Ctrl-C ended it without a word until now.
     """
     held = signal.getsignal(signal.SIGINT)
     if held is signal.default_int_handler or (is_program and held is signal.SIG_DFL):

@@ -1,37 +1,49 @@
 """From a dataclass of options to one that can be left open field by field, with stricter numbers.
 
 cyclopts rounds 2.5 to an integer and reads 0.9 as 1 where either kind of number may stand; here a fraction is
-refused, or kept.
+refused, or kept. Fields that are tuples are read from words with commas between them.
 """
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from stiefelkit.cli.words import unwrapped
-from stiefelkit.experiments.figure import Figures
-from stiefelkit.experiments.recipe import Option
+from stiefelkit.cli.lists import integers_of, sizes_of, words_of
+from stiefelkit.cli.words import entries, sections, unwrapped
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.options import listed
+from stiefelkit.training.recipes import Option
 
-__all__ = ["FigureOptions", "given", "literal", "open_options", "whole"]
+__all__ = ["FigureOptions", "built", "given", "literal", "of_plan", "open_options", "whole"]
+
+READERS: dict[Any, Callable[[str, str], Any]] = {
+    tuple[str, ...]: lambda words, option: words_of(words),
+    tuple[int, ...]: integers_of,
+    tuple[float, ...]: lambda words, option: tuple(map(float, integers_of(words, option))),
+    tuple[tuple[int, int], ...]: lambda words, option: sizes_of(words),
+}
+"""Type of a field to what makes its value of the words after the option."""
 
 
 def open_options(cls: type, filled: Callable[[str], str | None] = lambda name: None) -> type:
     """Returns a frozen dataclass with the fields and the help of `cls`, each of which may be None or empty.
 
+    The fields of a class come before those of its bases, with the words that the nearest docstring has for them.
+
     Args:
-        cls: a dataclass whose fields are numbers, words, switches or dictionaries of options, with defaults.
+        cls: a dataclass whose fields are numbers, words, switches, tuples of them or dictionaries of options, with
+            defaults; `stiefelkit.training.options` says what else their metadata tell.
         filled: from a field without a default to what is taken in its place, in words, when help is shown.
     """
-    hints = typing.get_type_hints(cls)
-    fields = [(field.name, *_opened(field, hints[field.name], filled)) for field in dataclasses.fields(cls)]
+    opened = [(name, *_opened(name, *facts, filled)) for name, facts in _facts(cls).items()]
     # left to itself, make_dataclass names the module "types", whose classes cyclopts does not open
-    namespace = {"__doc__": unwrapped(cls.__doc__ or ""), "__module__": __name__}
-    return dataclasses.make_dataclass(cls.__name__, fields, frozen=True, namespace=namespace)
+    return dataclasses.make_dataclass(cls.__name__, opened, frozen=True, namespace={"__module__": __name__})
 
 
 def given(options: Any) -> dict[str, Any]:
@@ -39,21 +51,98 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if value not in (None, {})} if options else {}
 
 
-def _opened(field: dataclasses.Field[Any], hint: Any, filled: Callable[[str], str | None]) -> tuple[Any, Any]:
+def built(cls: type, options: Any) -> Any:
+    """Returns the instance of `cls` that has the options named, of what `open_options` made of it."""
+    named, hints = given(options), typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        inner = {name: named.pop(name) for name in field.metadata.get("fields", ()) if name in named}
+        if inner:
+            named[field.name] = dataclasses.replace(_default(field), **inner)
+        if field.name not in named:
+            continue
+        value, read = named[field.name], field.metadata.get("read")
+        if read is not None:
+            named[field.name] = read(value)
+        elif hints[field.name] in READERS:
+            named[field.name] = READERS[hints[field.name]](value, field.metadata.get("names", (f"--{field.name}",))[0])
+        elif isinstance(value, dict):
+            named[field.name] = {key.replace("-", "_"): item for key, item in value.items()}
+    return cls(**named)
+
+
+def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Decorates a command, whose docstring is its help, so that the fields of a plan are options of it.
+
+    Args:
+        cls: of the plan, which the command gets as its argument `plan`.
+    """
+
+    def decorated(command: Callable[..., int]) -> Callable[..., int]:
+        def run(*, plan: Any = None, **others: Any) -> int:
+            return command(plan=built(cls, plan), **others)
+
+        signature = inspect.signature(command)
+        hint = Annotated[open_options(cls) | None, Parameter(name="*")]
+        own = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        others = [each for name, each in signature.parameters.items() if name != "plan"]
+        found = typing.cast(Any, run)
+        found.__signature__ = signature.replace(parameters=[own, *others])
+        found.__annotations__ = {**command.__annotations__, "plan": hint}
+        run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
+        return run
+
+    return decorated
+
+
+def _facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
+    """Name to type, default, help and what else is told, of all that is to be an option."""
+    hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+    words: dict[str, str] = {}
+    for each in reversed(cls.__mro__[:-1]):
+        words |= entries(sections(each.__doc__ or "").get("Args", ()))
+    found = {}
+    declared = [name for each in cls.__mro__[:-1] for name in inspect.get_annotations(each) if name in fields]
+    for name in dict.fromkeys(declared):
+        told: Mapping[str, Any] = fields[name].metadata
+        if "fields" in told:
+            default, inner = _default(fields[name]), _facts(hints[name])
+            for each in told["fields"]:
+                hint, _, help, _ = inner[each]
+                found[each] = (hint, getattr(default, each), help, {"shown": told["shown"]})
+        elif not told.get("hidden"):
+            found[name] = (hints[name], _default(fields[name]), words.get(name, ""), told)
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _opened(
+    name: str, hint: Any, default: Any, help: str, told: Mapping[str, Any], filled: Callable[[str], str | None]
+) -> tuple[Any, Any]:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
-    default = field.default if field.default is not dataclasses.MISSING else None
-    shown = Parameter(show_default=functools.partial(_shown, field.name, default, filled))
+    shown = functools.partial(_shown, name, told.get("shown") if default is None else default, filled)
+    parameter = Parameter(
+        name=told.get("names"),
+        negative=told.get("negative"),
+        converter=whole if kinds == {int} else None,
+        help=help,
+        show_default=shown,
+    )
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
         item = Annotated[value, Parameter(converter=literal)] if value == Option else value
-        return Annotated[dict[str, item], shown], dataclasses.field(default_factory=dict)
-    if kinds == {int}:
-        return Annotated[int | None, shown, Parameter(converter=whole)], None
-    return Annotated[hint | None, shown], None
+        return Annotated[dict[str, item], parameter], dataclasses.field(default_factory=dict)
+    return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter], None
 
 
 def _shown(name: str, default: Any, filled: Callable[[str], str | None], _: Any) -> str | None:
-    return filled(name) if default is None else str(default)
+    if default is None or default == {}:
+        return filled(name)
+    return (listed(default) or '""') if isinstance(default, tuple) else str(default)
 
 
 def whole(hint: Any, tokens: Sequence[Token]) -> int:

@@ -9,7 +9,7 @@ from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from stiefelkit.errors import OptionError, did_you_mean
-from stiefelkit.experiments.tasks import tasks
+from stiefelkit.training.tasks import tasks
 
 __all__ = ["OptionsFile", "read_options"]
 

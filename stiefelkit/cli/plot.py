@@ -1,18 +1,16 @@
 """`stiefelkit plot RUN...` and `stiefelkit plot gradients`."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 
 from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.bar import Bar
-from stiefelkit.cli.lists import integers_of, words_of
-from stiefelkit.cli.open_options import FigureOptions, given, whole
+from stiefelkit.cli.open_options import FigureOptions, built, of_plan
 from stiefelkit.cli.words import with_plain_help
-from stiefelkit.experiments.figure import Figures
-from stiefelkit.experiments.recipe import Settings
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.gradients.plan import GradientPlan
 
 __all__ = ["app"]
 
@@ -29,9 +27,9 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
         out: folder for the figures; the run's own folder for a single run, else plots.
         figures: how they are written.
     """
-    from stiefelkit.experiments import plot as plots
+    from stiefelkit.training import plot as plots
 
-    look = Figures(**given(figures))
+    look = built(Figures, figures)
     found = plots.find_runs(runs)
     for figure in plots.plot(found, out or (runs[0] if len(runs) == 1 else Path("plots")), look):
         print(f"Figure: {figure}")
@@ -39,23 +37,8 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
 
 
 @app.command(name="gradients")
-@with_plain_help
-def gradients(
-    *,
-    task: str = "adding",
-    T: Annotated[int | None, Parameter(converter=whole, show_default=lambda _: "500")] = None,
-    models: str = "scornn,lstm",
-    steps: Annotated[str, Parameter(name=("--steps", "--iterations"))] = "0,300",
-    hidden_size: Annotated[int | None, Parameter(converter=whole)] = None,
-    batch_size: Annotated[int | None, Parameter(converter=whole)] = None,
-    lr: float | None = None,
-    clip_norm: float | None = None,
-    seed: Annotated[int, Parameter(converter=whole)] = 0,
-    threads: Annotated[int, Parameter(converter=whole)] = 1,
-    device: str = "cpu",
-    out: Path = Path("runs/gradients"),
-    figures: FigureOptions = None,
-) -> int:
+@of_plan(GradientPlan)
+def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures: FigureOptions = None) -> int:
     """Trains models, and draws how the gradient of the loss fares on its way back through time.
 
     Drawn is ||dL/dh_t||_2 over the steps t of the sequence, a panel for each number of optimizer steps. dL/dh_t is the
@@ -64,35 +47,15 @@ def gradients(
     alone, with the cell held. The models are trained by the recipes of the task.
 
     Args:
-        task: name of the task; see stiefelkit list.
-        T: length of the sequences, for tasks that have it.
-        models: names of models, separated by commas.
-        steps: optimizer steps after which to look, separated by commas.
-        hidden_size: units; those of the recipes if left out.
-        batch_size: sequences per step; those of the recipes if left out.
-        lr: learning rate; those of the recipes if left out.
-        clip_norm: gradients of the training are scaled down to at most this norm; those of the recipes if left out.
-        seed: fixes the initial weights and the training data.
-        threads: CPU threads.
-        device: cpu or cuda.
+        plan: what to train, and when to look.
         out: folder for gradients.png and gradients.json, overwritten.
         figures: how the figure is written.
     """
-    from stiefelkit.experiments import gradients as of_gradients
+    from stiefelkit.training.gradients.measure import measure
 
-    settings = Settings(
-        hidden_size=hidden_size,
-        batch_size=batch_size,
-        lr=lr,
-        clip_norm=clip_norm,
-        seed=seed,
-        threads=threads,
-        device=device,
-    )
-    plan = of_gradients.Plan(task, T, words_of(models), integers_of(steps, "--steps"), settings)
     console = Console(highlight=False)
     with Bar(console) as bar:
-        curves, files = of_gradients.measure(plan, out, bar.show, Figures(**given(figures)))
+        curves, files = measure(plan, out, bar.show, built(Figures, figures))
     for curve in curves:
         first, last = curve.norms[0], curve.norms[-1]
         console.print(

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
+from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.errors import OptionError
 
 if TYPE_CHECKING:
-    from stiefelkit.experiments.bench.course import Watch
+    from stiefelkit.measuring.races.course import Watch
 
-__all__ = ["raced", "three_digits"]
+__all__ = ["RowsFile", "raced", "three_digits"]
+
+RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
 
 class Shown(Protocol):
@@ -43,9 +46,11 @@ def raced(
         json: file for the rows.
         wanted: what the contenders had to do, for the error if none could.
     """
-    from stiefelkit.experiments.bench.course import WHO
-    from stiefelkit.experiments.bench.rows import write_rows
+    from stiefelkit.measuring.races.rows import check_place, write_rows
+    from stiefelkit.measuring.races.rules import WHO
 
+    if json is not None:
+        check_place(json)
     console = Console(highlight=False)
     rows, told, reasons = [], set(), {}
     with Bar(console) as bar:

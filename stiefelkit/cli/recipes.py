@@ -8,8 +8,8 @@ from typing import Any
 
 from stiefelkit.cli.app import asked
 from stiefelkit.cli.lists import words_of
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import Task
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task
 
 __all__ = ["filled", "table"]
 
@@ -42,7 +42,7 @@ def table(cls: type[Task]) -> str:
 
 def _settings(cls: type[Task], model: str | None) -> dict[str, Any]:
     """Every setting of a model by its recipe; of a model without one if None."""
-    from stiefelkit.experiments.config import Config
+    from stiefelkit.training.config import Config
 
     found = {
         field.name: {} if field.default is dataclasses.MISSING else field.default

@@ -1,63 +1,30 @@
 """`stiefelkit report`."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from stiefelkit.cli.bar import Bar
-from stiefelkit.cli.lists import words_of
-from stiefelkit.cli.open_options import whole
-from stiefelkit.cli.words import with_plain_help
+from stiefelkit.cli.open_options import of_plan
+from stiefelkit.measuring.report.plan import ReportPlan
 
 __all__ = ["report"]
 
 
-@with_plain_help
-def report(
-    *,
-    full: Annotated[bool, Parameter(negative="--quick")] = False,
-    members: str = "",
-    sections: str = "",
-    peers: bool = True,
-    dtype: str = "float32",
-    device: str = "cpu",
-    threads: Annotated[int, Parameter(converter=whole)] = 1,
-    seed: Annotated[int, Parameter(converter=whole)] = 0,
-    out: Path = Path("report.html"),
-    json: Path | None = None,
-) -> int:
+@of_plan(ReportPlan)
+def report(*, plan: ReportPlan, out: Path = Path("report.html"), json: Path | None = None) -> int:
     """Measures and writes; the words of its help stand in the table of commands.
 
     Args:
-        full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.
-        members: parametrizations, separated by commas; all if left out.
-        sections: out of drift, time, growth, norms and scan, separated by commas; all if left out.
-        peers: measure other implementations too.
-        dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
-        device: cpu or cuda.
-        threads: CPU threads.
-        seed: fixes what is drawn.
+        plan: what to measure.
         out: the page, overwritten.
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
     """
-    from stiefelkit.experiments.bench.rows import check_place
-    from stiefelkit.experiments.files import write_atomically, write_json
-    from stiefelkit.experiments.report.findings import gather
-    from stiefelkit.experiments.report.page import page
-    from stiefelkit.experiments.report.plan import Plan
+    from stiefelkit.measuring.races.rows import check_place
+    from stiefelkit.measuring.report.findings import gather
+    from stiefelkit.measuring.report.page import page
+    from stiefelkit.training.files import write_atomically, write_json
 
-    plan = Plan(
-        full=full,
-        members=words_of(members),
-        sections=words_of(sections),
-        peers=peers,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        seed=seed,
-    )
     for place in (out, json):
         if place is not None:
             check_place(place)

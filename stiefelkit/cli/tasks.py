@@ -10,8 +10,8 @@ from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.open_options import open_options
 from stiefelkit.cli.recipes import filled, table
 from stiefelkit.cli.words import with_plain_help
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import Task, tasks
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, tasks
 
 __all__ = ["app_of_tasks", "with_options"]
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.cli.open_options import given
+from stiefelkit.cli.open_options import built, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.errors import OptionError
-from stiefelkit.experiments.recipe import Settings
-from stiefelkit.experiments.tasks import Task
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task
 
 __all__ = ["app"]
 
@@ -31,7 +31,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for the model.
         """
-        return _train(cls, given(task), model, Settings(**given(settings)), out, resume)
+        return _train(cls, given(task), model, built(Settings, settings), out, resume)
 
     return with_options(run, cls)
 
@@ -43,10 +43,10 @@ def _train(
         raise OptionError(
             "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
         )
-    from stiefelkit.experiments.config import Config
-    from stiefelkit.experiments.display import Terminal
-    from stiefelkit.experiments.summary import summarise
-    from stiefelkit.experiments.train import resume, train
+    from stiefelkit.training.config import Config
+    from stiefelkit.training.display import Terminal
+    from stiefelkit.training.summary import summarise
+    from stiefelkit.training.train import resume, train
 
     path = out or Path("runs") / f"{cls.name}-{model}"
     display = Terminal()

@@ -2,10 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["sections", "unwrapped", "with_plain_help"]
+__all__ = ["entries", "sections", "unwrapped", "with_plain_help"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 HEADING = re.compile(r"^(Args|Attributes|Raises|Returns|References):$")
@@ -57,3 +57,12 @@ def sections(text: str) -> dict[str, list[str]]:
         elif line.strip():
             found[heading].append(line.strip())
     return found
+
+
+def entries(lines: Iterable[str]) -> dict[str, str]:
+    """Returns name to words, of the lines of a section.
+
+    >>> entries(["n: size.", "p: columns: at most n."])
+    {'n': 'size.', 'p': 'columns: at most n.'}
+    """
+    return {name: words for name, _, words in (line.partition(": ") for line in lines)}

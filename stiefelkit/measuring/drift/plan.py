@@ -1,0 +1,128 @@
+"""What a drift experiment is to measure. Read for help, so torch comes in functions."""
+
+from dataclasses import dataclass
+
+from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.optim import optimizers
+from stiefelkit.training.checks import (
+    at_least,
+    finite_positive,
+    known_words,
+    step_length,
+    tall_sizes,
+    usable_device,
+    usable_seed,
+    usable_threads,
+)
+
+__all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "DriftPlan"]
+
+DTYPES = ("complex128", "complex64", "float32", "float64")
+"""Those that frames may be stored in while an optimizer moves them."""
+WEIGHT_DTYPES = (*DTYPES, "bfloat16")
+"""Those of weights; what is below float32 has its coordinates in float32."""
+GRADIENTS = ("random", "fixed", "rotation", "digits")
+UNCONSTRAINED = "unconstrained"
+"""The name of the reference: an ordinary weight that starts orthogonal and is held by nothing."""
+WHO = "The drift experiment"
+
+
+@dataclass(frozen=True)
+class DriftPlan:
+    """What to measure.
+
+    Args:
+        steps: optimizer steps; 100000 for what adds up slowly.
+        methods: separated by commas; if left out all that --optimizer can train, and those of frames in precision
+            exact.
+        sizes: n, or n x p for tall frames (1024x64), separated by commas.
+        dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
+        gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
+            G = A W with one random skew A, digits trains it to tell handwritten digits apart.
+        optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, one that moves frames (the method
+            "stiefel" needs such), or the name of an installed plugin.
+        lr: its learning rate.
+        step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
+        look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
+            miss a peak.
+        device: cpu or cuda.
+        autocast: make the steps under autocast to bfloat16.
+        tf32: let a GPU lower float32 products to TF32.
+        threads: CPU threads.
+        seed: fixes the initial weights and the gradients.
+    """
+
+    steps: int = 1000
+    methods: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ((64, 64),)
+    dtype: str = "float32"
+    gradients: str = "random"
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    step_length: float = 1e-2
+    look_every: int = 1
+    device: str = "cpu"
+    autocast: bool = False
+    tf32: bool = False
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        from stiefelkit.measuring.moved_frames import check_method
+        from stiefelkit.optim.settings import PRECISIONS
+
+        for name in ("steps", "look_every"):
+            at_least(WHO, name, getattr(self, name), 1)
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
+        usable_device(WHO, self.device)
+        if self.tf32 and not self.device.startswith("cuda"):
+            raise OptionError(f"{WHO} needs a CUDA device for TF32, got {self.device!r}.")
+        finite_positive(WHO, "lr", self.lr)
+        step_length(WHO, self.step_length)
+        tall_sizes(WHO, self.sizes)
+        known_words(WHO, "dtype", [self.dtype], WEIGHT_DTYPES)
+        known_words(WHO, "gradients", [self.gradients], GRADIENTS)
+        moves_frames = getattr(optimizers.get(self.optimizer), "moves_frames", False)
+        maps, ours, peers = _known()
+        known = [*maps, *ours, *(f"{name}:{PRECISIONS[1]}" for name in ours), *peers]
+        for method in self.methods:
+            if method.partition(":")[0] in ours:
+                check_method(method)
+            elif method not in known:
+                raise UnknownNameError(
+                    f"No parametrization or optimizer of frames is named {method!r}{did_you_mean(method, known)}"
+                )
+        out_of_reach = [] if moves_frames else [name for name in self.methods or maps if _is_frame(name, self.dtype)]
+        if self.methods and out_of_reach:
+            raise OptimizerError(
+                f"{WHO} needs an optimizer that keeps {out_of_reach[0]!r} on its manifold, got {self.optimizer!r}; "
+                "name one with --optimizer, such as multiplicative_cayley."
+            )
+        if not self.methods:
+            maps = [name for name in maps if name not in out_of_reach]
+            object.__setattr__(self, "methods", (*maps, *ours, *peers))
+
+
+def _is_frame(method: str, dtype: str) -> bool:
+    """Whether a method is a parametrization with a coordinate that must stay on a manifold, at whatever size."""
+    import torch
+
+    from stiefelkit import available
+
+    cls, stored = available().get(method), getattr(torch, dtype)
+    if cls is None or cls.supports((4, 4), stored) is not None:
+        return False
+    try:
+        return bool(cls((4, 4), dtype=stored).manifolds)
+    except StiefelkitError:
+        return False
+
+
+def _known() -> tuple[list[str], list[str], list[str]]:
+    """Names of parametrizations, of our optimizers of frames, and of their peers."""
+    from stiefelkit import available
+    from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
+
+    return [*available(), UNCONSTRAINED], list(own_optimizers()), peer_optimizers.names()

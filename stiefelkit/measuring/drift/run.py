@@ -1,0 +1,181 @@
+"""One weight under one gradient after the other."""
+
+import contextlib
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit import init
+from stiefelkit.measuring.drift.digits import CLASSES, PIXELS, of_digits
+from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
+from stiefelkit.measuring.moved_frames import start
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.optim import optimizers
+
+__all__ = ["DriftCurve", "log_grid", "run"]
+
+Step = Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class DriftCurve:
+    """Orthogonality of one weight along a run.
+
+    Args:
+        method: its name.
+        n: rows of the weight.
+        p: columns.
+        limit: the rounding limit.
+        steps: optimizer steps done, log-spaced.
+        errors: the largest orthogonality error that was seen after the step before, up to this one; NaN from the step
+            on after which one was not finite, where the run ends.
+    """
+
+    method: str
+    n: int
+    p: int
+    limit: float
+    steps: list[int] = field(repr=False)
+    errors: list[float] = field(repr=False)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Errors in multiples of the limit."""
+        return [error / self.limit for error in self.errors]
+
+    @property
+    def worst(self) -> float:
+        """The largest ratio of the run; NaN if an error was."""
+        return self.worst_until(self.steps[-1])
+
+    def worst_until(self, step: int) -> float:
+        """The largest ratio up to a step."""
+        return _largest([ratio for at, ratio in zip(self.steps, self.ratios, strict=True) if at <= step])
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
+def log_grid(steps: int, per_decade: int = 8) -> list[int]:
+    """Returns log-spaced step numbers from 0 to `steps`, both included.
+
+    >>> log_grid(10, per_decade=2)
+    [0, 1, 3, 10]
+    """
+    count = math.ceil(per_decade * math.log10(steps)) if steps > 1 else 0
+    inner = {round(10 ** (k / per_decade)) for k in range(count)}
+    return sorted({0, steps} | {step for step in inner if step < steps})
+
+
+def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], None] = lambda step: None) -> DriftCurve:
+    """Takes one weight through the steps of a plan.
+
+    Args:
+        plan: what to measure.
+        method: one of the plan's.
+        n: rows of the weight.
+        p: columns.
+        watch: called with the number of steps done, after each look.
+    """
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+    torch.manual_seed(plan.seed)
+    gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
+    weight, step = _started(plan, method, n, p, gradient)
+
+    def error() -> float:
+        with torch.no_grad():
+            with _surroundings(plan):
+                w = weight()
+            return float(orthogonality_error(w))
+
+    grid, errors, seen = log_grid(plan.steps), [error()], []
+    # At regular looks, what an optimizer does every so many steps would always be seen, or never.
+    source, look = random.Random(plan.seed), 0
+    for done in range(1, plan.steps + 1):
+        if done % plan.look_every == 1 % plan.look_every:
+            look = done + source.randrange(plan.look_every)
+        with _surroundings(plan):
+            with torch.no_grad():
+                g = gradient(weight())
+            step(g)
+        is_due = done == grid[len(errors)]
+        if is_due or done == look:
+            seen.append(error())
+            watch(done)
+            if not math.isfinite(seen[-1]):
+                errors += [math.nan] * (len(grid) - len(errors))
+                break
+        if is_due:
+            errors.append(max(seen))
+            seen = []
+    return DriftCurve(method, n, p, rounding_limit(p, dtype), grid, errors)
+
+
+@contextlib.contextmanager
+def _surroundings(plan: DriftPlan) -> Iterator[None]:
+    """Autocast and TF32, where the plan asks for them."""
+    flags = torch.backends.cuda.matmul
+    before = flags.fp32_precision
+    if plan.tf32:
+        flags.fp32_precision = "tf32"
+    try:
+        with torch.autocast(torch.device(plan.device).type, torch.bfloat16, enabled=plan.autocast):
+            yield
+    finally:
+        if plan.tf32:
+            flags.fp32_precision = before
+
+
+def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """From the weight to the gradient of a step."""
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+
+    def drawn(columns: int = p, rows: int = n, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(rows, columns, dtype=dtype, generator=source).to(plan.device)
+
+    if plan.gradients == "random":
+        return lambda w: drawn()
+    if plan.gradients == "fixed":
+        g = drawn()
+        return lambda w: g.clone()
+    if plan.gradients == "digits":
+        real = dtype.to_real() if dtype.is_complex else dtype
+        return of_digits(drawn(rows=PIXELS) / PIXELS**0.5, drawn(CLASSES, dtype=real) / n**0.5, plan.seed)
+    x = drawn(n)
+    a = x - x.mH
+    return lambda w: a @ w
+
+
+def _started(
+    plan: DriftPlan, method: str, n: int, p: int, gradient: Callable[[Tensor], Tensor]
+) -> tuple[Callable[[], Tensor], Step]:
+    """What reads the weight, and what makes a step with a gradient."""
+    from stiefelkit import available, orthogonal
+    from stiefelkit.optim import parameter_groups
+
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+    if method not in (*available(), UNCONSTRAINED):
+        frame = init.haar((n, p), working_dtype(dtype)).to(plan.device)
+        moved = start(method, frame, gradient(frame.to(dtype)), plan.step_length, dtype)
+        return lambda: moved.frame, moved.step
+    layer = nn.Linear(p, n, bias=False, dtype=dtype, device=plan.device)
+    if method == UNCONSTRAINED:
+        layer.weight.data.copy_(init.haar((n, p), working_dtype(dtype)))
+    else:
+        orthogonal(layer, "weight", method, init=available()[method]((n, p), dtype=dtype).schemes[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* holds no frame")  # as of most maps, on purpose
+        optimizer = optimizers.get(plan.optimizer)(parameter_groups(layer, lr=plan.lr))
+
+    def step(g: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (layer.weight * g.conj()).real.sum().backward()
+        optimizer.step()
+
+    return lambda: layer.weight, step

@@ -1,0 +1,213 @@
+"""How time and memory of the parametrizations grow with the size of a frame, their number, the steps and the batch."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stiefelkit.attach import available
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.measuring.growth.allocations import peak_bytes
+from stiefelkit.measuring.growth.fit import fit
+from stiefelkit.measuring.growth.plan import GrowthPlan
+from stiefelkit.measuring.races.clock import Run, product_of
+from stiefelkit.measuring.races.contenders import OPERATIONS, members
+from stiefelkit.measuring.races.course import Course, Watch
+from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.training.threads import threads
+
+__all__ = ["PRODUCT", "GrowthHeat", "GrowthRow", "heats"]
+
+PRODUCT = "one product"
+"""Name of the yardstick, the matrix product of that size."""
+WIDTH = 64
+"""Rows and columns of the frames of which there are many, and of the recurrent weight."""
+STEPS, BATCH, INPUTS = 64, 16, 8
+"""Of the recurrent layer where they are not what grows."""
+
+
+@dataclass(frozen=True)
+class GrowthRow:
+    """One contender on one axis.
+
+    Args:
+        contender: the member, or "one product".
+        precision: of the member; None for the product.
+        dtype: of the frames.
+        device: cpu or cuda.
+        what: "time", in seconds, or "memory", in bytes.
+        against: the axis.
+        points: what grew.
+        values: what was measured there; the medians of times.
+        expected: time against n: the member's `cost_exponent`; memory against n: 2, as the frame itself; otherwise 1.
+        exponent: of the power law through them; None where there are fewer than two points.
+        spread: its standard error; None from two points.
+        first: the smallest point of the fit.
+        last: the largest.
+        overhead_until: points up to this one are overhead, which the fit leaves out; None if none is.
+        faster: whether it grows faster than expected, by more than twice the spread and a logarithm.
+    """
+
+    contender: str
+    precision: str | None
+    dtype: str
+    device: str
+    what: str
+    against: str
+    points: list[int]
+    values: list[float]
+    expected: float
+    exponent: float | None = None
+    spread: float | None = None
+    first: float | None = None
+    last: float | None = None
+    overhead_until: float | None = None
+    faster: bool = False
+
+
+@dataclass(frozen=True)
+class GrowthHeat:
+    """One quantity on one axis.
+
+    Attributes:
+        what: the quantity.
+        against: the axis.
+        rows: a row a contender.
+        left_out: contender to the reason why it could not take part.
+    """
+
+    what: str
+    against: str
+    rows: list[GrowthRow]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A contender: who, in which dtype, and what its trait says of it at one size."""
+
+    name: str
+    precision: str
+    dtype: torch.dtype
+
+    def cost(self) -> float:
+        """The exponent that its traits declare."""
+        try:
+            return available()[self.name]((4, 4), dtype=self.dtype, precision=self.precision).traits.cost_exponent
+        except StiefelkitError:
+            return 3.0
+
+
+def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> Iterator[GrowthHeat]:
+    """Measures axis by axis, and yields a heat for each quantity when it is over.
+
+    Args:
+        plan: what to measure.
+        watch: called now and then with words, and how many rounds of how many are done.
+    """
+    starters = {member.name: member for member in _members(plan)}
+    for axis in plan.against:
+        left_out: dict[str, str] = {}
+        found: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
+        for x in plan.points(axis):
+            with threads(plan.threads):
+                for what, values in _point(plan, starters, axis, x, watch, left_out).items():
+                    for name, value in values.items():
+                        found[what].setdefault(name, {})[x] = value
+        for what in plan.what:
+            names = [name for name in (PRODUCT, *starters) if name in found[what]]
+            rows = [_row(plan, what, axis, name, starters.get(name), found[what][name]) for name in names]
+            yield GrowthHeat(what, axis, rows, left_out)
+
+
+def _dtype(plan: GrowthPlan) -> torch.dtype:
+    return getattr(torch, plan.dtype)
+
+
+def _members(plan: GrowthPlan) -> list[_Member]:
+    dtype, found = _dtype(plan), []
+    for name, cls in available().items():
+        if plan.members and name not in plan.members:
+            continue
+        refused = cls.supports((4, 4), dtype) is not None
+        precision = plan.precision if plan.precision in cls.precisions else cls.precisions[0]
+        found.append(_Member(name, precision, dtype.to_complex() if refused else dtype))
+    return found
+
+
+def _point(
+    plan: GrowthPlan, starters: Mapping[str, _Member], axis: str, x: int, watch: Watch, left_out: dict[str, str]
+) -> dict[str, dict[str, float]]:
+    """Quantity to contender to what was measured at one value of what grows."""
+    course = Course(f"{axis} = {x}", (), watch)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        prepare = _map if axis in ("n", "matrices") else _layer
+        runs = course.each("preparing", starters, lambda name: prepare(plan, starters[name], axis, x), left_out)
+    able = course.each("trying", runs, lambda name: runs[name](), left_out)
+    runs = {name: runs[name] for name in able}
+    device, found = torch.device(plan.device), {}
+    if "time" in plan.what:
+        n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
+        unit, found["time"] = course.timed(plan, product_of(n, n, batch, _dtype(plan), device), runs, "time")
+        if axis in ("n", "matrices"):
+            found["time"] = {PRODUCT: unit, **found["time"]}
+    if "memory" in plan.what:
+        # a map to a point that is its own coordinate allocates nothing, which has no logarithm
+        measured = course.each("memory of", runs, lambda name: float(peak_bytes(runs[name], device)), left_out)
+        found["memory"] = {name: size for name, size in measured.items() if size > 0}
+    return found
+
+
+def _map(plan: GrowthPlan, member: _Member, axis: str, x: int) -> Run:
+    n, batch = (x, 1) if axis == "n" else (WIDTH, x)
+    problem = FrameProblem(n, n, batch, member.dtype, torch.device(plan.device), {}, plan.seed)
+    (contender,) = members([member.name], [member.precision], {}).values()
+    entry = contender.enter(problem)
+    return OPERATIONS["forward_backward"](entry, problem.gradient())
+
+
+def _layer(plan: GrowthPlan, member: _Member, axis: str, x: int) -> Run:
+    steps, batch = (x, BATCH) if axis == "T" else (STEPS, x)
+    device, source = torch.device(plan.device), torch.Generator().manual_seed(plan.seed)
+    layer = OrthogonalRNN(
+        INPUTS,
+        WIDTH,
+        parametrization=member.name,
+        precision=member.precision,
+        field="complex" if member.dtype.is_complex else "real",
+        dtype=member.dtype.to_real(),
+        device=device,
+    )
+    parameters = list(layer.parameters())
+    inputs = torch.randn(steps, batch, INPUTS, dtype=member.dtype.to_real(), generator=source).to(device)
+    g = (torch.randn(steps, batch, WIDTH, dtype=member.dtype, generator=source) * WIDTH**-0.5).to(device)
+    return lambda: torch.autograd.grad(layer(inputs)[0], parameters, g)
+
+
+def _row(
+    plan: GrowthPlan, what: str, axis: str, name: str, member: _Member | None, measured: Mapping[int, float]
+) -> GrowthRow:
+    if axis != "n":
+        expected = 1.0
+    elif what == "memory":
+        expected = 2.0
+    else:
+        expected = 3.0 if member is None else member.cost()
+    points, values = list(measured), list(measured.values())
+    law = fit(points, values, expected)
+    fitted = {} if law is None else dataclasses.asdict(law) | {"faster": law.faster_than(expected)}
+    return GrowthRow(
+        contender=name,
+        precision=None if member is None else member.precision,
+        dtype=plan.dtype if member is None else str(member.dtype).removeprefix("torch."),
+        device=plan.device,
+        what=what,
+        against=axis,
+        points=points,
+        values=values,
+        expected=expected,
+        **fitted,
+    )

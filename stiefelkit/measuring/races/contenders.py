@@ -1,0 +1,140 @@
+"""Who takes part in a race of parametrizations, and what they do in it."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.attach import available, coordinates, orthogonal
+from stiefelkit.errors import DtypeError, OptimizerError
+from stiefelkit.host import manifolds
+from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.optim import parameter_groups
+from stiefelkit.param import OrthogonalParam
+
+__all__ = ["LEARNING_RATE", "OPERATIONS", "Contender", "Entry", "Holder", "members", "options_of"]
+
+LEARNING_RATE = 1e-4
+"""Of the plain SGD in "step": so small that the coordinates stay what was drawn."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender that is ready to run.
+
+    Attributes:
+        weight: computes the frame.
+        parameters: what is trained.
+        optimizer: makes one step after a backward; None where plain SGD may not.
+    """
+
+    weight: Callable[[], Tensor]
+    parameters: Sequence[Tensor]
+    optimizer: torch.optim.Optimizer | None
+
+
+def _forward(entry: Entry, g: Tensor) -> Callable[[], Any]:
+    return torch.no_grad()(entry.weight)
+
+
+def _forward_backward(entry: Entry, g: Tensor) -> Callable[[], Any]:
+    return lambda: torch.autograd.grad(entry.weight(), entry.parameters, g)
+
+
+def _step(entry: Entry, g: Tensor) -> Callable[[], Any]:
+    def step() -> None:
+        if entry.optimizer is None:
+            raise OptimizerError("it needs an optimizer along the manifold.")
+        entry.optimizer.zero_grad()
+        entry.weight().backward(g)
+        entry.optimizer.step()
+
+    return step
+
+
+OPERATIONS: dict[str, Callable[[Entry, Tensor], Callable[[], Any]]] = {
+    "forward": _forward,
+    "forward_backward": _forward_backward,
+    "step": _step,
+}
+"""Name to what is timed, given the entry and dL/dW; in this order, since "step" moves the coordinates."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One implementation in the race.
+
+    Args:
+        family: the map it computes, by its name in the registry; contenders of one family are compared.
+        enter: gets ready; raises a `StiefelkitError` that says what it needs, if it cannot do the problem.
+        operations: what it does.
+        package: an extra package that it needs.
+    """
+
+    family: str
+    enter: Callable[[FrameProblem], Entry]
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+    package: str | None = None
+
+
+class Holder(nn.Module):
+    """A module with nothing but a weight."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+def members(names: Iterable[str], precisions: Collection[str], options: dict[str, Any]) -> dict[str, Contender]:
+    """Returns "name (precision)" to contender, for members of the registry in each precision that they have.
+
+    Args:
+        names: registered names.
+        precisions: which precisions; all if empty.
+        options: given to those members that have them, and named with the precision.
+    """
+    known = available()
+    found = {}
+    for name in names:
+        own = {key: value for key, value in options.items() if key in options_of(known[name])}
+        for precision in known[name].precisions:
+            if not precisions or precision in precisions:
+                words = ", ".join([precision, *(f"{key}={value}" for key, value in own.items())])
+                found[f"{name} ({words})"] = Contender(name, partial(_enter, name, precision, own))
+    return found
+
+
+def options_of(cls: type[OrthogonalParam]) -> list[str]:
+    """Names of the options that a member has besides those of the contract."""
+    taken = ("self", "shape", "dtype", "device", "precision")
+    return [name for name in inspect.signature(cls.__init__).parameters if name not in taken]
+
+
+def _enter(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Entry:
+    reason = available()[name].supports(problem.shape, problem.dtype, **options)
+    if reason is not None:
+        raise DtypeError(f"it needs {reason}.")
+    blank = torch.full(problem.shape, float("nan"), dtype=problem.dtype, device=problem.device)
+    layer = orthogonal(Holder(blank), "weight", name, precision=precision, **options)
+    with torch.no_grad():
+        for coordinate, c in coordinates(layer, "weight").items():
+            drawn = _drawn(coordinate, c, problem)
+            c.copy_(c * problem.scale if drawn is None else drawn)
+    groups = parameter_groups(layer, lr=LEARNING_RATE)
+    optimizer = None if manifolds(layer) else torch.optim.SGD(groups, lr=LEARNING_RATE)
+    return Entry(lambda: layer.weight, list(layer.parameters()), optimizer)
+
+
+def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor | None:
+    """Coordinates of the kind that the peers get; None, for one of no known kind, leaves the default initial value."""
+    kind = coordinate.rpartition(".")[2]
+    if kind == "skew":
+        size = (2 * problem.n if problem.dtype.is_complex else problem.n) ** -0.5
+        return problem.normal(*c.shape, size=size, dtype=c.dtype)
+    if kind == "reflectors":
+        return problem.normal(*c.shape, dtype=c.dtype)
+    return problem.angles(*c.shape) if kind in ("angle", "phase") else None

@@ -1,0 +1,131 @@
+"""What all races have in common: the running of one heat, and its result."""
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.measuring.races.clock import Run, clock_of, product_of, race
+from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.rows import FrameRow
+from stiefelkit.measuring.races.rules import FramePlan, Rules
+from stiefelkit.metrics import rounding_limit
+
+__all__ = ["Course", "FrameHeat", "Watch", "frame_row", "product"]
+
+UNIT = "the unit"
+
+T = TypeVar("T")
+Watch = Callable[[str, int, int], None]
+"""Called now and then with words, and how many rounds of how many are done."""
+
+
+@dataclass(frozen=True)
+class FrameHeat:
+    """One operation at one size.
+
+    Attributes:
+        problem: the size.
+        operation: what was timed.
+        unit: seconds of one product, the g of the table.
+        rows: the figures, family by family, members before peers, and the fastest first.
+        families: of the rows, one each.
+        left_out: contender to the reason why it could not take part.
+    """
+
+    problem: FrameProblem
+    operation: str
+    unit: float
+    rows: list[FrameRow]
+    families: list[str]
+    left_out: dict[str, str]
+
+
+@dataclass
+class Course:
+    """One size of a race.
+
+    Args:
+        problem: the size, in words.
+        racing_peers: names of the peers, which may fail as they like.
+        watch: called now and then.
+    """
+
+    problem: str
+    racing_peers: Container[str]
+    watch: Watch
+
+    def each(self, what: str, names: Iterable[str], act: Callable[[str], T], left_out: dict[str, str]) -> dict[str, T]:
+        """Name to what `act` returns, for those that do not fail; the others go to `left_out` with their reason.
+
+        A member says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
+        """
+        found = {}
+        for name in names:
+            self.watch(f"{self.problem}: {what} {name}", 0, 1)
+            try:
+                found[name] = act(name)
+            except StiefelkitError as error:
+                left_out[name] = str(error)
+            except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+                if name not in self.racing_peers and "alloc" not in str(error):
+                    raise
+                left_out[name] = str(error).partition("\n")[0]
+        return found
+
+    def timed(self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str) -> tuple[float, dict[str, float]]:
+        """Seconds of the unit, and of each contender."""
+        timings = race(
+            {UNIT: unit, **runs},
+            clock_of(torch.device(rules.device)),
+            repeats=rules.repeats,
+            seconds=rules.seconds,
+            watch=lambda done, rounds: self.watch(f"{self.problem}, {operation}", done, rounds),
+        )
+        return timings[UNIT].median, {name: timings[name].median for name in runs}
+
+
+def product(problem: FrameProblem) -> Run:
+    """The unit of a race of frames: one product of that size."""
+    return product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
+
+
+def frame_row(
+    plan: FramePlan,
+    problem: FrameProblem,
+    operation: str,
+    name: str,
+    unit: float,
+    seconds: float,
+    error: float,
+    yardstick: list[float],
+) -> FrameRow:
+    """The figures of one contender in a race of frames.
+
+    Args:
+        plan: of the race.
+        problem: the size.
+        operation: what was timed.
+        name: the contender.
+        unit: seconds of one product.
+        seconds: its own.
+        error: ||W^H W - I||_F.
+        yardstick: seconds of the peers that it is compared with.
+    """
+    over_limit = error / rounding_limit(problem.p, problem.dtype)
+    return FrameRow(
+        operation=operation,
+        contender=name,
+        n=problem.n,
+        p=problem.p,
+        batch=problem.batch,
+        dtype=plan.dtype,
+        device=plan.device,
+        seconds=seconds,
+        gemm_units=seconds / unit,
+        ratio_to_best_peer=min(yardstick) / seconds if yardstick else None,
+        error_over_limit=over_limit if math.isfinite(over_limit) else None,
+    )

@@ -1,0 +1,177 @@
+"""Plans of the races of frames: of parametrizations, of optimizers, and of errors at large coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.drift.plan import DTYPES
+from stiefelkit.measuring.races.rules import WHO, FramePlan, Rules
+from stiefelkit.training.checks import finite_positive, known_members, known_words, step_length
+from stiefelkit.training.recipes import Option
+
+if TYPE_CHECKING:
+    from stiefelkit.measuring.races.contenders import Contender
+
+__all__ = ["MemberPlan", "NormPlan", "OptimizerRace", "ParametrizationRace"]
+
+
+@dataclass(frozen=True)
+class MemberPlan(FramePlan):
+    """Which parametrizations take part; their peers are those of the members named, with all members all of them.
+
+    Args:
+        members: parametrizations, separated by commas; all if left out. Their peers race alone with them.
+        precisions: exact, fast, or both, separated by commas; each that a member has if left out.
+        options: options of members, as in --options.reflections 16, for those that have them.
+    """
+
+    members: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
+    options: dict[str, Option] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        from stiefelkit.attach import available
+        from stiefelkit.measuring.races.contenders import options_of
+
+        super().__post_init__()
+        known = available()
+        known_members(self.members)
+        known_words(
+            WHO, "precision", self.precisions, {"exact", "fast"}.union(*(cls.precisions for cls in known.values()))
+        )
+        own = {option for name in self.members or known for option in options_of(known[name])}
+        known_words(WHO, "option", self.options, own)
+        if not self.contenders():
+            raise OptionError(f"{WHO} needs a member with precision {' or '.join(self.precisions)}, got none of those.")
+
+    def contenders(self) -> dict[str, Contender]:
+        """Name to member, in each precision asked for."""
+        from stiefelkit.attach import available
+        from stiefelkit.measuring.races.contenders import members
+
+        return members(self.members or available(), self.precisions, self.options)
+
+    def racing_peers(self) -> dict[str, Contender]:
+        """Name to peer, none unless asked for."""
+        missing = {name for names in self.missing_peers().values() for name in names}
+        return {name: peer for name, peer in self._asked_peers().items() if name not in missing}
+
+    def missing_peers(self) -> dict[str, list[str]]:
+        """Package to the peers that are left out for want of it."""
+        from stiefelkit.measuring.races.peers import missing_packages
+
+        return missing_packages(self._asked_peers())
+
+    def _asked_peers(self) -> dict[str, Contender]:
+        from stiefelkit.measuring.races.peers import peers
+
+        found = peers.available() if self.peers else {}
+        return {name: peer for name, peer in found.items() if not self.members or peer.family in self.members}
+
+
+@dataclass(frozen=True)
+class ParametrizationRace(MemberPlan, Rules):
+    """Which parametrizations race, beside their peers.
+
+    Args:
+        operations: forward, forward_backward, step, separated by commas.
+        peers: race torch's own maps, geoopt, and geotorch if it is installed.
+    """
+
+    operations: tuple[str, ...] = ("forward_backward", "step")
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        from stiefelkit.measuring.races.contenders import OPERATIONS
+
+        known_words(WHO, "operation", self.operations, OPERATIONS)
+        if not self.operations:
+            raise OptionError(f"{WHO} needs one operation or more, got none.")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class NormPlan(MemberPlan):
+    """Whose errors at large coordinates are measured: members and peers, drawn as in the race of the parametrizations.
+
+    Args:
+        batch: number of frames; the worst of them is shown.
+        members: parametrizations, separated by commas; all if left out.
+        factors: integers, separated by commas.
+        peers: show the peers of the members too.
+    """
+
+    sizes: tuple[tuple[int, int], ...] = ((64, 64),)
+    factors: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4)
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        super().__post_init__()
+        for factor in self.factors:
+            finite_positive(WHO, "factor", factor)
+
+
+@dataclass(frozen=True)
+class OptimizerRace(FramePlan, Rules):
+    """Which optimizers of frames race.
+
+    Args:
+        dtype: float32, float64, complex64 or complex128.
+        optimizers: names, separated by commas, peers' among them; all of ours that move frames, plugins too, if left
+            out. Peers that are named race, and no others.
+        precisions: exact, fast, or both, separated by commas.
+        step_length: of the first step, at most 100.
+        peers: race geoopt's RiemannianSGD and RiemannianAdam, or those of them that --optimizers names; what takes over
+            20 s for a step is left out.
+    """
+
+    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512), (1024, 64), (2048, 32))
+    optimizers: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("exact", "fast")
+    step_length: float = 0.1
+
+    dtypes: ClassVar[Collection[str]] = DTYPES
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
+        from stiefelkit.optim.settings import PRECISIONS
+
+        super().__post_init__()
+        step_length(WHO, self.step_length)
+        known_words(WHO, "optimizer of frames", self.optimizers, [*own_optimizers(), *peer_optimizers.names()])
+        known_words(WHO, "precision", self.precisions, PRECISIONS)
+        if self._own() and not self.contenders():
+            raise OptionError(f"{WHO} needs an optimizer in precision exact or fast, got none.")
+
+    def contenders(self) -> dict[str, str]:
+        """Name in the table to method, for ours in each precision that they have."""
+        from stiefelkit.measuring.moved_frames import check_method
+        from stiefelkit.optim.settings import PRECISIONS
+
+        found = {}
+        for name in self._own():
+            for precision in self.precisions or PRECISIONS:
+                try:
+                    check_method(f"{name}:{precision}")
+                except OptionError:
+                    continue
+                found[f"{name} ({precision})"] = f"{name}:{precision}"
+        return found
+
+    def racing_peers(self) -> dict[str, str]:
+        """The same for peers: those that are named, else all or none."""
+        from stiefelkit.measuring.moved_frames import peer_optimizers
+
+        known = peer_optimizers.names()
+        named = [name for name in self.optimizers if name in known]
+        return {name: name for name in named or (peer_optimizers.available() if self.peers else ())}
+
+    def _own(self) -> list[str]:
+        from stiefelkit.measuring.moved_frames import own_optimizers
+
+        return [name for name in own_optimizers() if name in self.optimizers or not self.optimizers]

@@ -1,0 +1,213 @@
+"""Who takes part in a race of recurrences: our scan, backend by backend, and other implementations.
+
+A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_peers` that gives a function from
+`Sequences` to a `Recurrence`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.races.clock import Run
+from stiefelkit.measuring.races.recurrence_problem import Sequences
+from stiefelkit.registry import Registry
+from stiefelkit.scan import BACKENDS, find_activation, scan, scan_backend
+
+__all__ = [
+    "LOOP",
+    "Enter",
+    "Recurrence",
+    "backward",
+    "fast_backends",
+    "limit",
+    "ours",
+    "picked_backend",
+    "recurrence_peers",
+]
+
+LOOP = "eager_loop"
+"""The peer that peak memory is compared with."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A contender that is ready to run.
+
+    Attributes:
+        width: of its states.
+        dtype: of its states.
+        parameters: what gradients are taken of.
+        sequence: computes the states of all steps, (T, B, width).
+        last_state: computes the last one only, (B, width), in whatever way is best for that.
+    """
+
+    width: int
+    dtype: torch.dtype
+    parameters: Sequence[Tensor]
+    sequence: Callable[[], Tensor]
+    last_state: Callable[[], Tensor]
+
+
+Enter = Callable[[Sequences], Recurrence]
+"""Gets ready; raises a `StiefelkitError` that says what it needs, if it cannot do the case."""
+
+
+def backward(entry: Recurrence, drawn: Sequences, loss: str) -> Run:
+    """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state").
+
+    Args:
+        entry: who runs.
+        drawn: the case.
+        loss: which of the two.
+    """
+    g = drawn.gradient(entry.width, entry.dtype)
+    if loss == "sequence":
+        return lambda: torch.autograd.grad(entry.sequence(), entry.parameters, g)
+    last = g[-1].clone()
+    return lambda: torch.autograd.grad(entry.last_state(), entry.parameters, last)
+
+
+def limit(drawn: Sequences) -> Run:
+    """What no scan can do without: T products (B, n) x (n, n) forward, T backward, and one (n, TB) x (TB, n).
+
+    The products of one step work in place on tensors that stay in the cache: no activation, no memory traffic. Complex
+    states count as 2n real numbers.
+    """
+    case = drawn.case
+    n, steps = case.n * (1 + case.is_complex), 2 * case.T
+    source = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=drawn.dtype, generator=source).to(drawn.device)
+
+    h, w, z = normal(case.B, n), normal(n, n) * n**-0.5, normal(case.B, n)
+    states, deltas, dw = normal(case.T * case.B, n), normal(case.T * case.B, n), normal(n, n)
+
+    def run() -> None:
+        z.zero_()
+        for _ in range(steps):
+            z.addmm_(h, w)
+        torch.mm(deltas.mT, states, out=dw)
+
+    return torch.no_grad()(run)
+
+
+def ours(backends: Iterable[str]) -> dict[str, Enter]:
+    """Returns backend to `scan` with it."""
+    return {backend: partial(_scan, backend) for backend in backends}
+
+
+def picked_backend(drawn: Sequences) -> str:
+    """The backend that "auto" picks for the case."""
+    return scan_backend(drawn.w, activation=drawn.activation)
+
+
+def fast_backends(drawn: Sequences) -> list[str]:
+    """The backends that can do the case, but for the reference, which is slow by intention."""
+    found = []
+    for backend in BACKENDS:
+        try:
+            chosen = scan_backend(drawn.w, activation=drawn.activation, backend=backend)
+        except OptionError:
+            continue
+        found += [backend] if backend == chosen != "reference" else []
+    return found
+
+
+def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    w, u, b = (tensor.clone().requires_grad_() for tensor in (drawn.w, drawn.u, drawn.bias))
+    return w, u, b
+
+
+def _scan(backend: str, drawn: Sequences) -> Recurrence:
+    w, u, b = _leaves(drawn)
+    inside = find_activation(drawn.activation, w.is_complex()).bias_inside
+
+    def run(last_only: bool) -> tuple[Tensor | None, Tensor]:
+        return scan(
+            drawn.x,
+            w,
+            drawn.h0,
+            u=u,
+            bias=None if inside else b,
+            activation_bias=b if inside else None,
+            activation=drawn.activation,
+            last_only=last_only,
+            backend=backend,
+        )
+
+    def sequence() -> Tensor:
+        out, _ = run(last_only=False)
+        assert out is not None
+        return out
+
+    return Recurrence(drawn.case.n, w.dtype, [w, u, b], sequence, lambda: run(last_only=True)[1])
+
+
+def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
+    """As it is commonly written; ours spares autograd the derivative of the sign."""
+    assert b is not None
+    return torch.sgn(z) * torch.relu(z.abs() + b)
+
+
+def _eager_loop(drawn: Sequences) -> Recurrence:
+    """The cell as a user writes it, step by step, with autograd."""
+    w, u, b = _leaves(drawn)
+    inside = find_activation(drawn.activation, w.is_complex()).bias_inside
+    activation = _plain_modrelu if drawn.activation == "modrelu" else find_activation(drawn.activation, w.is_complex())
+    before, within = (None, b) if inside else (b, None)
+
+    def states() -> list[Tensor]:
+        h, found = drawn.h0, []
+        for x in drawn.x.to(w.dtype):
+            h = activation(F.linear(x, u, before) + F.linear(h, w), within)
+            found.append(h)
+        return found
+
+    return Recurrence(drawn.case.n, w.dtype, [w, u, b], lambda: torch.stack(states()), lambda: states()[-1])
+
+
+def _module(make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any) -> Recurrence:
+    """A layer of torch's with its own initial weights, of as many units as there are real numbers in a state."""
+    case = drawn.case
+    width = units or case.n * (1 + case.is_complex)
+    layer = make(case.m, width, device=drawn.device, dtype=drawn.dtype, **options)
+
+    def last_state() -> Tensor:
+        _, last = layer(drawn.x)
+        return (last[0] if isinstance(last, tuple) else last)[-1]
+
+    return Recurrence(width, drawn.dtype, list(layer.parameters()), lambda: layer(drawn.x)[0], last_state)
+
+
+def _torch_rnn(drawn: Sequences) -> Recurrence:
+    return _module(nn.RNN, drawn, nonlinearity="relu" if drawn.activation == "relu" else "tanh")
+
+
+def _torch_lstm(drawn: Sequences) -> Recurrence:
+    return _module(nn.LSTM, drawn)
+
+
+def _torch_lstm_matched(drawn: Sequences) -> Recurrence:
+    if drawn.case.matched is None:
+        raise OptionError(f"the papers match no LSTM with case {drawn.case.name}.")
+    return _module(nn.LSTM, drawn, drawn.case.matched)
+
+
+recurrence_peers = Registry(
+    "stiefelkit.recurrence_peers",
+    "peer",
+    {
+        LOOP: _eager_loop,
+        "torch_rnn": _torch_rnn,
+        "torch_lstm": _torch_lstm,
+        "torch_lstm_matched": _torch_lstm_matched,
+    },
+)
+"""Name to what gets ready."""

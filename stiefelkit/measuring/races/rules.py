@@ -1,0 +1,102 @@
+"""What the plans of races share: where, how long, and of which frames. Read for help, so torch comes in functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
+from stiefelkit.training.checks import (
+    at_least,
+    finite_positive,
+    known_words,
+    tall_sizes,
+    usable_device,
+    usable_seed,
+    usable_threads,
+)
+
+if TYPE_CHECKING:
+    from stiefelkit.measuring.races.frame_problem import FrameProblem
+
+__all__ = ["DTYPES", "WHO", "FramePlan", "Place", "Rules"]
+
+WHO = "The race"
+DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is measured.
+
+    Args:
+        device: cpu or cuda.
+        threads: CPU threads.
+        seed: fixes what is drawn.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
+        usable_device(WHO, self.device)
+
+
+@dataclass(frozen=True)
+class Rules(Place):
+    """Where and how long a race is run, whatever takes part.
+
+    Args:
+        repeats: samples of each contender at most.
+        seconds: time for the samples of each contender; slow ones get five samples at least.
+    """
+
+    repeats: int = 200
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        super().__post_init__()
+        at_least(WHO, "repeats", self.repeats, 1)
+        finite_positive(WHO, "seconds", self.seconds)
+
+
+@dataclass(frozen=True)
+class FramePlan(Place):
+    """Which frames are measured.
+
+    Args:
+        sizes: n, or n x p for tall frames (2048x32), separated by commas.
+        batch: number of frames.
+        dtype: float32, float64, complex64, complex128, bfloat16 or float16.
+        peers: race other implementations too.
+    """
+
+    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512))
+    batch: int = 1
+    dtype: str = "float32"
+    peers: bool = False
+
+    dtypes: ClassVar[Collection[str]] = DTYPES
+    """Those that can be raced."""
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges."""
+        super().__post_init__()
+        at_least(WHO, "batch", self.batch, 1)
+        tall_sizes(WHO, self.sizes)
+        known_words(WHO, "dtype", [self.dtype], self.dtypes)
+
+    def problem(self, n: int, p: int, options: dict[str, Any] | None = None) -> FrameProblem:
+        """The problem of one size."""
+        import torch
+
+        from stiefelkit.measuring.races.frame_problem import FrameProblem
+
+        dtype, device = getattr(torch, self.dtype), torch.device(self.device)
+        return FrameProblem(n, p, self.batch, dtype, device, dict(options or {}), self.seed)

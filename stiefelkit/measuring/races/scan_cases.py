@@ -1,0 +1,83 @@
+"""The sizes at which the scan is raced."""
+
+from dataclasses import dataclass
+
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.races.rules import WHO
+from stiefelkit.training.checks import at_least, known_words
+
+__all__ = ["CASES", "ScanCase", "cases_of", "read_case"]
+
+
+@dataclass(frozen=True)
+class ScanCase:
+    """The sizes of one recurrence.
+
+    Args:
+        name: in tables.
+        T: steps.
+        n: units, complex numbers if `is_complex`.
+        B: sequences of a batch.
+        m: width of the input.
+        is_complex: whether states are complex.
+        matched: units of the LSTM that the papers compare with, because it has about as many parameters; None if they
+            have none.
+    """
+
+    name: str
+    T: int
+    n: int
+    B: int
+    m: int = 1
+    is_complex: bool = False
+    matched: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        for key in ("T", "n", "B", "m"):
+            at_least(WHO, key, getattr(self, key), 1)
+
+    def __str__(self) -> str:
+        field = "complex, " if self.is_complex else ""
+        return f"{self.name}: {field}T = {self.T}, n = {self.n}, B = {self.B}, m = {self.m}"
+
+
+CASES = {
+    "A": ScanCase("A", T=784, n=170, B=128, m=1, matched=128),
+    "B": ScanCase("B", T=1020, n=190, B=20, m=10, matched=68),
+    "C": ScanCase("C", T=200, n=512, B=50, m=129),
+    "D": ScanCase("D", T=784, n=116, B=50, m=1, is_complex=True, matched=128),
+}
+"""The papers' pixel-by-pixel MNIST (A: scoRNN, D: scuRNN) and copying problem (B), and a wide net (C)."""
+
+
+def read_case(words: str) -> ScanCase:
+    """Returns the case that words such as "T=784,n=170,B=128,m=1,complex" describe; m = 1 if left out.
+
+    Raises:
+        OptionError: they do not.
+
+    >>> read_case("T=10,n=4,B=2,complex").is_complex
+    True
+    """
+    sizes: dict[str, int] = {}
+    is_complex = False
+    for word in (word.strip() for word in words.split(",")):
+        key, _, value = word.partition("=")
+        if word == "complex":
+            is_complex = True
+        elif key in ("T", "n", "B", "m") and key not in sizes and value.strip().isdigit():
+            sizes[key] = int(value)
+        else:
+            raise OptionError(f"{WHO} needs a case such as T=784,n=170,B=128,m=1,complex, got {word!r} in {words!r}.")
+    missing = [key for key in ("T", "n", "B") if key not in sizes]
+    if missing:
+        raise OptionError(f"{WHO} needs {' and '.join(missing)} in a case such as T=784,n=170,B=128, got {words!r}.")
+    return ScanCase("custom", **sizes, is_complex=is_complex)
+
+
+def cases_of(words: str) -> tuple[ScanCase, ...]:
+    """Returns the cases of some names, separated by commas."""
+    names = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
+    known_words(WHO, "case", names, CASES)
+    return tuple(CASES[name] for name in names)

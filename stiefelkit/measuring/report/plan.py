@@ -1,0 +1,210 @@
+"""What a report measures, and by which commands each part can be had alone. Read for help, without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stiefelkit.errors import OptionError
+from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
+from stiefelkit.measuring.growth.plan import GrowthPlan
+from stiefelkit.measuring.races.frame_plans import NormPlan, ParametrizationRace
+from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.training.checks import known_members, known_words, usable_device, usable_seed, usable_threads
+from stiefelkit.training.options import listed
+
+__all__ = ["SECTIONS", "ReportPlan", "Scale"]
+
+WHO = "The report"
+SECTIONS = ("drift", "time", "growth", "norms", "scan")
+"""In the order of measurement."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Args:
+        drift: fields of its plan.
+        time: the same.
+        growth: the same.
+        norms: the same.
+        scan: the same.
+    """
+
+    drift: Mapping[str, Any] = field(default_factory=dict)
+    time: Mapping[str, Any] = field(default_factory=dict)
+    growth: Mapping[str, Any] = field(default_factory=dict)
+    norms: Mapping[str, Any] = field(default_factory=dict)
+    scan: Mapping[str, Any] = field(default_factory=dict)
+
+
+SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512))
+QUICK = Scale(
+    drift={"steps": 1000, "look_every": 2},
+    time={"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
+    growth={"repeats": 8, "seconds": 0.1},
+    norms={"precisions": ("exact",)},
+    scan={"repeats": 3, "seconds": 0.3},
+)
+"""A few minutes on two cores."""
+FULL = Scale(
+    drift={"steps": 10_000, "look_every": 10},
+    time={"sizes": (*SQUARES, (1024, 1024)), "repeats": 50, "seconds": 1.0},
+    growth={"sizes": (64, 128, 256, 512, 1024, 2048)},
+    scan={"memory": True},
+)
+"""Most of an hour on two cores."""
+
+
+@dataclass(frozen=True)
+class ReportPlan:
+    """What to measure.
+
+    Args:
+        full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.
+        members: parametrizations, separated by commas; all if left out.
+        sections: out of drift, time, growth, norms and scan, separated by commas; all if left out.
+        peers: measure other implementations too.
+        dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
+        device: cpu or cuda.
+        threads: CPU threads.
+        seed: fixes what is drawn.
+        scale: how much of each; that of `full` if left out.
+    """
+
+    full: bool = field(default=False, metadata={"negative": "--quick"})
+    members: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    peers: bool = True
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    seed: int = 0
+    scale: Scale | None = field(default=None, metadata={"hidden": True})
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges, and chooses the scale."""
+        known_members(self.members)
+        known_words(WHO, "section", self.sections, SECTIONS)
+        known_words(WHO, "dtype", [self.dtype], DTYPES)
+        usable_threads(WHO, self.threads)
+        usable_seed(WHO, self.seed)
+        usable_device(WHO, self.device)
+        if self.scale is None:
+            object.__setattr__(self, "scale", FULL if self.full else QUICK)
+        if not self.sections:
+            object.__setattr__(self, "sections", SECTIONS)
+        if not any(self.groups().values()):
+            raise OptionError(f"{WHO} needs a member that does {self.dtype}, got none.")
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Dtype to the members that are measured in it: the plan's own and, for those that are complex only, that."""
+        import torch
+
+        from stiefelkit.attach import available
+
+        dtype, found = getattr(torch, self.dtype), {}
+        for name, cls in available().items():
+            if self.members and name not in self.members:
+                continue
+            refused = not dtype.is_complex and cls.supports((4, 4), dtype) is not None
+            chosen = str(dtype.to_complex() if refused else dtype).removeprefix("torch.")
+            found.setdefault(chosen, []).append(name)
+        return {chosen: tuple(names) for chosen, names in found.items()}
+
+    def elsewhere(self) -> set[str]:
+        """The members that are measured in another dtype than the plan's own."""
+        return {name for dtype, names in self.groups().items() if dtype != self.dtype for name in names}
+
+    def drifts(self) -> list[DriftPlan]:
+        """The drift of members and of optimizers of frames, a plan for each dtype."""
+        from stiefelkit.attach import available
+        from stiefelkit.measuring.moved_frames import peer_optimizers
+
+        plans = []
+        for dtype, names in self.groups().items():
+            every = DriftPlan(dtype=dtype).methods
+            methods = tuple(name for name in names if name in every)
+            if dtype == self.dtype:
+                with_frames = len(methods) < len(names)
+                others = [name for name in every if name not in available()]
+                others = [name for name in others if self.peers or name not in peer_optimizers.names()]
+                methods += tuple(name for name in others if with_frames or name == UNCONSTRAINED)
+                if not self.members and self.peers:
+                    methods = ()  # all that there are; those of another group refuse, and are measured there
+            if methods or not self.members:
+                where = {"threads": self.threads, "device": self.device, "seed": self.seed}
+                words = {"gradients": "rotation", "step_length": 0.1, **self._scale.drift}
+                plans.append(DriftPlan(methods=methods, dtype=dtype, **where, **words))
+        return plans
+
+    def races(self) -> list[ParametrizationRace]:
+        """Forward and backward of the maps, a plan for each dtype; peers race in the first."""
+        rules = {"operations": ("forward_backward",), **self._rules, **self._scale.time}
+        return [ParametrizationRace(**each, **rules) for each in self._fields()]
+
+    def norms(self) -> list[NormPlan]:
+        """Errors at large coordinates, a plan for each dtype."""
+        return [NormPlan(**each, **self._rules, **self._scale.norms) for each in self._fields()]
+
+    def growth(self) -> GrowthPlan:
+        """How time and memory grow; the maps that are complex only are so there by themselves."""
+        return GrowthPlan(members=self.members, dtype=self.dtype, **self._rules, **self._scale.growth)
+
+    def scan(self) -> ScanRace:
+        """The four cases of the scan."""
+        dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"
+        return ScanRace(peers=self.peers, dtype=dtype, **self._rules, **self._scale.scan)
+
+    def commands(self, section: str) -> list[str]:
+        """The command lines that measure one section alone."""
+        if section == "drift":
+            return [_line("drift", each, DriftPlan(dtype=each.dtype)) for each in self.drifts()]
+        if section == "time":
+            return [_line("bench parametrizations", each, ParametrizationRace()) for each in self.races()]
+        if section == "norms":
+            return [_line("bench norms", each, NormPlan()) for each in self.norms()]
+        if section == "growth":
+            return [_line("bench growth", self.growth(), GrowthPlan())]
+        return [_line("bench scan", self.scan(), ScanRace())]
+
+    @property
+    def _scale(self) -> Scale:
+        assert self.scale is not None
+        return self.scale
+
+    @property
+    def _rules(self) -> dict[str, Any]:
+        return {"device": self.device, "threads": self.threads, "seed": self.seed}
+
+    def _fields(self) -> list[dict[str, Any]]:
+        """Members, dtype and whether peers take part, for each dtype."""
+        return [
+            {
+                "dtype": dtype,
+                "members": () if dtype == self.dtype and not self.members else names,
+                "peers": self.peers and dtype == self.dtype,
+            }
+            for dtype, names in self.groups().items()
+        ]
+
+
+def _line(command: str, plan: Any, usual: Any) -> str:
+    """A command line with the options that differ from the usual ones, and the dtype."""
+    words = ["stiefelkit", *command.split()]
+    for name, value in vars(plan).items():
+        before = getattr(usual, name, None)
+        if name == "dtype" and value != "float32":
+            words.append(f"--dtype {value}")
+        elif value != before and name != "dtype":
+            words.append(_option(name, value))
+    return " ".join(words)
+
+
+def _option(name: str, value: Any) -> str:
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return option if value else f"--no-{option[2:]}"
+    if isinstance(value, tuple):
+        return f"{option} {listed(value)}"
+    return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}"

@@ -1,0 +1,207 @@
+"""Checkpoints: a folder with the tensors (safetensors) and the rest (JSON), complete or absent.
+
+A checkpoint is written under a temporary name, synced and renamed. The JSON is {"sha256": ..., "record": ...}: the
+digest is that of the record's bytes, which hold the digest of the tensors and whatever else the state must fit, so
+that one number stands for all of it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from stiefelkit.errors import RunError
+from stiefelkit.training.files import parse_json, sync_directory, write_synced
+
+__all__ = ["checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
+
+KEPT = 2
+TENSORS, STATE = "tensors.safetensors", "state.json"
+PREFIX, TEMPORARY = "step-", ".tmp-"
+NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
+HEAD, MIDDLE, TAIL = b'{"sha256": "', b'", "record": ', b"}"
+SHA = 64
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Writes the checkpoint of a step and drops all but the last two.
+
+    Args:
+        folder: where the checkpoints of a run are; made if missing.
+        step: number of optimizer steps done.
+        state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None.
+    """
+    folder.mkdir(exist_ok=True)
+    tree, tensors = pack(state)
+    content = save_tensors(tensors)
+    final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
+    for stale in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(stale)
+    try:
+        temporary.mkdir()
+        write_synced(temporary / TENSORS, content)
+        write_synced(temporary / STATE, _sealed({"step": step, "tensors": _digest(content), "state": tree}))
+        sync_directory(temporary)
+        if final.exists():  # a damaged one that was resumed past
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_directory(folder)
+    # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
+    for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-KEPT]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, damaged ones too, oldest first; half-written ones have another name."""
+    named = [path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name)]
+    return sorted((path for path in named if any((path / name).exists() for name in (STATE, TENSORS))), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Returns the step in the name of a checkpoint."""
+    return int(path.name.removeprefix(PREFIX))
+
+
+def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
+    """Returns step, state and notes of the last checkpoint that is whole, or None if there is none at all.
+
+    Args:
+        folder: where the checkpoints of a run are.
+
+    Returns:
+        The step, the state, and one sentence for each later checkpoint that was damaged and skipped.
+
+    Raises:
+        RunError: there are checkpoints and all of them are damaged.
+    """
+    damages = []
+    found = checkpoints(folder)
+    for path in reversed(found):
+        try:
+            step, state = load(path)
+        except RunError as error:
+            damages.append(str(error))
+            continue
+        return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
+    if found:
+        raise RunError(f"Resuming needs a whole checkpoint, got only damaged ones: {' '.join(damages)}")
+    return None
+
+
+def load(path: Path) -> tuple[int, dict[str, Any]]:
+    """Returns step and state of one checkpoint.
+
+    Raises:
+        RunError: a file is missing or is not what was written.
+    """
+    try:
+        record = _unsealed((path / STATE).read_bytes())
+        content = (path / TENSORS).read_bytes()
+        if _digest(content) != record["tensors"]:
+            raise RunError(
+                f"Checkpoint {path} is damaged: {TENSORS} has {len(content)} of {record['tensors']['bytes']} bytes."
+                if len(content) != record["tensors"]["bytes"]
+                else f"Checkpoint {path} is damaged: the content of {TENSORS} has changed."
+            )
+        step, state = record["step"], unpack(record["state"], load_tensors(content))
+        if type(step) is not int or not isinstance(state, dict):
+            raise ValueError("no step or no state")
+    except FileNotFoundError as error:
+        raise RunError(f"Checkpoint {path} is damaged: {Path(error.filename).name} is missing.") from error
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else "it"
+        raise RunError(f"Checkpoint {path} is damaged: {name} cannot be read ({error.strerror}).") from error
+    except RunError:
+        raise
+    except _Changed as error:
+        raise RunError(f"Checkpoint {path} is damaged: the content of {STATE} has changed.") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise RunError(f"Checkpoint {path} is damaged: {STATE} cannot be read.") from error
+    if step != step_of(path):
+        raise RunError(f"Checkpoint {path} is damaged: it holds step {step}.")
+    return step, state
+
+
+class _Changed(ValueError):
+    """The bytes of a record are not those that its digest is of."""
+
+
+def _digest(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _sealed(record: dict[str, Any]) -> bytes:
+    content = json.dumps(record).encode()
+    return HEAD + hashlib.sha256(content).hexdigest().encode() + MIDDLE + content + TAIL
+
+
+def _unsealed(content: bytes) -> Any:
+    if content.startswith(b'{"step": '):  # written before there were digests
+        return parse_json(content)
+    inner = content[len(HEAD) + SHA + len(MIDDLE) : -len(TAIL)]
+    # whatever differs differs in these bytes: framing and digest are compared with what the record makes of them
+    if content != HEAD + hashlib.sha256(inner).hexdigest().encode() + MIDDLE + inner + TAIL:
+        raise _Changed
+    return json.loads(inner)
+
+
+def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Splits a nested state into a JSON tree and a flat dict of tensors.
+
+    Every tensor is copied to the CPU, contiguous and unshared, as safetensors wants them. complex128, which
+    safetensors does not know, travels as pairs of float64.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            value = value.detach().resolve_conj().resolve_neg()
+            pairs = value.dtype == torch.complex128
+            if pairs:
+                value = torch.view_as_real(value)
+            tensors[path] = value.cpu().clone(memory_format=torch.contiguous_format)
+            return {"": "pairs" if pairs else "tensor", "at": path}
+        if isinstance(value, dict):
+            # a list of pairs: the keys of optimizer states are integers, which JSON would turn into strings
+            items = [[key, walk(item, f"{path}/{key}" if path else str(key))] for key, item in value.items()]
+            return {"": "dict", "items": items}
+        if isinstance(value, list | tuple):
+            items = [walk(item, f"{path}/{index}") for index, item in enumerate(value)]
+            return {"": "tuple", "items": items} if isinstance(value, tuple) else items
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(f"A checkpoint cannot hold {type(value).__name__} at {path!r}.")
+
+    return walk(state, ""), tensors
+
+
+def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Puts together again what `pack` split."""
+    if isinstance(tree, list):
+        return [unpack(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    match tree[""]:
+        case "tensor":
+            return tensors[tree["at"]]
+        case "pairs":
+            return torch.view_as_complex(tensors[tree["at"]])
+        case "dict":
+            return {key: unpack(item, tensors) for key, item in tree["items"]}
+        case "tuple":
+            return tuple(unpack(item, tensors) for item in tree["items"])
+        case kind:
+            raise ValueError(f"unknown kind {kind!r}")

@@ -1,0 +1,251 @@
+"""The complete description of a run: what is written into its folder and can be read back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.optim import optimizers
+from stiefelkit.training.checks import (
+    at_least,
+    finite_positive,
+    non_negative,
+    of_type,
+    usable_device,
+    usable_seed,
+    usable_threads,
+    within_memory,
+)
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, create
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Config", "of_coordinates"]
+
+WHO = "Training"
+SCHEDULES = ("constant", "cosine")
+HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
+"""Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides the numbers of a run; see `Settings` for the fields that both have.
+
+    Args:
+        task: registry name of the task.
+        model: name of the model.
+        task_options: the fields of the task.
+
+    Raises:
+        OptionError: a value is out of range.
+        UnknownNameError: the task, the model or the optimizer is unknown.
+    """
+
+    task: str
+    model: str
+    task_options: dict[str, Any] = field(default_factory=dict)
+    hidden_size: int = 64
+    steps: int = 2000
+    batch_size: int = 50
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    rates: dict[str, float] = field(default_factory=dict)
+    schedule: str = "constant"
+    clip_norm: float = 0.0
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    eval_every: int = 100
+    log_every: int = 20
+    checkpoint_every: int = 200
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Checks names and ranges, nothing that needs the model."""
+        of_type(WHO, str, {name: getattr(self, name) for name in ("task", "model", "optimizer", "schedule", "device")})
+        tables = ("task_options", "rates", "options", "optimizer_options")
+        of_type(WHO, dict, {name: getattr(self, name) for name in tables})
+        for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"):
+            at_least(WHO, name, getattr(self, name), 1)
+        usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
+        finite_positive(WHO, "lr", self.lr)
+        non_negative(WHO, "clip_norm", self.clip_norm)
+        for coordinate, rate in self.rates.items():
+            if coordinate in ("model", "lr", "weight_decay"):
+                raise UnknownNameError(f"{WHO} needs the name of a coordinate in rates, got {coordinate!r}.")
+            non_negative(WHO, f"rates.{coordinate}", rate)
+        optimizers.get(self.optimizer)
+        if self.schedule not in SCHEDULES:
+            raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
+        usable_device(WHO, self.device)
+        self.build_task().batches_per_epoch(self.batch_size)
+
+    @classmethod
+    def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:
+        """Returns the config of a task and a model: settings over the recipe over the defaults above.
+
+        Of the recipe's rates those stay whose coordinate the model has, since its map may be another.
+
+        Raises:
+            UnknownNameError: the settings name a rate of a coordinate that the model does not have.
+        """
+        _check_model(model)
+        asked = settings or Settings()
+        filled = task.recipe(model).filled(asked)
+        found = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+        if not found.rates:
+            return found
+        names = found.coordinate_names()
+        rates = of_coordinates(found.rates, names)
+        for name in asked.given().get("rates", {}):
+            if name not in rates:
+                raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
+        return dataclasses.replace(found, rates=rates)
+
+    @classmethod
+    def from_json(cls, data: Any, source: str) -> Config:
+        """Returns the config that `dataclasses.asdict` wrote; fields that are newer than it get their defaults.
+
+        Raises:
+            RunError: `data` is no such thing; `source` names the file in the message.
+        """
+        known = {item.name for item in dataclasses.fields(cls)}
+        if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):
+            raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
+        try:
+            return cls(**data)
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise RunError(f"{source} needs the settings of a run, got some that are none: {error}") from error
+
+    @property
+    def may_be_prolonged(self) -> bool:
+        """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
+        return self.schedule == "constant"
+
+    def continued(self, asked: Mapping[str, Any], source: str) -> Config:
+        """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
+
+        Args:
+            asked: the fields that the new command names; dictionaries may name some keys only.
+            source: the run folder, for the message.
+
+        Raises:
+            RunError: the new command asks for other settings than the run was started with.
+        """
+        for name, value in asked.items():
+            own = getattr(self, name)
+            pairs = {name: (own, value)}
+            if isinstance(value, Mapping):
+                pairs = {f"{name}.{key}": (own.get(key), item) for key, item in value.items()}
+            for label, (before, now) in pairs.items():
+                if before != now and not (name == "steps" and self.may_be_prolonged):
+                    raise RunError(
+                        f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
+                        f"leave the option out, or start another run with another --out."
+                    )
+        return dataclasses.replace(self, steps=asked.get("steps", self.steps))
+
+    def build_task(self) -> Task:
+        """Returns the task."""
+        return create(self.task, self.task_options)
+
+    def build_model(self) -> nn.Module:
+        """Returns the model with the initial weights that the seed fixes, on its device."""
+        import torch
+
+        from stiefelkit import models
+
+        task = self.build_task()
+        torch.manual_seed(self.seed)
+        sizes = {"input_size": task.input_size, "hidden_size": self.hidden_size, "output_size": task.output_size}
+        for option in self.options:
+            if option in sizes or option == "name":
+                raise OptionError(
+                    f"Model {self.model!r} has no option {option!r}; the task and --hidden-size set sizes."
+                )
+        with within_memory(WHO, f"hidden_size {self.hidden_size}"):
+            return models.create(self.model, **sizes, **self.options).to(self.device)
+
+    def coordinate_names(self) -> list[str]:
+        """Returns the names of all coordinates of the model, `skew` or `u.skew`, each once."""
+        import torch
+
+        from stiefelkit.host import carriers
+
+        with torch.random.fork_rng(devices=[]):
+            found = [name for weight in carriers(self.build_model()) for name in weight.carrier.coordinates]
+        return sorted(set(found))
+
+    def within_memory(self) -> contextlib.AbstractContextManager[None]:
+        """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""
+        sizes = {"hidden_size": self.hidden_size, "batch_size": self.batch_size, **self.task_options}
+        return within_memory(WHO, ", ".join(f"{name} {value}" for name, value in sizes.items()))
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
+
+        Raises:
+            OptionError: the optimizer has no such option, or refuses it, or it is one for frames and there is none.
+            OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
+        """
+        from stiefelkit.host import manifolds
+        from stiefelkit.optim import parameter_groups
+
+        factory = optimizers.get(self.optimizer)
+        known = [name for name in inspect.signature(factory).parameters if name not in HANDLED]
+        for option in self.optimizer_options:
+            if option not in known:
+                raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
+        frames = list(manifolds(model))
+        idle = [] if frames else [option for option in self.optimizer_options if option in _of_frames_alone(factory)]
+        if idle:
+            raise OptionError(
+                f"Optimizer {self.optimizer!r} needs a frame to act on for {', '.join(idle)}, got {self.model!r} "
+                f"without one; leave the option out, or name another --optimizer."
+            )
+        try:
+            optimizer = factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, StiefelkitError):
+                raise
+            raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
+        if frames and not getattr(optimizer, "moves_frames", False):
+            raise OptimizerError(
+                f"{WHO} {self.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
+                f"{self.optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
+            )
+        return optimizer
+
+
+def of_coordinates(rates: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
+    """Returns the rates whose coordinate is among the names; a bare name stands for those with a prefix, too.
+
+    >>> of_coordinates({"skew": 1.0, "v.skew": 2.0, "phase": 3.0}, ["u.skew", "v.skew"])
+    {'skew': 1.0, 'v.skew': 2.0}
+    """
+    known = {*names, *(name.rpartition(".")[2] for name in names)}
+    return {name: rate for name, rate in rates.items() if name in known}
+
+
+def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:
+    """Options of an optimizer of frames that the one which moves the other parameters does not have."""
+    plain = getattr(factory, "plain", None)
+    return set() if plain is None else {*inspect.signature(factory).parameters} - {*inspect.signature(plain).parameters}
+
+
+def _check_model(name: str) -> None:
+    from stiefelkit import models
+
+    if name not in models.names():
+        raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")

@@ -1,0 +1,148 @@
+"""The look that all figures share, without a display and without touching matplotlib's global state."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stiefelkit.errors import RunError
+from stiefelkit.training.checks import at_least, at_most, known_words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["COLOURS", "MARKERS", "STYLE", "Figures", "figure", "legend", "log_scale", "reference_line", "styles"]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette, which the colour-blind can tell apart."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+DPI = 200
+FORMATS = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How figures are written.
+
+    Args:
+        format: of the figures: png, pdf or svg.
+        dpi: dots per inch of a PNG, 20 to 2400; PDF and SVG have lines, not dots.
+    """
+
+    format: str = FORMATS[0]
+    dpi: int = DPI
+
+    def __post_init__(self) -> None:
+        """Checks format and range."""
+        known_words("A figure", "format", [self.format], FORMATS)
+        at_least("A figure", "dpi", self.dpi, 20)
+        at_most("A figure", "dpi", self.dpi, 2400)
+
+    def path(self, folder: Path, name: str) -> Path:
+        """Returns the file of a figure in a folder."""
+        return folder / f"{name}.{self.format}"
+
+
+def styles(count: int) -> list[dict[str, Any]]:
+    """Returns colours and markers for so many curves; no pair comes twice among the first 49."""
+    n = len(COLOURS)
+    return [{"color": COLOURS[i % n], "marker": MARKERS[(i + i // n) % n]} for i in range(count)]
+
+
+STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "font.size": 9,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3.5,
+    "svg.hashsalt": "stiefelkit",
+}
+
+
+UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+
+
+@contextmanager
+def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi: int = DPI) -> Iterator[list["Axes"]]:
+    """Gives the axes of a row of panels and saves them; the same curves give the same file.
+
+    Args:
+        path: the file, whose ending says what it is: .png, .pdf or .svg.
+        panels: number of panels.
+        width: of one panel, in inches.
+        height: of the figure, in inches.
+        dpi: dots per inch, for a PNG.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with mpl.rc_context(STYLE):
+        drawing = Figure(figsize=(width * panels, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
+        FigureCanvasAgg(drawing)
+        yield list(drawing.subplots(1, panels, squeeze=False)[0])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drawing.savefig(path, dpi=dpi, metadata=UNDATED.get(path.suffix))
+        except OSError as error:
+            raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
+
+
+def legend(axes: "Axes", loc: Literal["best", "upper right"]) -> None:
+    """Names the curves of a panel: inside, or beside it where they are many."""
+    if len(axes.get_legend_handles_labels()[1]) <= len(COLOURS):
+        axes.legend(loc=loc)
+    else:
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize="small")
+
+
+def log_scale(axes: "Axes") -> None:
+    """Makes the y axis of a finished panel logarithmic: plain numbers where they are short, powers of ten elsewhere."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    low, high = axes.get_ylim()
+    if high / low < 30:
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter(FuncFormatter(_number))
+    else:
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _number(value: float, _: object = None) -> str:
+    if 1e-3 <= value <= 1e3:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    mantissa = round(value / 10.0**exponent, 3)
+    return f"$10^{{{exponent}}}$" if mantissa == 1 else rf"${mantissa:g} \cdot 10^{{{exponent}}}$"
+
+
+def reference_line(axes: "Axes", value: float, label: str, below: bool = False) -> None:
+    """Draws a dashed grey line across the panel, with its label above or below it instead of in the legend."""
+    axes.axhline(value, color="0.35", linestyle="--", linewidth=1.0, zorder=1)
+    axes.annotate(
+        label,
+        xy=(1.0, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, -3 if below else 2),
+        textcoords="offset points",
+        ha="right",
+        va="top" if below else "bottom",
+        fontsize="small",
+        color="0.35",
+    )

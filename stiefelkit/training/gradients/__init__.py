@@ -1,0 +1,1 @@
+"""How the gradient of the loss fares on its way back through time."""

@@ -1,0 +1,191 @@
+"""How large the gradient of the loss is on its way back through time, before and after some training."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import cached
+
+from stiefelkit.errors import OptionError, RunError
+from stiefelkit.training.config import Config
+from stiefelkit.training.figure import DPI, Figures, figure, log_scale, styles
+from stiefelkit.training.files import write_atomically
+from stiefelkit.training.gradients.plan import WHO, GradientPlan
+from stiefelkit.training.session import Session
+from stiefelkit.training.tasks import Task
+from stiefelkit.training.threads import threads
+
+__all__ = ["GradientCurve", "draw", "gradient_norms", "measure"]
+
+DECADES = 30
+"""Shown below the largest norm at most: what is smaller is lost."""
+
+Watch = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class GradientCurve:
+    """The gradients of one model at one moment.
+
+    Args:
+        model: its name.
+        iteration: optimizer steps done.
+        loss: of the batch.
+        norms: for each step t of the sequence, ||dL/dh_t||_2 averaged over the sequences of the batch.
+    """
+
+    model: str
+    iteration: int
+    loss: float
+    norms: list[float] = field(repr=False)
+
+
+def measure(
+    plan: GradientPlan,
+    out: Path,
+    watch: Watch = lambda words, done, steps: None,
+    figures: Figures | None = None,
+) -> tuple[list[GradientCurve], list[Path]]:
+    """Trains every model, and writes `gradients.json` and `gradients.png`; both are replaced if they exist.
+
+    Args:
+        plan: what to train, and when to look.
+        out: folder for the two files; made if missing.
+        watch: called with the model's name, the number of steps done, and of all, after each step.
+        figures: the format of the figure, which is also its ending; PNG if left out.
+
+    Returns:
+        The curves, model by model, and the files.
+
+    Raises:
+        OptionError: it does not fit into memory.
+        RunError: the folder cannot be written.
+        NonFiniteError: the loss or a gradient became NaN or infinite.
+    """
+    configs = plan.configs()
+    for config in configs.values():
+        with config.within_memory():
+            config.build_task().batch(0, config.batch_size, config.seed)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{WHO} needs a place that can be written, got {out}: {error.strerror}.") from error
+    curves = []
+    for config in configs.values():
+        with threads(config.threads), config.within_memory():
+            curves += _followed(config, sorted(set(plan.iterations)), watch)
+    content = {
+        "runs": {name: dataclasses.asdict(config) for name, config in configs.items()},
+        "curves": [dataclasses.asdict(curve) for curve in curves],
+    }
+    record = out / "gradients.json"
+    write_atomically(record, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    figures = figures or Figures()
+    return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
+
+
+def _followed(config: Config, iterations: Sequence[int], watch: Watch) -> Iterator[GradientCurve]:
+    session = Session.start(config)
+    for iteration in iterations:
+        while session.step < iteration:
+            session.advance()
+            watch(config.model, session.step, iterations[-1])
+        batch = session.task.batch(session.step, config.batch_size, config.seed)
+        x, y = (tensor.to(config.device) for tensor in batch)
+        loss, norms = gradient_norms(session.model, session.task, x, y)
+        yield GradientCurve(config.model, session.step, loss, norms)
+
+
+def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[float, list[float]]:
+    """Returns the loss of a batch, and how strongly it depends on the hidden state after each step.
+
+    dL/dh_t is the total derivative: h_t acts through all later states, and through the output of its own step where
+    that counts. L is the loss of one sequence; the norms are averaged over the sequences. Of an LSTM it is h_t alone,
+    with the cell c_t held; of stacked layers the uppermost.
+
+    The net is run step by step, each state handed to the next step, with the recurrent matrix evaluated once.
+
+    Args:
+        model: has a recurrent layer `rnn`, batch first, of one direction, which takes and returns states as torch's do.
+        task: gives the loss, a mean over the sequences of a batch.
+        x: inputs, (B, T, m).
+        y: targets.
+
+    Raises:
+        OptionError: the model has no such layer.
+    """
+    with _step_by_step(model) as unrolled, cached():
+        loss = task.loss(task.answer(model, x), y)
+        gradients = torch.autograd.grad(loss, unrolled.states)
+    # squares of float32 numbers underflow from 1e-23 down
+    wide = [len(x) * g[-1].to(torch.complex128 if g.is_complex() else torch.float64) for g in gradients]
+    return loss.item(), [torch.linalg.vector_norm(g, dim=-1).mean().item() for g in wide]
+
+
+class _Unrolled(nn.Module):
+    """A recurrent layer that is called for one step at a time, and keeps the states between them."""
+
+    def __init__(self, rnn: nn.Module):
+        super().__init__()
+        self.rnn = rnn
+        self.states: list[Tensor] = []
+
+    def forward(self, x: Tensor, last_only: bool = False) -> tuple[Tensor | None, Any]:
+        carried = None
+        for step in x.split(1, dim=1):
+            _, carried = self.rnn(step, carried)
+            self.states.append(carried[0] if isinstance(carried, tuple) else carried)
+        # read from the states that are kept, so that what is read counts in their gradients
+        return None if last_only else torch.stack([h[-1] for h in self.states], dim=1), carried
+
+
+@contextmanager
+def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
+    """Context in which the model's recurrent layer is unrolled."""
+    rnn = getattr(model, "rnn", None)
+    if not isinstance(rnn, nn.Module) or getattr(rnn, "bidirectional", False):
+        raise OptionError(
+            f"{WHO} needs a model with a recurrent layer `rnn` of one direction, got {type(model).__name__}."
+        )
+    unrolled = _Unrolled(rnn)
+    holder = cast(Any, model)
+    holder.rnn = unrolled
+    try:
+        yield unrolled
+    finally:
+        holder.rnn = rnn
+
+
+def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = DPI) -> Path:
+    """Draws norms against steps, a panel for each iteration, on one logarithmic scale.
+
+    Args:
+        path: the file, .png, .pdf or .svg.
+        plan: what was asked for.
+        curves: of all models and iterations.
+        dpi: dots per inch of a PNG.
+    """
+    iterations = sorted(set(plan.iterations))
+    look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
+    positive = [norm for curve in curves for norm in curve.norms if norm > 0]
+    length = max(len(curve.norms) for curve in curves)
+    every = max(1, length // 10)
+    with figure(path, len(iterations), dpi=dpi) as panels:
+        for axes, iteration in zip(panels, iterations, strict=True):
+            for curve in (curve for curve in curves if curve.iteration == iteration):
+                steps = range(1, len(curve.norms) + 1)
+                axes.plot(steps, curve.norms, label=curve.model, markevery=(every // 2, every), **look[curve.model])
+            axes.set(title=f"{plan.task}, {length} steps, iteration {iteration}", xlabel="step t")
+            axes.set_xlim(0, length)
+            if positive:
+                axes.set_ylim(max(min(positive), max(positive) * 10.0**-DECADES) / 2, 2 * max(positive))
+                log_scale(axes)
+        panels[0].set_ylabel(r"$\Vert\partial L / \partial h_t\Vert_2$, mean over the batch")
+        panels[-1].legend(loc="best")
+    return path

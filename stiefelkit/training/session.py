@@ -1,0 +1,188 @@
+"""The moving parts of a run: model, optimizer, step counter; one step, one evaluation, the state to save."""
+
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stiefelkit.errors import NonFiniteError
+from stiefelkit.models import count_parameters
+from stiefelkit.optim import clip_grad_norm_
+from stiefelkit.training.config import Config
+from stiefelkit.training.health import all_finite, first_bad_gradient, first_bad_output
+from stiefelkit.training.tasks import Task
+
+__all__ = ["Session", "Window"]
+
+
+@dataclass
+class Window:
+    """Sums over the steps since the last line of the log.
+
+    Args:
+        steps: number of steps.
+        loss: sum of the losses.
+        correct: sum of the accuracies.
+        gradient_norm: largest norm of the gradient, in which frames count with their Riemannian gradient.
+        seconds: process CPU time spent in the steps.
+    """
+
+    steps: int = 0
+    loss: float = 0.0
+    correct: float = 0.0
+    gradient_norm: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Session:
+    """Everything that training changes.
+
+    Args:
+        config: what to do.
+        task: the task of the config.
+        model: the model.
+        optimizer: its optimizer.
+        step: optimizer steps done.
+        window: sums for the next line of the log.
+    """
+
+    config: Config
+    task: Task
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    window: Window = field(default_factory=Window)
+
+    def __post_init__(self) -> None:
+        """Notes the rates that the schedule scales."""
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    @classmethod
+    def start(cls, config: Config) -> "Session":
+        """Returns the session at step 0."""
+        model = config.build_model()
+        return cls(config, config.build_task(), model, config.build_optimizer(model))
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained real numbers."""
+        return count_parameters(self.model)
+
+    def advance(self) -> None:
+        """Does one optimizer step.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been changed.
+        """
+        started = time.process_time()
+        batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)
+        x, y = (tensor.to(self.config.device) for tensor in batch)
+        random_state = torch.get_rng_state()
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self._schedule()
+        output = self.task.answer(self.model, x)
+        loss = self.task.loss(output, y)
+        value = loss.item()
+        if not math.isfinite(value):
+            torch.set_rng_state(random_state)
+            culprit = first_bad_output(self.model, lambda: self.task.answer(self.model, x))
+            raise self._stopped(f"the loss is {value}", culprit or "the loss itself")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        if not all_finite(gradients):
+            torch.set_rng_state(random_state)
+            culprit = first_bad_gradient(self.model, lambda: self.task.loss(self.task.answer(self.model, x), y))
+            raise self._stopped("a gradient is not finite", culprit or "a gradient")
+        norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
+        self.optimizer.step()
+        self.step += 1
+        accuracy = self.task.accuracy(output.detach(), y)
+        self.window.steps += 1
+        self.window.loss += value
+        self.window.correct += 0.0 if accuracy is None else accuracy.item()
+        # finite entries may have an infinite norm in float32, and JSON has no word for that
+        self.window.gradient_norm = max(self.window.gradient_norm, min(norm.item(), sys.float_info.max))
+        self.window.seconds += time.process_time() - started
+
+    def train_record(self) -> dict[str, Any]:
+        """Returns the line of the log for the steps since the last one, and begins a new window.
+
+        Raises:
+            NonFiniteError: a weight is not finite.
+        """
+        from stiefelkit import drift
+
+        try:
+            drifts = drift(self.model)
+        except NonFiniteError as error:
+            raise self._stopped("a weight is not finite", str(error).rstrip(".")) from error
+        window, self.window = self.window, Window()
+        record: dict[str, Any] = {"kind": "train", "step": self.step, "loss": window.loss / window.steps}
+        if "accuracy" in self.task.baseline:
+            record["accuracy"] = window.correct / window.steps
+        record["gradient_norm"] = window.gradient_norm
+        record["orthogonality"] = {
+            name: {"error": float(value.error), "limit": float(value.limit)} for name, value in drifts.items()
+        }
+        record["ms_per_step"] = round(1e3 * window.seconds / window.steps, 3)
+        return record
+
+    def test_record(self) -> dict[str, Any]:
+        """Returns the line of the log for an evaluation on the held-out set.
+
+        Raises:
+            NonFiniteError: the held-out loss is not finite.
+        """
+        scores = self.task.evaluate(self.model)
+        if not math.isfinite(scores["loss"]):
+            x, _ = self.task.held_out()
+            culprit = first_bad_output(self.model, lambda: self.task.answer(self.model, x[:500].to(self.config.device)))
+            raise self._stopped(f"the held-out loss is {scores['loss']}", culprit or "the loss itself")
+        return {"kind": "test", "step": self.step, **scores}
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds.
+
+        Raises:
+            NonFiniteError: a weight is not finite; such a state is not worth saving.
+        """
+        bad = first_bad_output(self.model, lambda: None)
+        if bad:
+            raise self._stopped("a weight is not finite", bad)
+        state: dict[str, Any] = {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": {"cpu": torch.get_rng_state()},
+            "window": dict(vars(self.window)),
+        }
+        if torch.device(self.config.device).type == "cuda":
+            state["rng"]["cuda"] = torch.cuda.get_rng_state(self.config.device)
+        return state
+
+    def restore(self, step: int, state: dict[str, Any]) -> None:
+        """Goes back to the state of a checkpoint."""
+        self.step = step
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"]["cpu"])
+        if "cuda" in state["rng"]:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], self.config.device)
+        self.window = Window(**state["window"])
+
+    def _schedule(self) -> float:
+        if self.config.schedule == "constant":
+            return 1.0
+        return 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
+
+    def _stopped(self, what: str, culprit: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"Training needs finite numbers, but {what} at step {self.step}, where the first to fail is {culprit}; "
+            f"start a new run with a smaller --lr, or with --clip-norm 1"
+        )

@@ -1,0 +1,91 @@
+"""The copying problem: remember ten symbols over T steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.training.checks import at_least
+from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes.copying import RECIPES
+from stiefelkit.training.tasks.task import Task, generator
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Copying"]
+
+SYMBOLS = 10
+TRAIN, TEST = 0, 1
+
+
+@dataclass(frozen=True)
+class Copying(Task):
+    """Reads ten symbols out of eight, waits, and must repeat them after a marker.
+
+    Input: 10 symbols drawn from 1..8, T-1 blanks (0), the marker 9, 10 blanks, as one-hot vectors of length 10, so
+    T+20 steps. Target: T+10 blanks, then the ten symbols; 9 classes. The loss is the cross-entropy averaged over all
+    steps; the accuracy counts the ten recalled symbols only. Without memory the best loss is 10 ln 8 / (T+20).
+
+    Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018.
+
+    Args:
+        T: steps between the first symbol's end and the recall.
+        train_size: training sequences, fixed and visited in order, epoch after epoch.
+        test_size: held-out sequences.
+    """
+
+    T: int = 100
+    train_size: int = 20_000
+    test_size: int = 1_000
+
+    name: ClassVar[str] = "copying"
+    input_size: ClassVar[int] = 10
+    output_size: ClassVar[int] = 9
+    last_only: ClassVar[bool] = False
+    headline: ClassVar[str] = "loss"
+    loss_label: ClassVar[str] = "cross-entropy (nats per step)"
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        at_least("Copying", "T", self.T, 1)
+        at_least("Copying", "train_size", self.train_size, 1)
+        at_least("Copying", "test_size", self.test_size, 1)
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """Blank for T+10 steps, then uniform guesses."""
+        return {"loss": SYMBOLS * math.log(8) / (self.T + 2 * SYMBOLS), "accuracy": 1 / 8}
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns batch `step` modulo the epoch of the fixed training set."""
+        return self._sequences(batch_size, generator(seed, TRAIN, step % self.batches_per_epoch(batch_size)))
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the test sequences, from a stream of their own."""
+        return self._sequences(self.test_size, generator(0, TEST))
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy, mean over batch and steps."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output.flatten(0, 1), y.flatten())
+
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
+        """Share of the ten recalled symbols that are right."""
+        return (output[:, -SYMBOLS:].argmax(-1) == y[:, -SYMBOLS:]).double().mean()
+
+    def _sequences(self, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+        import torch
+        from torch.nn import functional as F
+
+        symbols = torch.randint(1, 9, (count, SYMBOLS), generator=source)
+        x = torch.zeros(count, self.T + 2 * SYMBOLS, dtype=torch.long)
+        y = torch.zeros_like(x)
+        x[:, :SYMBOLS] = symbols
+        x[:, self.T + SYMBOLS - 1] = 9
+        y[:, -SYMBOLS:] = symbols
+        return F.one_hot(x, self.input_size).float(), y

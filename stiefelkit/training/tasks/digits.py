@@ -1,0 +1,100 @@
+"""Handwritten digits, read pixel by pixel."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.training.checks import at_least, at_most
+from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes.digits import RECIPES
+from stiefelkit.training.tasks.task import Task, generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Digits"]
+
+TEST_SIZE = 360
+ALL_TRAIN = 1797 - TEST_SIZE
+PERMUTATION_SEED = 92916
+
+
+@dataclass(frozen=True)
+class Digits(Task):
+    """Names a handwritten digit from its 8 x 8 pixels, read one after the other in 64 steps.
+
+    The 1797 images are real and ship with scikit-learn (Alpaydin and Kaynak 1998): nothing is downloaded. A fixed
+    stratified split holds 360 of them out. The small cousin of pixel-by-pixel MNIST (Le et al. 2015).
+
+    Args:
+        permuted: read the pixels in one fixed random order, which hides the local structure.
+        train_size: number of the 1437 training images to use.
+    """
+
+    permuted: bool = False
+    train_size: int = ALL_TRAIN
+
+    name: ClassVar[str] = "digits"
+    input_size: ClassVar[int] = 1
+    output_size: ClassVar[int] = 10
+    last_only: ClassVar[bool] = True
+    headline: ClassVar[str] = "accuracy"
+    loss_label: ClassVar[str] = "cross-entropy (nats)"
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        at_least("Digits", "train_size", self.train_size, 1)
+        at_most("Digits", "train_size", self.train_size, ALL_TRAIN)
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """Uniform guesses."""
+        return {"loss": math.log(10), "accuracy": 1 / 10}
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
+        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
+        order = _shuffle(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size]
+        x, y = _images(self.permuted)[0]
+        return x[order], y[order]
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the 360 test images."""
+        return _images(self.permuted)[1]
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of the last output."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output, y)
+
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
+        """Share of images whose likeliest class is right."""
+        return (output.argmax(-1) == y).double().mean()
+
+
+@functools.lru_cache(maxsize=2)
+def _shuffle(size: int, seed: int, epoch: int) -> Tensor:
+    import torch
+
+    return torch.randperm(size, generator=generator(seed, epoch))
+
+
+@functools.cache
+def _images(permuted: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    import numpy as np
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    data, target = load_digits(return_X_y=True)
+    pixels, labels = np.asarray(data, np.float32) / 16, np.asarray(target, np.int64)
+    if permuted:
+        pixels = pixels[:, np.random.RandomState(PERMUTATION_SEED).permutation(64)]
+    train, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, stratify=labels, random_state=0)
+    x, y = torch.from_numpy(pixels).unsqueeze(-1), torch.from_numpy(labels)
+    return (x[train], y[train]), (x[test], y[test])

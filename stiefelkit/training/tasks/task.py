@@ -1,0 +1,136 @@
+"""What a task is: stateless batches, a held-out set, a loss, a baseline, and recipes.
+
+A task's options are part of the help of the command line, which does not wait for torch: the files of tasks import it
+where they need it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stiefelkit.errors import OptionError
+from stiefelkit.training.recipes import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["Task", "generator"]
+
+
+def generator(*key: int) -> torch.Generator:
+    """Returns a CPU generator whose stream is a function of the integers alone, distinct for distinct keys.
+
+    >>> import torch
+    >>> a, b = (torch.rand(3, generator=generator(5, 1, 0)) for _ in range(2))
+    >>> torch.equal(a, b)
+    True
+    """
+    import numpy as np
+    import torch
+
+    (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(seed) >> 1)
+
+
+class Task(ABC):
+    """A supervised problem on sequences.
+
+    A member is a frozen dataclass of its options, among them `train_size`. Laws, held by tests/test_tasks.py:
+
+    * `batch` is a function of its arguments, the options and nothing else, so that a run can stop and resume
+      anywhere;
+    * one epoch, `train_size // batch_size` batches, never repeats an example, and held-out examples are never
+      drawn from the training set;
+    * `evaluate` returns the keys of `baseline`, and a model that knows nothing cannot beat the baseline.
+    """
+
+    name: ClassVar[str]
+    """The registry name."""
+    input_size: ClassVar[int]
+    output_size: ClassVar[int]
+    last_only: ClassVar[bool]
+    """True when only the last step's output is scored."""
+    headline: ClassVar[str]
+    """The key of `baseline` by which models are compared: "accuracy" or "loss"."""
+    loss_label: ClassVar[str]
+    """The loss in words and its unit, for axes."""
+    recipes: ClassVar[Mapping[str, Recipe]]
+    """Model name to default training settings."""
+    train_size: int
+    """Number of training sequences, an option of every member."""
+
+    @property
+    @abstractmethod
+    def baseline(self) -> dict[str, float]:
+        """The best that a model without memory can do, by the keys of `evaluate`."""
+
+    @abstractmethod
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns the batch of one step: x of shape (B, T, input_size), and y."""
+
+    @abstractmethod
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the whole test set, the same for every seed."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
+
+    @abstractmethod
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor | None:
+        """Returns the share of correct answers, or None where there is no such thing."""
+
+    def batches_per_epoch(self, batch_size: int) -> int:
+        """Returns how many whole batches the training set holds.
+
+        Raises:
+            OptionError: the training set is smaller than one batch.
+        """
+        if not 1 <= batch_size <= self.train_size:
+            raise OptionError(
+                f"Task {self.name!r} needs a batch size between 1 and its {self.train_size} training sequences, "
+                f"got {batch_size}."
+            )
+        return self.train_size // batch_size
+
+    def evaluate(self, model: nn.Module, chunk: int = 500) -> dict[str, float]:
+        """Returns the loss, and the accuracy where there is one, of a model on the held-out set.
+
+        Args:
+            model: maps (B, T, input_size) to (B, T, output_size); put into evaluation mode for the time of the call.
+            chunk: sequences per forward pass; bounds the memory.
+        """
+        import torch
+
+        x, y = self.held_out()
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        was_training = model.training
+        model.eval()
+        totals: dict[str, float] = {}
+        try:
+            with torch.no_grad():
+                for xs, ys in zip(x.split(chunk), y.split(chunk), strict=True):
+                    xs, ys = xs.to(device), ys.to(device)
+                    output = self.answer(model, xs)
+                    scores = {"loss": self.loss(output, ys), "accuracy": self.accuracy(output, ys)}
+                    for key, score in scores.items():
+                        if score is not None:
+                            totals[key] = totals.get(key, 0.0) + float(score) * len(xs)
+        finally:
+            model.train(was_training)
+        return {key: total / len(x) for key, total in totals.items()}
+
+    def answer(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Returns the outputs that the loss scores: (B, output_size) if `last_only`, else (B, T, output_size)."""
+        return model(x, last_only=True) if self.last_only else model(x)
+
+    def recipe(self, model: str) -> Recipe:
+        """Returns the default settings for a model: its own recipe, or the general one for a model without."""
+        return self.recipes.get(model, Recipe())
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options by name, as they are written into a run folder."""
+        return dict(vars(self))

@@ -1,0 +1,135 @@
+"""Peers compute the maps that they are compared with, from the draws that members get."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.functional import cayley, pack_skew
+from stiefelkit.measuring.races import contenders, peers
+from stiefelkit.measuring.races.contenders import OPERATIONS
+from stiefelkit.measuring.races.frame_plans import ParametrizationRace
+from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.testing import seeds
+
+
+def plan(**changes) -> ParametrizationRace:
+    return ParametrizationRace(
+        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
+    )
+
+
+def test_peers_stand_under_the_family_of_the_map_that_they_compute():
+    families = {name: peer.family for name, peer in peers.peers.available().items()}
+    for name, family in families.items():
+        named = [known for known in ("cayley", "householder", "matrix_exp") if known in name]
+        assert named in ([family], [])
+    assert {name for name in families if families[name] == "givens"} == {"layer_loop"}
+    assert {name for name in families if families[name] == "stiefel"} == {"geoopt_canonical", "geoopt_euclidean"}
+    assert families["torch_solve"] == "cayley"
+    assert Counter(families.values()) == {"cayley": 4, "householder": 3, "matrix_exp": 4, "givens": 1, "stiefel": 2}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("size", [(7, 7), (7, 3), (1, 1), (2, 1)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_peers_give_frames_and_gradients_of_what_they_train(dtype, size, batch):
+    n, p = size
+    problem = FrameProblem(n, p, batch, dtype, seed=seeds.seed())
+    g = problem.gradient()
+    missing = {name for names in peers.missing_packages(peers.peers.available()).values() for name in names}
+    for name, peer in peers.peers.available().items():
+        if name in missing:
+            continue
+        if dtype.is_complex and (peer.family in ("householder", "stiefel") or peer.package):
+            with pytest.raises(errors.DtypeError, match="real dtype"):
+                peer.enter(problem)
+            continue
+        entry = peer.enter(FrameProblem(n, p, batch, dtype, seed=seeds.seed()))
+        w = entry.weight()
+        assert w.shape == problem.shape, name
+        assert w.dtype == dtype
+        # torch's reflectors with a base are no frame in some draws of 2 x 1, which is what a race then shows.
+        if name != "torch_orthogonal_householder_base":
+            assert orthogonality_error(w).max() <= 100 * rounding_limit(p, dtype), name
+        kept = g.clone()
+        for operation in peer.operations:
+            OPERATIONS[operation](entry, g)()
+        assert torch.equal(g, kept)
+        assert entry.weight().isfinite().all(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("size", [(6, 6), (6, 2)])
+def test_our_cayley_and_the_peers_map_the_same_skew_matrix(dtype, size):
+    n, p = size
+    x = FrameProblem(n, p, seed=seeds.seed(), dtype=dtype).tangent()
+    a = x - torch.cat([x[:p].mH, x.new_zeros(n - p, p)])
+    phase = torch.zeros(p, dtype=torch.float64) if dtype.is_complex else None
+    ours = cayley(pack_skew(a[:p], a[p:]), n, p, phase=phase)
+    found = {
+        name: peers.peers.get(name).enter(FrameProblem(n, p, seed=seeds.seed(), dtype=dtype)).weight()
+        for name in ("torch_solve", "torch_orthogonal_cayley")
+    }
+    assert torch.allclose(found["torch_solve"], ours, atol=1e-12)
+    # torch maps by the inverse transform, which is that of -A: the same size of problem
+    inverse = cayley(pack_skew(-a[:p], -a[p:]), n, p, phase=phase)
+    assert torch.allclose(found["torch_orthogonal_cayley"], inverse, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
+    n = 200
+    problem, twin = (FrameProblem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
+    x = twin.tangent()
+    peer = torch.linalg.matrix_norm(x - x.mH, 2)
+    layer = contenders.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
+    a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
+    assert 1.8 < peer < 2.2
+    assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2
+
+
+def test_both_householder_peers_multiply_the_same_reflectors():
+    names = ("torch_householder_product", "torch_orthogonal_householder")
+    problems = [FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64) for _ in names]
+    one, other = (peers.peers.get(name).enter(p).weight() for name, p in zip(names, problems, strict=True))
+    assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_the_product_of_fewer_reflectors_is_theirs():
+    entry = peers.peers.get("torch_householder_product").enter(
+        FrameProblem(6, 4, seed=seeds.seed(), dtype=torch.float64, options={"reflections": 2})
+    )
+    below = entry.parameters[0].detach().tril(-1)
+    assert below.shape == (6, 2)
+    eye = torch.eye(6, dtype=torch.float64)
+    first, second = (eye - 2 * torch.outer(u, u) / (u @ u) for u in (eye[:, :2] + below).mT)
+    assert torch.allclose(entry.weight(), (first @ second)[:, :4], atol=1e-12)
+
+
+def test_the_layer_loop_is_the_product_of_its_rotations():
+    loop = peers.peers.get("layer_loop").enter(FrameProblem(3, 3, seed=seeds.seed(), dtype=torch.float64))
+    (theta,) = loop.parameters
+
+    def rotation(i, t):
+        r = torch.eye(3, dtype=torch.float64)
+        r[i, i] = r[i + 1, i + 1] = t.cos()
+        r[i + 1, i] = t.sin()
+        r[i, i + 1] = -t.sin()
+        return r
+
+    first, second, third = theta.detach()
+    expected = rotation(0, third) @ rotation(1, second) @ rotation(0, first)
+    assert torch.allclose(loop.weight(), expected, atol=1e-14)
+
+
+def test_the_layer_loop_leaves_other_meshes_and_too_much_memory_alone():
+    loop = peers.peers.get("layer_loop")
+    with pytest.raises(errors.OptionError, match="brickwall"):
+        loop.enter(FrameProblem(4, 4, options={"layout": "fft"}))
+    with pytest.raises(errors.OptionError, match="2 GiB"):
+        loop.enter(FrameProblem(4096, 4096))
+    assert loop.enter(FrameProblem(4, 4, options={"layers": 2})).parameters[0].shape == (3,)
