@@ -58,9 +58,13 @@ write_count = operator.attrgetter("_version")
 held_parameters = operator.attrgetter("_parameters")
 """Name to parameter, or None, of a module without those inside it; not by getattr, which a wrapper may pass on."""
 held_buffers = operator.attrgetter("_buffers")
-held_modules = operator.attrgetter("_modules")
 forward_pre_hooks = operator.attrgetter("_forward_pre_hooks")
 load_pre_hooks = operator.attrgetter("_load_state_dict_pre_hooks")
+
+
+def held_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Returns name to child, or None, of a module; a function, since torch.compile traces no attrgetter."""
+    return module._modules
 
 
 def is_traced() -> bool:
