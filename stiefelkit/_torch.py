@@ -4,8 +4,9 @@ No other file names anything private of torch, except what a class inherits. tes
 of these has to do, and so which one it was when torch renames or changes it.
 """
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ __all__ = [
     "is_transformed",
     "is_view",
     "kernels_of",
+    "lazy_conjugates",
     "levels_of_forward_mode",
     "load_pre_hooks",
     "pop_mode",
@@ -149,3 +151,16 @@ def kernels_of(device: str) -> Any:
     """What `redispatch` of an operator takes for the kernels of a kind of device, None for kinds beside these two."""
     key = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(device)
     return None if key is None else torch._C.DispatchKeySet(key)
+
+
+@contextlib.contextmanager
+def lazy_conjugates() -> Iterator[None]:
+    """Context in which conjugates and negatives are resolved inside a mode too, as custom operators expect."""
+    out = {key: torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in ("Conjugate", "Negative")}
+    for key in out:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, was in out.items():
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)

@@ -1,6 +1,5 @@
 """What an optimizer would do without a word, said once before its step: train what nobody reads, shrink coordinates."""
 
-import gc
 import sys
 import warnings
 import weakref
@@ -184,21 +183,32 @@ def _listed(names: list[str]) -> str:
 
 
 def _qualified_names() -> dict[int, str]:
-    """Id to name of every carrier and parameter, "encoder.0.weight", in the outermost modules that are alive.
+    """Id to name of every carrier and parameter, "encoder.0.weight", in the models that whoever calls `step` can see.
 
-    It takes as long as a collection of garbage, which is little for what is said once. A weight of a module that is in
-    no other, or that the collector does not see, is not among them.
+    These are among the local and global variables of the functions at work, and the attributes of their `self`. Of two
+    names the longer one is taken, that of the outer module. (To ask the garbage collector for all modules would do harm
+    to other threads, in the midst of making a tuple.)
     """
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    inside = {id(child) for module in modules for child in _held(module, "_modules").values()}
     carriers = {id(carrier) for carrier in list(_carriers)}
     names: dict[int, str] = {}
-    for root in modules:
-        if id(root) not in inside:
-            for name, each in _named(root, "", carriers, set()):
-                if "." in name:
-                    names.setdefault(id(each), name)
+    for model in _in_sight().values():
+        for name, each in _named(model, "", carriers, set()):
+            if name.count(".") > names.get(id(each), "").count("."):
+                names[id(each)] = name
     return names
+
+
+def _in_sight() -> dict[int, nn.Module]:
+    found: dict[int, nn.Module] = {}
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        own = getattr(frame.f_locals.get("self"), "__dict__", None)
+        seen = [frame.f_locals, frame.f_globals, own if isinstance(own, dict) else {}]
+        for value in [value for held in seen for value in list(held.values())]:
+            if issubclass(type(value), nn.Module):
+                found[id(value)] = value
+        frame = frame.f_back
+    return found
 
 
 def _named(module: nn.Module, prefix: str, carriers: set[int], seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -82,6 +82,17 @@ def test_products_are_lowered_inside_and_the_same_bits_outside(name):
     assert torch.equal(PRODUCTS[name](a, b), before)
 
 
+@torch.library.custom_op("stiefelkit_tests::skew_part", mutates_args=())
+def skew_part(a: torch.Tensor) -> torch.Tensor:
+    return a - a.mH
+
+
+def test_conjugates_inside_operators_are_let_alone():
+    a = torch.randn(4, 4, dtype=torch.complex128)
+    with lowered_products():
+        assert torch.equal(skew_part(a), a - a.mH)
+
+
 def test_float64_and_what_takes_the_flag_back_are_let_alone():
     a, b = torch.randn(2, 32, 32)
     plain, exact = a @ b, a.double() @ b.double()

@@ -206,6 +206,19 @@ def test_a_mode_that_is_pushed_sees_operators_until_it_is_popped() -> None:
     assert counting.count == 1
 
 
+def test_lazy_conjugates_are_resolved_inside_a_mode() -> None:
+    class Adding(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with _torch.lazy_conjugates():
+                found.append(z.conj() + 1)
+            return func(*args, **(kwargs or {}))
+
+    z, found = torch.tensor([1 + 2j]), []
+    with Adding():
+        z.abs()
+    assert torch.equal(found[0], torch.tensor([2 - 2j]))
+
+
 def test_the_scan_of_torch_runs_a_recurrence() -> None:
     last, out = _torch.higher_order_scan(lambda h, x: (h + x, h * 1), torch.zeros(2), torch.ones(3, 2))
     assert torch.equal(last, torch.full((2,), 3.0))

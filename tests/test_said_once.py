@@ -157,6 +157,21 @@ def test_names_are_those_of_the_outermost_module_and_weights_without_one_are_nam
     assert outer
 
 
+def test_a_model_that_a_trainer_holds_is_seen():
+    class Trainer:
+        def __init__(self):
+            self.model = convolutions(1)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+
+        def run(self):
+            for p in self.model.parameters():
+                p.grad = torch.ones_like(p)
+            self.optimizer.step()
+
+    with pytest.warns(UserWarning, match="of c0.weight by"):
+        Trainer().run()
+
+
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_warning_points_to_the_line_that_calls_step(scheduled):
     layer = linear()

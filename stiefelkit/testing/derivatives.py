@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.metrics import working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
@@ -28,9 +29,15 @@ def of_free(param: OrthogonalParam, coordinates: tuple[Tensor, ...]) -> tuple[Ma
 
     def fn(*leaves: Tensor) -> Tensor:
         moved = zip(leaves, coordinates, bound, strict=True)
-        return param(*(torch.matrix_exp(x - x.mH) @ c if is_bound else x for x, c, is_bound in moved))
+        return param(*(_turned(c, x) if is_bound else x for x, c, is_bound in moved))
 
     return fn, tuple(map(leaf, coordinates, bound))
+
+
+def _turned(s: Tensor, x: Tensor) -> Tensor:
+    """exp(X - X^H) S, in float64, which no flag lowers."""
+    wide = x.to(working_dtype(x.dtype))
+    return (torch.matrix_exp(wide - wide.mH) @ s.to(wide.dtype)).to(s.dtype)
 
 
 def require_derivatives(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:

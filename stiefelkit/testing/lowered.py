@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, pop_mode, push_mode
+from stiefelkit._torch import TorchDispatchMode, is_composite, kernels_of, lazy_conjugates, pop_mode, push_mode
 
 __all__ = ["lowered_products"]
 
@@ -97,7 +97,7 @@ class _Rounding(TorchDispatchMode):
             kinds = {a.device.type for a in args if isinstance(a, Tensor)}
             kernels = kernels_of(kinds.pop()) if kinds else None
             if kernels is not None:
-                with _pushed(self):
+                with _pushed(self), lazy_conjugates():
                     return func.redispatch(kernels, *args, **kwargs)
         elif is_composite(func):
             # In inference mode a matmul arrives whole.
