@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         testing,
     )
     from stiefelkit.attach import assign_, available, bake, coordinates, orthogonal, rebase_, register, reset_
-    from stiefelkit.carrier import CoordinateList
+    from stiefelkit.coordinate_list import CoordinateList
     from stiefelkit.distributed import fully_shard_coordinates
     from stiefelkit.drifts import Drift, drift
     from stiefelkit.errors import StiefelkitError
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("errors", "attach", "carrier", "distributed", "drifts", "host", "param", "ties")
+_HOMES = ("errors", "attach", "coordinate_list", "distributed", "drifts", "host", "param", "ties")
 """Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
 
 if not TYPE_CHECKING:  # else a checker would believe that every name is here

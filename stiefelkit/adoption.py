@@ -14,9 +14,9 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
 from stiefelkit._torch import held_modules
-from stiefelkit.carrier import CoordinateList
+from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.host import adopt_carrier, attach_carrier, carrier_of, check_before_loading
+from stiefelkit.host import adopt_coordinate_list, attach_coordinate_list, check_before_loading, coordinate_list_of
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam
 
@@ -29,7 +29,7 @@ _hosts: weakref.WeakKeyDictionary[nn.ModuleDict, weakref.ref[nn.Module]] = weakr
 def install() -> None:
     """Has torch's functions know our maps; once."""
     plain = parametrize.transfer_parametrizations_and_params
-    if hasattr(plain, "knows_carriers"):
+    if hasattr(plain, "knows_coordinate_lists"):
         return
     register_module_module_registration_hook(_adopt)  # type: ignore[arg-type]
 
@@ -39,14 +39,14 @@ def install() -> None:
         if tensor_name is None:
             names = list(from_module.parametrizations) if parametrize.is_parametrized(from_module) else []  # type: ignore[arg-type]
         for name in names:
-            carrier = carrier_of(from_module, name)
-            if carrier is None:
+            coordinate_list = coordinate_list_of(from_module, name)
+            if coordinate_list is None:
                 plain(from_module, to_module, name)
             else:
-                _share(carrier, to_module, name)
+                _share(coordinate_list, to_module, name)
         return to_module
 
-    transfer.knows_carriers = True  # type: ignore[attr-defined]
+    transfer.knows_coordinate_lists = True  # type: ignore[attr-defined]
     parametrize.transfer_parametrizations_and_params = transfer
     parametrize.remove_parametrizations = _removing(parametrize.remove_parametrizations)
 
@@ -56,11 +56,11 @@ def _removing(plain: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
     @functools.wraps(plain)
     def remove(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
-        carrier = carrier_of(module, tensor_name)
+        coordinate_list = coordinate_list_of(module, tensor_name)
         plain(module, tensor_name, leave_parametrized)
-        if carrier is not None:
-            given_up, heir = carrier.coordinates.values(), getattr(module, tensor_name)
-            retire(given_up, carrier.weight, "remove_parametrizations", heir, are_coordinates=True)
+        if coordinate_list is not None:
+            given_up, heir = coordinate_list.coordinates.values(), getattr(module, tensor_name)
+            retire(given_up, coordinate_list.weight, "remove_parametrizations", heir, are_coordinates=True)
         return module
 
     return remove
@@ -81,13 +81,13 @@ def _adopt(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module |
     if not all(isinstance(value, nn.Parameter) for value in values):
         return None
     check_before_loading()
-    carrier = CoordinateList(param, values, any(value.requires_grad for value in values))
+    coordinate_list = CoordinateList(param, values, any(value.requires_grad for value in values))
     host = _hosts[parent]() if parent in _hosts else None  # type: ignore[index, operator]
     if host is not None and held_modules(host).get("parametrizations") is parent:
-        adopt_carrier(host, name, carrier)
+        adopt_coordinate_list(host, name, coordinate_list)
     else:
-        carrier.is_sparse = True  # for all that is known here
-    return carrier.train(param.training)
+        coordinate_list.is_sparse = True  # for all that is known here
+    return coordinate_list.train(param.training)
 
 
 def _check_place(parent: parametrize.ParametrizationList, name: str, param: OrthogonalParam) -> None:
@@ -96,14 +96,14 @@ def _check_place(parent: parametrize.ParametrizationList, name: str, param: Orth
             f"{param.title} needs to be the first parametrization of a weight, got one on top of "
             f"{type(parent[0]).__name__}; parametrize.remove_parametrizations first."
         )
-    if param.is_carried:
+    if param.is_attached:
         raise OptionError(
             f"{param.title} needs to be a new map for each weight, got that of another; make one, or share the weight "
             "by parametrize.transfer_parametrizations_and_params."
         )
 
 
-def _share(carrier: CoordinateList, to_module: nn.Module, name: str) -> None:
+def _share(coordinate_list: CoordinateList, to_module: nn.Module, name: str) -> None:
     """Has a weight of another module be the same weight, with the same coordinates."""
     present = getattr(to_module, name, None)
     kind = type(to_module).__name__
@@ -112,11 +112,11 @@ def _share(carrier: CoordinateList, to_module: nn.Module, name: str) -> None:
             f"transfer_parametrizations_and_params needs a plain weight to replace, got {kind}.{name}, parametrized "
             "already; parametrize.remove_parametrizations first."
         )
-    shape = tuple(carrier().shape)
+    shape = tuple(coordinate_list().shape)
     if isinstance(present, Tensor) and tuple(present.shape) != shape:
         raise ShapeError(
             f"transfer_parametrizations_and_params needs {kind}.{name} of shape {shape}, got {tuple(present.shape)}."
         )
     if present is None:
         to_module.register_parameter(name, None)
-    attach_carrier(to_module, name, carrier, "transfer_parametrizations_and_params")
+    attach_coordinate_list(to_module, name, coordinate_list, "transfer_parametrizations_and_params")

@@ -10,11 +10,11 @@ from torch.nn.utils import parametrize
 
 from stiefelkit import parametrizations
 from stiefelkit._torch import Convolution
-from stiefelkit.carrier import CoordinateList
+from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.filling import Start, check_scheme, draw_, start_
-from stiefelkit.host import Carried, carriers, check_module, share_carrier
-from stiefelkit.names import Place, Where, choose, elsewhere, find_carrier, find_place, plain_weight
+from stiefelkit.host import OrthogonalWeight, check_module, orthogonal_weights, share_coordinate_list
+from stiefelkit.names import Place, Where, choose, elsewhere, find_place, find_weight, plain_weight
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations import check_options, find_parametrization
@@ -113,8 +113,8 @@ def orthogonal(
     start = Start(init, generator)
     made = [(places, _carry(plan, places, start)) for places in tied.values()]
     notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
-    for places, carrier in made:
-        share_carrier([(place.host, place.name) for place in places], carrier)
+    for places, coordinate_list in made:
+        share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return module
@@ -131,7 +131,7 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
     """
-    find_carrier(module, name, "assign_").carrier.right_inverse(weight)
+    find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
@@ -146,12 +146,12 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     Raises:
         OptionError: the map has no such scheme.
     """
-    carrier = find_carrier(module, name, "reset_").carrier
-    if any(c.is_meta for c in carrier.coordinates.values()):
+    coordinate_list = find_weight(module, name, "reset_").coordinate_list
+    if any(c.is_meta for c in coordinate_list.coordinates.values()):
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
     if init is not None:
-        check_scheme(carrier.param, init)
-    draw_(carrier, init, generator)
+        check_scheme(coordinate_list.param, init)
+    draw_(coordinate_list, init, generator)
 
 
 def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -172,23 +172,23 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
     >>> rebase_(layer, "weight")
     """
-    carrier = find_carrier(module, name, "rebase_").carrier
-    param = carrier.param
+    coordinate_list = find_weight(module, name, "rebase_").coordinate_list
+    param = coordinate_list.param
     while isinstance(param, Wrapper):
         param = param.inner
     if not isinstance(param, Rebased):
         raise OptionError(f'rebase_ needs a weight with the map "rebased", got {param.title}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
-    moved = [carrier.coordinates[key] for key in param.coordinates]
+    moved = [coordinate_list.coordinates[key] for key in param.coordinates]
     if optimizer is not None and not all(id(c) in held for c in moved):
         raise OptionError(
             f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
         )
-    carrier.check_assignable()
-    present = carrier.gathered()
+    coordinate_list.check_assignable()
+    present = coordinate_list.gathered()
     values, chart = param.rebased(*present[: len(moved)])
     param.load_chart_(chart)
-    carrier.fill_([*values, *present[len(moved) :]])  # a gain stays
+    coordinate_list.fill_([*values, *present[len(moved) :]])  # a gain stays
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
         optimizer.state.clear()
     elif optimizer is not None:
@@ -198,7 +198,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
 
 def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """Returns name to parameter of an orthogonal weight's coordinates."""
-    return find_carrier(module, name, "coordinates").carrier.coordinates
+    return find_weight(module, name, "coordinates").coordinate_list.coordinates
 
 
 def bake(module: M, name: str | None = None) -> M:
@@ -219,9 +219,11 @@ def bake(module: M, name: str | None = None) -> M:
     'Linear'
     """
     if name is not None:
-        weight = find_carrier(module, name, "bake")
+        weight = find_weight(module, name, "bake")
         _bake(weight, None)
-        others = [other.qualified for other in carriers(module) if other.carrier is weight.carrier]
+        others = [
+            other.qualified for other in orthogonal_weights(module) if other.coordinate_list is weight.coordinate_list
+        ]
         if others:
             warnings.warn(
                 f"{weight.qualified} and {', '.join(others)} were one weight, and are no longer; without a name "
@@ -231,8 +233,8 @@ def bake(module: M, name: str | None = None) -> M:
         return module
     check_module(module, "bake")
     baked: dict[int, nn.Parameter] = {}
-    for weight in list(carriers(module)):
-        baked[id(weight.carrier)] = _bake(weight, baked.get(id(weight.carrier)))
+    for weight in list(orthogonal_weights(module)):
+        baked[id(weight.coordinate_list)] = _bake(weight, baked.get(id(weight.coordinate_list)))
     return module
 
 
@@ -268,16 +270,16 @@ class _Plan(NamedTuple):
     options: dict[str, Any]
 
 
-def _bake(weight: Carried, frame: nn.Parameter | None) -> nn.Parameter:
+def _bake(weight: OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
     """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
-    _, module, name, carrier = weight
-    trains = any(c.requires_grad for c in carrier.coordinates.values())
+    _, module, name, coordinate_list = weight
+    trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
     with torch.no_grad():
         frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)
     module.register_parameter(name, frame)
-    retire(carrier.coordinates.values(), carrier.weight, "sk.bake", frame, are_coordinates=True)
+    retire(coordinate_list.coordinates.values(), coordinate_list.weight, "sk.bake", frame, are_coordinates=True)
     return frame
 
 
@@ -294,16 +296,16 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
     param = _build(plan, first, weight, seen)
     device, dtypes = weight.device, param.coordinate_dtypes
     blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
-    carrier = CoordinateList(param, blank, weight.requires_grad)
+    coordinate_list = CoordinateList(param, blank, weight.requires_grad)
     init = start.init
     if init is not None and not isinstance(init, Tensor) and init != "project":
         check_scheme(param, init)
-        carrier.scheme = init
+        coordinate_list.scheme = init
     if device.type != "meta":
-        start_(carrier, weight.detach(), start, first.title)
+        start_(coordinate_list, weight.detach(), start, first.title)
     elif isinstance(init, Tensor) or init == "project":
         raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {init!r:.40}.")
-    return carrier
+    return coordinate_list
 
 
 def _is_convolution(place: Place) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.host import carriers
+from stiefelkit.host import orthogonal_weights
 
 __all__ = ["fully_shard_coordinates"]
 
@@ -33,7 +33,7 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
     cast = getattr(options.get("mp_policy"), "param_dtype", None)
     if cast is not None:
         raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")
-    for weight in carriers(model):
-        if any(c.numel() for c in weight.carrier.coordinates.values()):
-            fully_shard(weight.carrier, mesh=mesh, **options)
+    for weight in orthogonal_weights(model):
+        if any(c.numel() for c in weight.coordinate_list.coordinates.values()):
+            fully_shard(weight.coordinate_list, mesh=mesh, **options)
     return model

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stiefelkit.errors import NonFiniteError
-from stiefelkit.host import carriers, check_module
+from stiefelkit.host import check_module, orthogonal_weights
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
 
 __all__ = ["Drift", "drift"]
@@ -43,9 +43,9 @@ def drift(model: nn.Module) -> dict[str, Drift]:
     """
     check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
     found = {}
-    for weight in carriers(model):
-        carrier = weight.carrier
-        frames = carrier.param.bare(*carrier.gathered())
+    for weight in orthogonal_weights(model):
+        coordinate_list = weight.coordinate_list
+        frames = coordinate_list.param.bare(*coordinate_list.gathered())
         error = orthogonality_error(frames).max().item()
         if not math.isfinite(error):
             raise NonFiniteError(

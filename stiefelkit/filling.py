@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stiefelkit.carrier import CoordinateList
+from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.dtypes import coarser, working_dtype
 from stiefelkit.errors import (
     ImageError,
@@ -37,11 +37,11 @@ class Start(NamedTuple):
     generator: torch.Generator | None
 
 
-def start_(carrier: CoordinateList, weight: Tensor, start: Start, title: str) -> None:
+def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title: str) -> None:
     """Fills the coordinates of a weight, and logs once if they are not the weight's own.
 
     Args:
-        carrier: holds the coordinates.
+        coordinate_list: holds the coordinates.
         weight: what the parameter was.
         start: what is asked for.
         title: the weight's name, for the log.
@@ -49,26 +49,26 @@ def start_(carrier: CoordinateList, weight: Tensor, start: Start, title: str) ->
     Raises:
         NonFiniteError, NotAFrameError, RankError, ImageError: as `stiefelkit.orthogonal`.
     """
-    init, param = start.init, carrier.param
+    init, param = start.init, coordinate_list.param
     if isinstance(init, Tensor):
-        carrier.right_inverse(init)
+        coordinate_list.right_inverse(init)
     elif init == "project":
         if not torch.isfinite(weight).all():
             raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
-        carrier.right_inverse(param.project(weight))
+        coordinate_list.right_inverse(param.project(weight))
     elif init is not None:
-        draw_(carrier, init, start.generator)
-    elif not _is_kept(carrier, weight):
-        _replace(carrier, weight, start.generator, title)
+        draw_(coordinate_list, init, start.generator)
+    elif not _is_kept(coordinate_list, weight):
+        _replace(coordinate_list, weight, start.generator, title)
 
 
-def draw_(carrier: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
+def draw_(coordinate_list: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
     """Draws the weight by a scheme; when None by the one that it was given, or else by the map's default."""
-    carrier.check_assignable()
-    param = carrier.param
-    drawn, chart = param.initial(init or carrier.scheme or param.schemes[0], generator)
+    coordinate_list.check_assignable()
+    param = coordinate_list.param
+    drawn, chart = param.initial(init or coordinate_list.scheme or param.schemes[0], generator)
     param.load_chart_(chart)
-    carrier.fill_(drawn)
+    coordinate_list.fill_(drawn)
 
 
 def check_scheme(param: OrthogonalParam, init: object) -> None:
@@ -77,11 +77,11 @@ def check_scheme(param: OrthogonalParam, init: object) -> None:
         raise OptionError(f"{param.title} has no init {init!r}{did_you_mean(init, param.schemes)}")
 
 
-def _is_kept(carrier: CoordinateList, weight: Tensor) -> bool:
+def _is_kept(coordinate_list: CoordinateList, weight: Tensor) -> bool:
     """Keeps a weight that is a frame; raises ImageError if the map does not reach it."""
-    param = carrier.param
+    param = coordinate_list.param
     try:
-        carrier.right_inverse(_mended(param, weight))
+        coordinate_list.right_inverse(_mended(param, weight))
     except (NotAFrameError, NonFiniteError):
         return False
     except ImageError as error:
@@ -92,22 +92,22 @@ def _is_kept(carrier: CoordinateList, weight: Tensor) -> bool:
     return True
 
 
-def _replace(carrier: CoordinateList, weight: Tensor, generator: torch.Generator | None, title: str) -> None:
+def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.Generator | None, title: str) -> None:
     """Takes the nearest frame if the map may and can, or else draws."""
-    param = carrier.param
+    param = coordinate_list.param
     why = "its map is drawn unless the weight fits"
     if param.takes_nearest:
         try:
-            carrier.right_inverse(param.nearest(weight))
+            coordinate_list.right_inverse(param.nearest(weight))
         except (ImageError, NonFiniteError, RankError) as error:
             why = _without_stop(error)
         else:
-            away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
+            away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
             _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
             return
-    draw_(carrier, None, generator)
+    draw_(coordinate_list, None, generator)
     if torch.isfinite(weight).all() and bool((weight != 0).any()):
-        away = torch.linalg.vector_norm((carrier.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
+        away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
         scheme = param.schemes[0]
         _log.info("%s, which was no frame, is drawn anew by %r, %.3g away: %s.", title, scheme, away.item(), why)
 

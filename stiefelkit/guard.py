@@ -1,8 +1,8 @@
 """Finds the tensors that must stay frames, and refuses optimizers that would take them off the manifold.
 
-A carrier of such frames announces itself once, and so does who has a frame without a module. Nothing is stored in the
-tensors, which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the carriers and
-the tensors that are still alive.
+A coordinate list of such frames announces itself once, and so does who has a frame without a module. Nothing is stored
+in the tensors, which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the
+coordinate lists and the tensors that are still alive.
 """
 
 import sys
@@ -15,13 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from stiefelkit.errors import OptimizerError
 
-__all__ = ["MANIFOLDS", "Frame", "carriers", "frames", "frames_alone", "watch", "watch_frame"]
+__all__ = ["MANIFOLDS", "Frame", "coordinate_lists", "frames", "frames_alone", "watch", "watch_frame"]
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
 
 
-class Carrier(Protocol):
+class SupportsCoordinates(Protocol):
     """What a `CoordinateList` is to floors below it."""
 
     weight: str
@@ -39,51 +39,55 @@ class Frame(NamedTuple):
     """Where a parameter that is a frame belongs.
 
     Attributes:
-        carrier: the `CoordinateList` that holds it, None for a frame without a module.
+        coordinate_list: the `CoordinateList` that holds it, None for a frame without a module.
         name: the coordinate's name, "stiefel".
         manifold: what it must stay on, "stiefel:canonical".
     """
 
-    carrier: Any
+    coordinate_list: Any
     name: str
     manifold: str
 
     @property
     def title(self) -> str:
         """In messages: "the frame of Linear.weight"."""
-        return "a frame without a module" if self.carrier is None else f"the frame of {self.carrier.weight}"
+        return (
+            "a frame without a module"
+            if self.coordinate_list is None
+            else f"the frame of {self.coordinate_list.weight}"
+        )
 
 
-_carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
+_coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()
 _alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 _hooks: list[Any] = []
 
 
-def watch(carrier: Carrier) -> None:
-    """Adds a carrier that holds frames; it is forgotten when it dies."""
-    _carriers.add(carrier)
+def watch(coordinate_list: SupportsCoordinates) -> None:
+    """Adds a coordinate list that holds frames; it is forgotten when it dies."""
+    _coordinate_lists.add(coordinate_list)
     _install()
 
 
 def watch_frame(frame: Tensor, manifold: str) -> None:
-    """Adds a frame that no carrier holds; it is forgotten when it dies."""
+    """Adds a frame that no coordinate list holds; it is forgotten when it dies."""
     key = id(frame)
     _alone[key] = weakref.ref(frame, lambda _: _alone.pop(key, None)), manifold
     _install()
 
 
-def carriers() -> list[Any]:
-    """Returns the carriers alive that hold frames."""
-    return list(_carriers)
+def coordinate_lists() -> list[Any]:
+    """Returns the coordinate lists alive that hold frames."""
+    return list(_coordinate_lists)
 
 
 def frames_alone() -> list[Tensor]:
-    """Returns the frames alive that no carrier holds."""
+    """Returns the frames alive that no coordinate list holds."""
     return [frame for alive, _ in list(_alone.values()) if (frame := alive()) is not None]
 
 
 def frames() -> dict[int, Frame]:
-    """Returns id to `Frame` of every parameter alive that must stay on a manifold, as its carrier holds it now.
+    """Returns id to `Frame` of every parameter alive that must stay on a manifold, as its coordinate list holds it now.
 
     Under FSDP2 these are the sharded parameters, as the optimizer has them. Look up at once: an id means nothing once
     its parameter is replaced.
@@ -92,11 +96,11 @@ def frames() -> dict[int, Frame]:
     for key, (alive, manifold) in list(_alone.items()):
         if alive() is not None:
             found[key] = Frame(None, "stiefel", manifold)
-    for carrier in list(_carriers):
-        manifolds = carrier.param.manifolds
-        for name, c in carrier.coordinates.items() if manifolds else ():
+    for coordinate_list in list(_coordinate_lists):
+        manifolds = coordinate_list.param.manifolds
+        for name, c in coordinate_list.coordinates.items() if manifolds else ():
             if name in manifolds:
-                found[id(c)] = Frame(carrier, name, manifolds[name])
+                found[id(c)] = Frame(coordinate_list, name, manifolds[name])
     return found
 
 
@@ -107,18 +111,18 @@ def _install() -> None:
 
 
 def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Tells the carriers of what an optimizer has moved along its manifold that this was no stranger."""
-    if not _carriers:
+    """Tells the coordinate lists of what an optimizer has moved along its manifold that this was no stranger."""
+    if not _coordinate_lists:
         return
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for carrier in list(_carriers):
-        if carrier.param.manifolds and not moved.isdisjoint(map(id, carrier.coordinates.values())):
-            carrier.note_written()
+    for coordinate_list in list(_coordinate_lists):
+        if coordinate_list.param.manifolds and not moved.isdisjoint(map(id, coordinate_list.coordinates.values())):
+            coordinate_list.note_written()
 
 
 def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Raises OptimizerError before a step that would take a frame off its manifold."""
-    if getattr(optimizer, "moves_frames", False) or not (_carriers or _alone):
+    if getattr(optimizer, "moves_frames", False) or not (_coordinate_lists or _alone):
         return
     known = frames()
     for group in optimizer.param_groups:
@@ -138,7 +142,7 @@ def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:
 def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:
     size, name = " x ".join(map(str, p.shape)), type(optimizer).__name__
     got = f"got {frame.title} ({size}), which must stay on its manifold"
-    alone = frame.carrier is None
+    alone = frame.coordinate_list is None
     if _is_geoopts(optimizer):
         remedy = "geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())" if alone else "sk.optim.geoopt_parameters(model)"
         return f"{name} needs frames as geoopt's own parameters, {got}; give it {remedy}."

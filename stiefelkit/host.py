@@ -11,22 +11,22 @@ from torch import nn
 from typing_extensions import deprecated
 
 from stiefelkit._torch import held_modules, held_parameters, injected_properties, load_pre_hooks
-from stiefelkit.carrier import CoordinateList
+from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
 from stiefelkit.sharding import is_sharding
 
 __all__ = [
-    "Carried",
-    "adopt_carrier",
-    "attach_carrier",
-    "carrier_of",
-    "carriers",
+    "OrthogonalWeight",
+    "adopt_coordinate_list",
+    "attach_coordinate_list",
     "check_before_loading",
     "check_module",
     "check_state_dict",
+    "coordinate_list_of",
     "manifolds",
-    "share_carrier",
+    "orthogonal_weights",
+    "share_coordinate_list",
 ]
 
 
@@ -36,68 +36,74 @@ def check_module(module: Any, who: str, remedy: str = "") -> None:
         raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
 
 
-class Carried(NamedTuple):
+class OrthogonalWeight(NamedTuple):
     """An orthogonal weight of a model: where it stands, as `names.Place` has it, and what carries its coordinates."""
 
     qualified: str
     host: nn.Module
     name: str
-    carrier: CoordinateList
+    coordinate_list: CoordinateList
 
 
-def carriers(module: nn.Module) -> Iterator[Carried]:
+def orthogonal_weights(module: nn.Module) -> Iterator[OrthogonalWeight]:
     """Yields every orthogonal weight under a module, shared ones once."""
     for prefix, host in module.named_modules():
-        for name, carrier in _own_carriers(host):
-            yield Carried(f"{prefix}.{name}" if prefix else name, host, name, carrier)
+        for name, coordinate_list in _coordinate_lists(host):
+            yield OrthogonalWeight(f"{prefix}.{name}" if prefix else name, host, name, coordinate_list)
 
 
-def carrier_of(module: nn.Module, name: str) -> CoordinateList | None:
+def coordinate_list_of(module: nn.Module, name: str) -> CoordinateList | None:
     """Returns what carries a weight of this module, or None if it has no parametrization of ours."""
     held = _parametrizations(module)
-    carrier = held[name] if held is not None and name in held else None
-    return carrier if isinstance(carrier, CoordinateList) else None
+    coordinate_list = held[name] if held is not None and name in held else None
+    return coordinate_list if isinstance(coordinate_list, CoordinateList) else None
 
 
-def attach_carrier(module: nn.Module, name: str, carrier: CoordinateList, event: str = "sk.orthogonal") -> None:
-    """Replaces a plain parameter of a module by what a carrier evaluates to; the event is who asked for it."""
+def attach_coordinate_list(
+    module: nn.Module, name: str, coordinate_list: CoordinateList, event: str = "sk.orthogonal"
+) -> None:
+    """Replaces a plain parameter of a module by what a coordinate list evaluates to; the event is who asked for it."""
     held = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
     old = held_parameters(module).get(name)
     if old is not None:
-        retire([old], f"{plain.__name__}.{name}", event, carrier)
+        retire([old], f"{plain.__name__}.{name}", event, coordinate_list)
     delattr(module, name)
     if held is None:
         held = module.parametrizations = nn.ModuleDict()
-    held[name] = carrier.train(module.training)
-    _introduce(module, plain, name, carrier)
+    held[name] = coordinate_list.train(module.training)
+    _introduce(module, plain, name, coordinate_list)
     _inject(module, plain, list(held))
 
 
-def adopt_carrier(module: nn.Module, name: str, carrier: CoordinateList) -> None:
-    """Does for a carrier that torch is about to put on a module what `attach_carrier` does.
+def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: CoordinateList) -> None:
+    """Does for a coordinate list that torch is about to put on a module what `attach_coordinate_list` does.
 
     The module has a class injected by torch already, and the property of this name.
     """
     plain = type(module).__bases__[0]
-    _introduce(module, plain, name, carrier)
+    _introduce(module, plain, name, coordinate_list)
     _inject(module, plain, [*module.parametrizations, name])  # type: ignore[misc]
 
 
-def _introduce(module: nn.Module, plain: Any, name: str, carrier: CoordinateList) -> None:
-    """Tells a carrier whose weight it is."""
-    carrier.weight = f"{plain.__name__}.{name}"
-    carrier.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
-    carrier.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: CoordinateList) -> None:
+    """Tells a coordinate list whose weight it is."""
+    coordinate_list.weight = f"{plain.__name__}.{name}"
+    coordinate_list.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
+    coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
 
 
-def share_carrier(places: Sequence[tuple[nn.Module, str]], carrier: CoordinateList) -> None:
-    """Replaces plain parameters of several modules by what one carrier evaluates to; its name is the first's."""
+def share_coordinate_list(places: Sequence[tuple[nn.Module, str]], coordinate_list: CoordinateList) -> None:
+    """Replaces plain parameters of several modules by what one coordinate list evaluates to, named as the first."""
     kinds = None
     for module, name in reversed(places):
-        attach_carrier(module, name, carrier)
-        kinds = carrier.gradients if kinds is None else tuple(kind for kind in carrier.gradients if kind in kinds)
-    carrier.gradients = kinds or CoordinateList.gradients
+        attach_coordinate_list(module, name, coordinate_list)
+        kinds = (
+            coordinate_list.gradients
+            if kinds is None
+            else tuple(kind for kind in coordinate_list.gradients if kind in kinds)
+        )
+    coordinate_list.gradients = kinds or CoordinateList.gradients
 
 
 def manifolds(module: nn.Module) -> dict[str, str]:
@@ -107,8 +113,8 @@ def manifolds(module: nn.Module) -> dict[str, str]:
     """
     return {
         f"{weight.qualified}.{name}": manifold
-        for weight in carriers(module)
-        for name, manifold in weight.carrier.param.manifolds.items()
+        for weight in orthogonal_weights(module)
+        for name, manifold in weight.coordinate_list.param.manifolds.items()
     }
 
 
@@ -139,7 +145,7 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
 
 def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, assign: bool) -> None:
     # torch loads a shared module once under each of its names.
-    for name, _ in _own_carriers(module):
+    for name, _ in _coordinate_lists(module):
         _check_host(module, name, state_dict, prefix, assign)
     if not _rewrites_entries(module):
         for name, child in held_modules(module).items():
@@ -151,7 +157,7 @@ def _rewrites_entries(module: nn.Module) -> bool:
     """Whether a module may change a state dict before torch hands it to its children; sharding does not."""
     foreign = not all(map(is_sharding, load_pre_hooks(module).values()))
     load = type(module)._load_from_state_dict
-    return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_carriers"))
+    return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_coordinates"))
 
 
 def check_before_loading() -> None:
@@ -161,18 +167,18 @@ def check_before_loading() -> None:
     orthogonal weights see no difference.
     """
     plain = nn.Module.load_state_dict
-    if hasattr(plain, "checks_carriers"):
+    if hasattr(plain, "checks_coordinates"):
         return
 
     @functools.wraps(plain)
     def load_state_dict(
         self: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        if isinstance(state_dict, Mapping) and next(carriers(self), None) is not None:
+        if isinstance(state_dict, Mapping) and next(orthogonal_weights(self), None) is not None:
             check_state_dict(self, state_dict, assign=assign)
         return plain(self, state_dict, strict=strict, assign=assign)
 
-    load_state_dict.checks_carriers = True  # type: ignore[attr-defined]
+    load_state_dict.checks_coordinates = True  # type: ignore[attr-defined]
     nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
 
 
@@ -182,23 +188,23 @@ def _refuse_norms_by_hooks() -> None:
         # By its name: in torch.nn.utils the function stands in the place of its module.
         norm = getattr(importlib.import_module(f"torch.nn.utils.{kind}"), name)
         plain = norm.apply
-        if hasattr(plain, "checks_carriers"):
+        if hasattr(plain, "checks_coordinates"):
             continue
         checked = _refusing(getattr(plain, "__wrapped__", plain), kind)
         if hasattr(plain, "__deprecated__"):  # inside: that warning names the caller's line
             checked = deprecated(plain.__deprecated__, category=FutureWarning)(checked)
-        checked.checks_carriers = True
+        checked.checks_coordinates = True
         norm.apply = staticmethod(checked)
 
 
 def _refusing(plain: Any, kind: str) -> Any:
     @functools.wraps(plain)
     def apply(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
-        carrier = carrier_of(module, name)
-        if carrier is not None:
+        coordinate_list = coordinate_list_of(module, name)
+        if coordinate_list is not None:
             raise OptionError(
-                f"{kind} needs a plain parameter, got {carrier.weight}, a {carrier.param.title}'s; sk.bake it first, "
-                "or scale the frame with gain= of sk.orthogonal."
+                f"{kind} needs a plain parameter, got {coordinate_list.weight}, a {coordinate_list.param.title}'s; "
+                "sk.bake it first, or scale the frame with gain= of sk.orthogonal."
             )
         return plain(module, name, *args, **kwargs)
 
@@ -212,20 +218,22 @@ def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
     return held if isinstance(held, nn.ModuleDict) else None
 
 
-def _own_carriers(host: nn.Module) -> list[tuple[str, CoordinateList]]:
+def _coordinate_lists(host: nn.Module) -> list[tuple[str, CoordinateList]]:
     held = _parametrizations(host) or {}
-    return [(name, carrier) for name, carrier in held.items() if isinstance(carrier, CoordinateList)]
+    return [
+        (name, coordinate_list) for name, coordinate_list in held.items() if isinstance(coordinate_list, CoordinateList)
+    ]
 
 
 def _check_host(host: nn.Module, name: str, state_dict: Mapping[str, Any], prefix: str, assign: bool) -> None:
-    carrier: CoordinateList = host.parametrizations[name]  # type: ignore[index, assignment]
+    coordinate_list: CoordinateList = host.parametrizations[name]  # type: ignore[index, assignment]
     inside = f"{prefix}parametrizations.{name}."
     if prefix + name in state_dict:
         raise CheckpointError(
-            f"{prefix}{name} needs the coordinates of {carrier.param.title}, got a plain weight; load it before "
-            "sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
+            f"{prefix}{name} needs the coordinates of {coordinate_list.param.title}, got a plain weight; load it "
+            "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
         )
-    carrier.check(state_dict, inside, assign)
+    coordinate_list.check(state_dict, inside, assign)
 
 
 def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
@@ -254,12 +262,12 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
         plain.__setattr__(self, name, value)
 
     def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any) -> None:
-        for name, _ in _own_carriers(self):
+        for name, _ in _coordinate_lists(self):
             _check_host(self, name, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")))
         plain._load_from_state_dict(self, state_dict, prefix, metadata, *args)
 
     if plain._load_from_state_dict is nn.Module._load_from_state_dict:
-        load.checks_carriers = True  # type: ignore[attr-defined]
+        load.checks_coordinates = True  # type: ignore[attr-defined]
     check_before_loading()
     _refuse_norms_by_hooks()
 

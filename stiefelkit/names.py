@@ -11,9 +11,9 @@ from torch.nn.utils import prune
 
 from stiefelkit._torch import forward_pre_hooks, held_buffers, held_modules, held_parameters, pruned_name
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
-from stiefelkit.host import Carried, carrier_of, carriers, check_module
+from stiefelkit.host import OrthogonalWeight, check_module, coordinate_list_of, orthogonal_weights
 
-__all__ = ["Place", "Where", "choose", "elsewhere", "find_carrier", "find_place", "instead_of", "plain_weight"]
+__all__ = ["Place", "Where", "choose", "elsewhere", "find_place", "find_weight", "instead_of", "plain_weight"]
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
@@ -72,7 +72,7 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
     return Place(name, host, own)
 
 
-def find_carrier(model: nn.Module, name: str, who: str) -> Carried:
+def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     """Returns an orthogonal weight: where it stands and what carries it.
 
     Raises:
@@ -80,17 +80,17 @@ def find_carrier(model: nn.Module, name: str, who: str) -> Carried:
         UnknownNameError: it has no orthogonal weight of this name.
     """
     place = find_place(model, name, who)
-    carrier = carrier_of(place.host, place.name) if isinstance(name, str) else None
+    coordinate_list = coordinate_list_of(place.host, place.name) if isinstance(name, str) else None
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
-    if carrier is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
+    if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
         )
-    if carrier is None:
-        known = [weight.qualified for weight in carriers(model)]
+    if coordinate_list is None:
+        known = [weight.qualified for weight in orthogonal_weights(model)]
         raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, known)}")
-    return Carried(*place, carrier)
+    return OrthogonalWeight(*place, coordinate_list)
 
 
 def choose(model: nn.Module, where: Where) -> list[Place]:
@@ -145,7 +145,7 @@ def plain_weight(place: Place) -> nn.Parameter:
     host, name = place.host, place.name
     if name in _parametrized(host):
         remedy = "sk.bake it first"
-        if carrier_of(host, name) is None:
+        if coordinate_list_of(host, name) is None:
             remedy = f"torch.nn.utils.parametrize.remove_parametrizations({place.expression}, {name!r}) first"
         raise _not_plain(place, "parametrized already", remedy)
     weight = held_parameters(host).get(name) if isinstance(name, str) else None

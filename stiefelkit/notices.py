@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stiefelkit._torch import write_count
-from stiefelkit.guard import Carrier
+from stiefelkit.guard import SupportsCoordinates
 
 __all__ = ["retire", "warn_caller", "watch"]
 
@@ -27,7 +27,7 @@ class _Retired(NamedTuple):
         weight: the weight's name, "Linear.weight", for want of the qualified one.
         event: what took it, "sk.orthogonal".
         is_coordinate: whether it was one, and not the weight itself.
-        heir: the carrier, or the parameter, that took its place.
+        heir: the coordinate list, or the parameter, that took its place.
         gradient: its gradient then, and how often that had been written to.
     """
 
@@ -39,16 +39,16 @@ class _Retired(NamedTuple):
     gradient: tuple[weakref.ref[Tensor], int] | None
 
 
-_carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
+_coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()
 _retired: dict[int, _Retired] = {}
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 _hooks: list[Any] = []
 _changes = 0
 
 
-def watch(carrier: Carrier) -> None:
-    """Adds a carrier, whose coordinates no optimizer should shrink; it is forgotten when it dies."""
-    _carriers.add(carrier)
+def watch(coordinate_list: SupportsCoordinates) -> None:
+    """Adds a coordinate list, whose coordinates no optimizer should shrink; it is forgotten when it dies."""
+    _coordinate_lists.add(coordinate_list)
     _count()
 
 
@@ -59,7 +59,7 @@ def retire(parameters: Iterable[Tensor], weight: str, event: str, heir: Any, *, 
         parameters: the parameters.
         weight: the weight's name, "Linear.weight".
         event: what took them, "sk.orthogonal".
-        heir: the carrier or the parameter that took their place; an optimizer that holds this as well is fine.
+        heir: the coordinate list or the parameter that took their place; an optimizer that holds this as well is fine.
         are_coordinates: whether they were coordinates, and not the weight itself.
     """
     for p in parameters:
@@ -136,20 +136,25 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
     if not decayed:
         return
     found = [
-        (carrier, name, decayed[id(c)])
-        for carrier in list(_carriers)
-        for name, c in carrier.coordinates.items()
+        (coordinate_list, name, decayed[id(c)])
+        for coordinate_list in list(_coordinate_lists)
+        for name, c in coordinate_list.coordinates.items()
         # A group that goes by the coordinate's name was asked for; the decay of a gain is that of a weight.
         if id(c) in decayed
         and name != "gain"
         and decayed[id(c)].get("name") != name
-        and name not in carrier.param.manifolds
+        and name not in coordinate_list.param.manifolds
     ]
     if not found:
         return
     order, names = {key: i for i, key in enumerate(decayed)}, _qualified_names()
     found.sort(key=lambda each: order[id(each[0].coordinates[each[1]])])
-    weights = list({id(carrier): names.get(id(carrier), carrier.weight) for carrier, _, _ in found}.values())
+    weights = list(
+        {
+            id(coordinate_list): names.get(id(coordinate_list), coordinate_list.weight)
+            for coordinate_list, _, _ in found
+        }.values()
+    )
     coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in found))
     decays = {float(group["weight_decay"]) for _, _, group in found}
     warn_caller(
@@ -174,16 +179,16 @@ def _listed(names: list[str]) -> str:
 
 
 def _qualified_names() -> dict[int, str]:
-    """Id to name of every carrier and parameter, "encoder.0.weight", in the models that whoever calls `step` can see.
+    """Id to name, "encoder.0.weight", of coordinate lists and parameters of the models that the caller of `step` sees.
 
     These are among the local and global variables of the functions at work, and the attributes of their `self`. Of two
     names the longer one is taken, that of the outer module. (To ask the garbage collector for all modules would do harm
     to other threads, in the midst of making a tuple.)
     """
-    carriers = {id(carrier) for carrier in list(_carriers)}
+    coordinate_lists = {id(coordinate_list) for coordinate_list in list(_coordinate_lists)}
     names: dict[int, str] = {}
     for model in _in_sight().values():
-        for name, each in _named(model, "", carriers, set()):
+        for name, each in _named(model, "", coordinate_lists, set()):
             if name.count(".") > names.get(id(each), "").count("."):
                 names[id(each)] = name
     return names
@@ -202,15 +207,15 @@ def _in_sight() -> dict[int, nn.Module]:
     return found
 
 
-def _named(module: nn.Module, prefix: str, carriers: set[int], seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _named(module: nn.Module, prefix: str, coordinate_lists: set[int], seen: set[int]) -> Iterator[tuple[str, Any]]:
     seen.add(id(module))
     for name, p in _held(module, "_parameters").items():
         yield prefix + name, p
     for name, child in _held(module, "_modules").items():
-        if id(child) in carriers:
+        if id(child) in coordinate_lists:
             yield prefix.removesuffix("parametrizations.") + name, child
         elif child is not None and id(child) not in seen:
-            yield from _named(child, f"{prefix}{name}.", carriers, seen)
+            yield from _named(child, f"{prefix}{name}.", coordinate_lists, seen)
 
 
 def _held(module: nn.Module, key: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class OrthogonalParam(nn.Module, ABC):
     """Every name that `coordinates` may hold, over all fields and options."""
     frame_buffers: ClassVar[tuple[str, ...]] = ()
     """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
-    is_carried: bool = False
+    is_attached: bool = False
     """Whether a weight has this map, and its chart with it."""
 
     dtype: torch.dtype

@@ -4,8 +4,8 @@ from torch import nn
 
 from stiefelkit.attach import bake
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.host import attach_carrier, carrier_of
-from stiefelkit.names import find_carrier, find_place, plain_weight
+from stiefelkit.host import attach_coordinate_list, coordinate_list_of
+from stiefelkit.names import find_place, find_weight, plain_weight
 from stiefelkit.notices import retire
 
 __all__ = ["tie"]
@@ -35,29 +35,29 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     >>> torch.equal(encoder.weight, decoder.weight)
     True
     """
-    first = find_carrier(module, name, "tie")
-    carrier = first.carrier
+    first = find_weight(module, name, "tie")
+    coordinate_list = first.coordinate_list
     second = find_place(other, other_name, "tie")
     if (first.host, first.name) == (second.host, second.name):
-        raise OptionError(f"tie needs two weights, got {carrier.weight} twice.")
-    present = carrier_of(second.host, second.name)
-    if present is carrier:
+        raise OptionError(f"tie needs two weights, got {coordinate_list.weight} twice.")
+    present = coordinate_list_of(second.host, second.name)
+    if present is coordinate_list:
         return
     old = plain_weight(second) if present is None else present.evaluate_whole().detach()
-    ours = f"{carrier.weight} of shape {carrier.param.shape}"
-    if old.shape != carrier.param.shape:
+    ours = f"{coordinate_list.weight} of shape {coordinate_list.param.shape}"
+    if old.shape != coordinate_list.param.shape:
         raise ShapeError(f"tie needs weights of one shape, got {ours} and {other_name!r} of {tuple(old.shape)}.")
-    device = next(iter(carrier.coordinates.values())).device
-    if (old.dtype, old.device) != (carrier.param.dtype, device):
+    device = next(iter(coordinate_list.coordinates.values())).device
+    if (old.dtype, old.device) != (coordinate_list.param.dtype, device):
         raise DtypeError(
-            f"tie needs weights of one dtype and device, got {ours}, {carrier.param.dtype} on {device}, and "
+            f"tie needs weights of one dtype and device, got {ours}, {coordinate_list.param.dtype} on {device}, and "
             f"{other_name!r}, {old.dtype} on {old.device}."
         )
     if present is not None:
         bake(second.host, second.name)
-    weight, gradients = carrier.weight, carrier.gradients
-    attach_carrier(second.host, second.name, carrier, "sk.tie")
+    weight, gradients = coordinate_list.weight, coordinate_list.gradients
+    attach_coordinate_list(second.host, second.name, coordinate_list, "sk.tie")
     if present is not None:
-        retire(present.coordinates.values(), present.weight, "sk.tie", carrier, are_coordinates=True)
-    carrier.gradients = tuple(kind for kind in gradients if kind in carrier.gradients)
-    carrier.weight = weight
+        retire(present.coordinates.values(), present.weight, "sk.tie", coordinate_list, are_coordinates=True)
+    coordinate_list.gradients = tuple(kind for kind in gradients if kind in coordinate_list.gradients)
+    coordinate_list.weight = weight

@@ -56,10 +56,10 @@ def test_an_ensemble_of_bare_layers_is_refused_by_torch_as_for_its_own():
 
 def moved(layer):
     """Other values for a layer's parameters: large coordinates, another frame."""
-    carrier = layer.parametrizations.weight
-    drawn = random_coordinates(carrier.param, 3.0, seeds.generator(6))
+    coordinate_list = layer.parametrizations.weight
+    drawn = random_coordinates(coordinate_list.param, 3.0, seeds.generator(6))
     with torch.no_grad():
-        carrier.fill_(drawn)
+        coordinate_list.fill_(drawn)
     return layer
 
 

@@ -314,11 +314,11 @@ def test_a_second_map_on_the_same_weight_is_refused():
 
 def test_coordinates_and_chart_are_found_by_name():
     layer: Any = sk.orthogonal(nn.Linear(5, 3), "weight", "cayley")
-    carrier = layer.parametrizations.weight
-    assert carrier.skew is sk.coordinates(layer, "weight")["skew"] is carrier.original0
-    assert carrier.signs.dtype == torch.int8
+    coordinate_list = layer.parametrizations.weight
+    assert coordinate_list.skew is sk.coordinates(layer, "weight")["skew"] is coordinate_list.original0
+    assert coordinate_list.signs.dtype == torch.int8
     with pytest.raises(AttributeError):
-        carrier.angle  # noqa: B018
+        coordinate_list.angle  # noqa: B018
 
 
 def test_reset_draws_anew_in_place():

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.host import carriers
+from stiefelkit.host import orthogonal_weights
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import seeds
 
@@ -55,7 +55,7 @@ def written(module):
 
 
 def at_the_limit(module):
-    if not all(weight.carrier.param.traits.exact for weight in carriers(module)):
+    if not all(weight.coordinate_list.param.traits.exact for weight in orthogonal_weights(module)):
         return True  # near-orthogonal by construction
     w = next(host for host in module.modules() if hasattr(host, "parametrizations")).weight
     return orthogonality_error(w).item() <= permitted_error(w.shape[-1], w.dtype)
@@ -173,8 +173,8 @@ def test_a_plain_average_is_mended_before_it_is_read_saved_or_copied(name, dtype
 
 def test_what_optimizers_assignments_and_checkpoints_write_is_not_touched():
     module = made("stiefel")
-    carrier = module.parametrizations.weight
-    nearly = carrier.original0.detach() * (1 + 60 * sk.metrics.rounding_limit(4, torch.float32) / 4)
+    coordinate_list = module.parametrizations.weight
+    nearly = coordinate_list.original0.detach() * (1 + 60 * sk.metrics.rounding_limit(4, torch.float32) / 4)
     state = module.state_dict()
     state["parametrizations.weight.original0"] = nearly
     module.load_state_dict(state)
@@ -182,7 +182,7 @@ def test_what_optimizers_assignments_and_checkpoints_write_is_not_touched():
     optimizer = sk.optim.POGO(sk.optim.parameter_groups(module, lr=0.1), precision="fast")
     module.weight.sum().backward()
     optimizer.step()
-    before = carrier.original0.detach().clone()
+    before = coordinate_list.original0.detach().clone()
     assert torch.equal(module.weight, before)
 
 

@@ -18,9 +18,9 @@ def square(name: str, n: int = 6, dtype: torch.dtype = torch.float32, **options:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_singular_values_stay_within_the_margin(dtype):
     layer = square("margin", 24, dtype, margin=0.2)  # values that saturate at one end all: one draw in 2^23
-    carrier = layer.parametrizations["weight"]
+    coordinate_list = layer.parametrizations["weight"]
     with torch.no_grad():
-        for c in carrier.coordinates.values():
+        for c in coordinate_list.coordinates.values():
             c.normal_(std=100.0)
     s = torch.linalg.svdvals(layer.weight.detach())
     assert s.max() <= 1.2 + 1e-5
@@ -87,8 +87,10 @@ def test_rebasing_keeps_the_weight_and_zeroes_the_way_to_it(inner, dtype):
     sk.rebase_(layer, "weight", optimizer)
     kind = before.dtype if before.is_complex() else torch.float32
     assert torch.dist(layer.weight.to(kind), before.to(kind)) <= 8 * rounding_limit(6, dtype)
-    carrier = layer.parametrizations["weight"]
-    assert torch.allclose(carrier.param.inner(*carrier.coordinates.values()), torch.eye(6).to(kind), atol=1e-5)
+    coordinate_list = layer.parametrizations["weight"]
+    assert torch.allclose(
+        coordinate_list.param.inner(*coordinate_list.coordinates.values()), torch.eye(6).to(kind), atol=1e-5
+    )
     assert not optimizer.state
 
 
@@ -146,12 +148,15 @@ def test_the_bound_of_a_margin_counts_its_parts():
 
 def test_rebasing_a_half_precision_weight_keeps_its_float32_frame():
     layer = square("rebased", n=32).to(torch.bfloat16)
-    carrier = layer.parametrizations["weight"]
+    coordinate_list = layer.parametrizations["weight"]
     with torch.no_grad():
-        carrier.skew.add_(0.3 * torch.randn_like(carrier.skew))
+        coordinate_list.skew.add_(0.3 * torch.randn_like(coordinate_list.skew))
 
     def frame():
-        return carrier.param.base.double() @ carrier.param.inner(*carrier.coordinates.values()).double()
+        return (
+            coordinate_list.param.base.double()
+            @ coordinate_list.param.inner(*coordinate_list.coordinates.values()).double()
+        )
 
     before = frame()
     sk.rebase_(layer, "weight")
@@ -162,11 +167,11 @@ def test_whatever_forward_returns_can_be_rebased():
     layer = square("rebased", n=256, inner="householder", precision="fast")
     with torch.no_grad():
         sk.coordinates(layer, "weight")["reflectors"].fill_(1.0)
-    before, carrier = layer.weight.detach().clone(), layer.parametrizations["weight"]
-    bound = carrier.param.error_bound(*carrier.coordinates.values())
+    before, coordinate_list = layer.weight.detach().clone(), layer.parametrizations["weight"]
+    bound = coordinate_list.param.error_bound(*coordinate_list.coordinates.values())
     sk.rebase_(layer, "weight")
     assert torch.dist(layer.weight, before) <= bound
-    assert orthogonality_error(carrier.param.base) <= 2 * rounding_limit(256, torch.float32)
+    assert orthogonality_error(coordinate_list.param.base) <= 2 * rounding_limit(256, torch.float32)
 
 
 def test_rebasing_clears_what_lbfgs_remembers_and_needs_the_right_optimizer():

@@ -10,7 +10,7 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import init, parametrizations
-from stiefelkit.host import carriers
+from stiefelkit.host import orthogonal_weights
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
 from stiefelkit.testing import check_parametrization, random_coordinates, seeds
@@ -81,13 +81,13 @@ def test_schemes_are_those_of_the_instance():
     assert margin((4, 4), u="householder").schemes == sk.parametrizations.Householder((4, 4)).schemes
 
 
-def test_weights_of_a_model_are_found_by_name_host_and_carrier():
+def test_weights_of_a_model_are_found_by_name_host_and_coordinate_list():
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.GRUCell(4, 4))
     sk.orthogonal(model, "0.weight")
     sk.orthogonal(model, "1.weight_hh", "householder")
-    first, second = carriers(model)
+    first, second = orthogonal_weights(model)
     assert (first.qualified, first.host, first.name) == ("0.weight", model[0], "weight")
-    assert first.carrier is model[0].parametrizations.weight
+    assert first.coordinate_list is model[0].parametrizations.weight
     assert (second.qualified, second.host, second.name) == ("1.weight_hh", model[1], "weight_hh")
 
 

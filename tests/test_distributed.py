@@ -161,7 +161,7 @@ def run_frames_that_are_sharded(rank):
         fully_shard(net, mesh=mesh)
         assert torch.equal(net(x), expected)
         net(x[rank::2]).abs().square().sum().backward()
-        found = {carrier.weight: manifold for carrier, _, manifold in guard.frames().values()}
+        found = {coordinate_list.weight: manifold for coordinate_list, _, manifold in guard.frames().values()}
         assert found == {"Linear.weight": "stiefel:canonical"}
         with pytest.raises(errors.OptimizerError, match=r"Linear\.weight \(8 x 8\)"):
             torch.optim.SGD(net.parameters(), lr=0.1).step()
@@ -169,8 +169,10 @@ def run_frames_that_are_sharded(rank):
             sk.optim.geoopt_parameters(net)
         state = net.state_dict()
         net.load_state_dict(state)
-        for name, carrier in ((name, layer.parametrizations["weight"]) for name, layer in net.named_children()):
-            assert torch.equal(carrier.stiefel.full_tensor(), whole[f"{name}.parametrizations.weight.original0"])
+        for name, coordinate_list in ((name, layer.parametrizations["weight"]) for name, layer in net.named_children()):
+            assert torch.equal(
+                coordinate_list.stiefel.full_tensor(), whole[f"{name}.parametrizations.weight.original0"]
+            )
         key = "0.parametrizations.weight.original0"
         with pytest.raises(errors.CheckpointError, match="orthonormal"):
             net.load_state_dict(state | {key: 1.1 * state[key]})

@@ -44,8 +44,8 @@ def test_an_unknown_coordinate_is_an_error_and_an_absent_one_is_not():
 
 def test_a_bare_name_stands_for_the_prefixed_ones_of_a_composite(monkeypatch):
     net = model()
-    carrier = dict(net[0].named_modules())["parametrizations.weight"]
-    monkeypatch.setattr(type(carrier), "coordinates", property(lambda self: {"u.skew": self.original0}))
+    coordinate_list = dict(net[0].named_modules())["parametrizations.weight"]
+    monkeypatch.setattr(type(coordinate_list), "coordinates", property(lambda self: {"u.skew": self.original0}))
     groups = by_name(sk.optim.parameter_groups(net, lr=1e-3, skew=1e-5))
     assert groups["u.skew"]["lr"] == 1e-5
     groups = by_name(sk.optim.parameter_groups(net, lr=1e-3, skew=1e-5, **{"u.skew": 1e-6}))

@@ -195,12 +195,12 @@ def test_scalers_schedulers_and_compiled_steps_are_no_way_around():
 
 def test_geoopt_may_have_its_own_parameters_and_no_others():
     net = make()
-    carrier = net.parametrizations.weight
+    coordinate_list = net.parametrizations.weight
     backward(net)
     assert refused(geoopt.optim.RiemannianAdam(net.parameters(), lr=0.1), "sk.optim.geoopt_parameters")
     manifold: Any = geoopt.EuclideanStiefel()
-    frame: Any = geoopt.ManifoldParameter(carrier.stiefel.detach(), manifold=manifold)  # pyright: ignore
-    carrier.replace("stiefel", frame)
+    frame: Any = geoopt.ManifoldParameter(coordinate_list.stiefel.detach(), manifold=manifold)  # pyright: ignore
+    coordinate_list.replace("stiefel", frame)
     optimizer = geoopt.optim.RiemannianSGD(net.parameters(), lr=0.1)
     backward(net)
     optimizer.step()
@@ -212,20 +212,20 @@ def test_dead_models_are_forgotten():
     gc.collect()
     before = set(guard.frames())
     net = make()
-    carrier = weakref.ref(net.parametrizations.weight)
+    coordinate_list = weakref.ref(net.parametrizations.weight)
     assert len(guard.frames()) == len(before) + 1
     del net
     gc.collect()
-    assert carrier() is None
+    assert coordinate_list() is None
     assert set(guard.frames()) == before
 
 
-def test_frames_names_carrier_coordinate_and_manifold():
+def test_frames_names_coordinate_list_coordinate_and_manifold():
     net = make("margin", u="stiefel")
-    carrier = net.parametrizations.weight
-    found = guard.frames()[id(carrier.coordinates["u.stiefel"])]
-    assert found == (carrier, "u.stiefel", "stiefel:canonical")
-    assert id(carrier.coordinates["spectrum"]) not in guard.frames()
+    coordinate_list = net.parametrizations.weight
+    found = guard.frames()[id(coordinate_list.coordinates["u.stiefel"])]
+    assert found == (coordinate_list, "u.stiefel", "stiefel:canonical")
+    assert id(coordinate_list.coordinates["spectrum"]) not in guard.frames()
 
 
 def test_the_same_hooks_serve_all_and_cost_little():

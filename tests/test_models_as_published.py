@@ -31,9 +31,9 @@ def test_the_last_of_n_reflectors_of_ornn_is_a_random_sign():
     for seed in range(8):
         seeds.reseed(seed)
         net: Any = sk.models.create("ornn", 1, 6, 1)
-        carrier = net.rnn.parametrizations.weight_hh_l0
-        u = sk.functional.unpack_trapezoid(carrier.reflectors.detach(), 6, 6, False)
-        assert carrier.signs.tolist()[:5] == [1] * 5
+        coordinate_list = net.rnn.parametrizations.weight_hh_l0
+        u = sk.functional.unpack_trapezoid(coordinate_list.reflectors.detach(), 6, 6, False)
+        assert coordinate_list.signs.tolist()[:5] == [1] * 5
         # Five reflections have determinant -1; the paper's last factor is the single entry.
         assert torch.linalg.det(net.rnn.weight_hh_l0).sign() == -u[5, 5].sign()
         seen.add(u[5, 5].item())
@@ -89,9 +89,9 @@ def test_lie_urnn_starts_with_normal_coefficients():
 
 def test_margin_rnn_starts_orthogonal_with_a_trained_zero_state():
     net: Any = sk.models.create("margin_rnn", 2, 10, 3, margin=0.3)
-    carrier = net.rnn.parametrizations.weight_hh_l0
-    assert carrier.param.margin == 0.3
-    assert torch.equal(carrier.coordinates["spectrum"], torch.zeros(10))
+    coordinate_list = net.rnn.parametrizations.weight_hh_l0
+    assert coordinate_list.param.margin == 0.3
+    assert torch.equal(coordinate_list.coordinates["spectrum"], torch.zeros(10))
     assert sk.metrics.orthogonality_error(net.rnn.weight_hh_l0) < 1e-5
     assert torch.equal(net.rnn.h0_l0, torch.zeros(10))
 
@@ -124,10 +124,10 @@ def test_henaff_rnn_moves_its_states_linearly(parametrization):
 def test_goru_starts_as_its_code_does():
     net: Any = sk.models.create("goru", 2, 8, 3)
     rnn = net.rnn
-    carrier = rnn.parametrizations.weight_hh_l0
-    assert carrier.param.layout == "fft"
-    assert carrier.signs.tolist() == [1] * 8
-    assert 1 < carrier.angle.abs().max() <= math.pi
+    coordinate_list = rnn.parametrizations.weight_hh_l0
+    assert coordinate_list.param.layout == "fft"
+    assert coordinate_list.signs.tolist() == [1] * 8
+    assert 1 < coordinate_list.angle.abs().max() <= math.pi
     assert max(rnn.weight_ih_l0.abs().max(), rnn.weight_gates_l0.abs().max()) <= 0.01
     assert rnn.bias_gates_l0.tolist() == [2.0] * 8 + [0.0] * 8
     assert torch.equal(rnn.bias_l0, torch.full((8,), 0.01))

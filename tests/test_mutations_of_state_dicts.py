@@ -17,7 +17,7 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.host import carriers
+from stiefelkit.host import orthogonal_weights
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.testing.seeds import reseed, seed
 
@@ -206,10 +206,13 @@ def spoil_keys(draw: Any, state: dict[Any, Any]) -> tuple[str, bool]:
 
 def require_sound(model: nn.Module, what: str) -> None:
     """Every orthogonal weight is finite and a frame, or as near to one as its map promises."""
-    for name, carrier in ((weight.qualified, weight.carrier) for weight in carriers(model)):
-        w = carrier.evaluate_whole().detach()
-        frames = carrier.param.frames(w)
-        bound = max(carrier.param.error_bound(*carrier.gathered()), frame_tolerance(frames.shape[-1], frames.dtype))
+    for name, coordinate_list in ((weight.qualified, weight.coordinate_list) for weight in orthogonal_weights(model)):
+        w = coordinate_list.evaluate_whole().detach()
+        frames = coordinate_list.param.frames(w)
+        bound = max(
+            coordinate_list.param.error_bound(*coordinate_list.gathered()),
+            frame_tolerance(frames.shape[-1], frames.dtype),
+        )
         assert torch.isfinite(w).all(), f"{what}: {name} is not finite"
         assert orthogonality_error(frames).max().item() <= bound, f"{what}: {name} is no frame"
 
@@ -227,7 +230,7 @@ def require_said(model: nn.Module, state: dict[Any, Any], what: str) -> None:
 def require_kept_or_said(model: nn.Module, before: dict[str, torch.Tensor], state: dict[Any, Any], what: str) -> None:
     """What torch itself refuses may leave plain layers half written, but each orthogonal weight all old or all new."""
     now = model.state_dict()
-    for name, own in ((weight.qualified, weight.name) for weight in carriers(model)):
+    for name, own in ((weight.qualified, weight.name) for weight in orthogonal_weights(model)):
         inside = f"{name.removesuffix(own)}parametrizations.{own}."
         keys = [key for key in now if key.startswith(inside) and not key.endswith("_extra_state")]
         old = all(torch.equal(now[key], before[key]) for key in keys)

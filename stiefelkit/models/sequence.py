@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import skew_size
-from stiefelkit.host import carriers
+from stiefelkit.host import orthogonal_weights
 from stiefelkit.models.gates import run
 
 __all__ = ["SequenceModel", "count_parameters"]
@@ -70,7 +70,11 @@ def count_parameters(model: nn.Module) -> int:
     A frame that is a coordinate itself counts with the dimension of its manifold: np - p(p + 1)/2 for a real one,
     2np - p^2 for a complex one.
     """
-    bound = {id(w.carrier.coordinates[name]) for w in carriers(model) for name in w.carrier.param.manifolds}
+    bound = {
+        id(w.coordinate_list.coordinates[name])
+        for w in orthogonal_weights(model)
+        for name in w.coordinate_list.param.manifolds
+    }
     return sum(_size(p, id(p) in bound) for p in model.parameters() if p.requires_grad)
 
 

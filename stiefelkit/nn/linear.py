@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from stiefelkit import attach
 from stiefelkit._torch import is_cached
-from stiefelkit.carrier import CoordinateList
+from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import OptionError
-from stiefelkit.host import carrier_of
+from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import OrthogonalParam
 
@@ -63,8 +63,8 @@ class OrthogonalLinear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draws weight and bias anew; before the weight is parametrized, as torch does."""
-        carrier = self._carrier()
-        if carrier is None:
+        coordinate_list = self._coordinate_list()
+        if coordinate_list is None:
             super().reset_parameters()
             return
         attach.reset_(self, "weight")
@@ -74,13 +74,13 @@ class OrthogonalLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class."""
-        carrier = self._carrier()
-        if carrier is None or len(carrier) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
+        coordinate_list = self._coordinate_list()
+        if coordinate_list is None or len(coordinate_list) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
-        y = carrier(x)
+        y = coordinate_list(x)
         if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:
             y = y.to(torch.get_autocast_dtype(x.device.type))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def _carrier(self) -> CoordinateList | None:
-        return carrier_of(self, "weight")
+    def _coordinate_list(self) -> CoordinateList | None:
+        return coordinate_list_of(self, "weight")

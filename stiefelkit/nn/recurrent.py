@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import orthogonal, reset_
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
-from stiefelkit.host import carrier_of, carriers
+from stiefelkit.host import coordinate_list_of, orthogonal_weights
 from stiefelkit.init import draw
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations import find_parametrization, option_names, registered
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
     """
 
     frame_gradients: ClassVar[tuple[str, ...]] = ("exact",)
-    """Kinds of dL/dW that an optimizer may ask the carrier of W for; "reference" of complex W only."""
+    """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "reference" of complex W only."""
     input_blocks: ClassVar[int] = 1
     """How many matrices of U stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
@@ -169,13 +169,13 @@ class Recurrent(nn.Module):
     @torch.no_grad()
     def _reset(self, suffix: str) -> None:
         u = getattr(self, f"weight_ih{suffix}")
-        if carrier_of(self, f"weight_ih{suffix}") is None:
+        if coordinate_list_of(self, f"weight_ih{suffix}") is None:
             rows = u.shape[0] // self.input_blocks
             bound = (6 / (rows + u.shape[1])) ** 0.5
             u.uniform_(-bound, bound)
         else:
             reset_(self, f"weight_ih{suffix}")
-        if carrier_of(self, f"weight_hh{suffix}") is not None:
+        if coordinate_list_of(self, f"weight_hh{suffix}") is not None:
             reset_(self, f"weight_hh{suffix}")
         else:
             w = getattr(self, f"weight_hh{suffix}")
@@ -206,17 +206,17 @@ class Recurrent(nn.Module):
         """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
         # U may have a parametrization, of ours or torch's, or be no parameter, as in a replica.
         name = f"weight_ih{self._suffixes[0]}"
-        carrier = carrier_of(self, name)
-        real = getattr(self, name).dtype if carrier is None else carrier.param.dtype
+        coordinate_list = coordinate_list_of(self, name)
+        real = getattr(self, name).dtype if coordinate_list is None else coordinate_list.param.dtype
         return real, torch.complex128 if real == torch.float64 else torch.complex64
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Recurrent":
         """Casts a complex W along with the real parameters; by itself it would stay, as torch's complex tensors do."""
         super()._apply(fn, recurse)
         wanted = self._dtypes()[1]
-        for carrier in (weight.carrier for weight in carriers(self)):
-            if carrier.param.is_complex and carrier.param.dtype != wanted:
-                carrier._apply(lambda t: t.to(wanted) if t.is_complex() else t)
+        for coordinate_list in (weight.coordinate_list for weight in orthogonal_weights(self)):
+            if coordinate_list.param.is_complex and coordinate_list.param.dtype != wanted:
+                coordinate_list._apply(lambda t: t.to(wanted) if t.is_complex() else t)
         return self
 
     def _check_input(self, x: Tensor, what: str = "an input") -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.host import carrier_of
+from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
@@ -34,7 +34,7 @@ class _Scanned(Recurrent):
     ) -> tuple[Tensor | None, Tensor]:
         """Runs one recurrence over time-major or packed input; reads each of its weights once."""
         w, u = self._join(getattr(self, f"weight_hh{suffix}")), getattr(self, f"weight_ih{suffix}")
-        carrier = carrier_of(self, f"weight_hh{suffix}")
+        coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         inside = self._bias_inside
         first = self._first(suffix, h_0, batch, w)
@@ -50,7 +50,7 @@ class _Scanned(Recurrent):
             reverse=reverse,
             backend=self.backend,
             last_only=last_only,
-            gradient="exact" if carrier is None else carrier.gradient,
+            gradient="exact" if coordinate_list is None else coordinate_list.gradient,
         )
 
 

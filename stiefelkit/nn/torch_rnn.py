@@ -19,7 +19,7 @@ from stiefelkit.errors import (
     RankError,
     ShapeError,
 )
-from stiefelkit.host import carrier_of
+from stiefelkit.host import coordinate_list_of
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.names import Place, instead_of
 
@@ -216,14 +216,14 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
             second = f"bias_hh_l{suffix}"
             kept = kept.double() + source.weights[second].double()
             trained = trained or source.trained.get(second, True)
-        carrier = carrier_of(rnn, f"{own}_l{suffix}")
-        if carrier is None:
+        coordinate_list = coordinate_list_of(rnn, f"{own}_l{suffix}")
+        if coordinate_list is None:
             parameter = getattr(rnn, f"{own}_l{suffix}")
             parameter.copy_(kept)
             parameter.requires_grad_(trained)
             continue
         try:
-            carrier.right_inverse(carrier.param.project(kept) if is_projected else kept)
+            coordinate_list.right_inverse(coordinate_list.param.project(kept) if is_projected else kept)
         except RankError as error:
             raise RankError(
                 f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "
@@ -236,5 +236,5 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
             ) from error
         except ImageError as error:
             raise ImageError(f"{who} cannot take {key} over: {error}") from error
-        for coordinate in carrier.coordinates.values():
+        for coordinate in coordinate_list.coordinates.values():
             coordinate.requires_grad_(trained)

@@ -109,8 +109,8 @@ def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, co
 def _places() -> dict[tuple[Any, ...], bool]:
     """Where in memory each tensor alive lies that must stay a frame, and whether it is complex and stored as real."""
     found = {}
-    for carrier in guard.carriers():
-        for c, packed in carrier.frame_tensors():
+    for coordinate_list in guard.coordinate_lists():
+        for c, packed in coordinate_list.frame_tensors():
             found[_place(c)] = packed
     for p in guard.frames_alone():
         found[_place(p)] = False

@@ -68,7 +68,7 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         known = frames()
         for p in params:
             if id(p) in known:
-                alone = known[id(p)].carrier is None
+                alone = known[id(p)].coordinate_list is None
                 remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
                 raise OptimizerError(
                     f"{name} needs groups that name the manifold of frames, got {known[id(p)].title} in one without; "

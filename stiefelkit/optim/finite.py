@@ -28,8 +28,8 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
     bad, overflows, sharded = [], [], False
     for bucket in buckets:
         for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
-            carrier = known[id(p)].carrier if id(p) in known else None
-            name = f"a frame of shape {tuple(p.shape)}" if carrier is None else carrier.weight
+            coordinate_list = known[id(p)].coordinate_list if id(p) in known else None
+            name = f"a frame of shape {tuple(p.shape)}" if coordinate_list is None else coordinate_list.weight
             sharded = sharded or is_sharded(p)
             if not torch.isfinite(grad).all():
                 bad.append(name)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptimizerError
-from stiefelkit.host import carriers, check_module
+from stiefelkit.host import check_module, orthogonal_weights
 from stiefelkit.sharding import is_sharded
 
 __all__ = ["geoopt_parameters"]
@@ -42,9 +42,13 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     check_module(
         model, "geoopt_parameters", "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
     )
-    found = [(w.qualified, w.carrier, name) for w in carriers(model) for name in w.carrier.param.manifolds]
-    for qualified, carrier, name in found:
-        if is_sharded(carrier.coordinates[name]):
+    found = [
+        (w.qualified, w.coordinate_list, name)
+        for w in orthogonal_weights(model)
+        for name in w.coordinate_list.param.manifolds
+    ]
+    for qualified, coordinate_list, name in found:
+        if is_sharded(coordinate_list.coordinates[name]):
             raise OptimizerError(
                 f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
                 "stiefelkit.optim take it as it is."
@@ -53,11 +57,11 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
 
     from stiefelkit.manifolds import Stiefel
 
-    for _, carrier, name in found:
-        c = carrier.coordinates[name]
-        carrier.gradient = "exact"
-        manifold = Stiefel(metric or carrier.param.manifolds[name].partition(":")[2])
+    for _, coordinate_list, name in found:
+        c = coordinate_list.coordinates[name]
+        coordinate_list.gradient = "exact"
+        manifold = Stiefel(metric or coordinate_list.param.manifolds[name].partition(":")[2])
         if getattr(c, "manifold", None) != manifold:
             bound: Any = geoopt.ManifoldParameter
-            carrier.replace(name, bound(c.detach(), manifold=manifold, requires_grad=c.requires_grad))
+            coordinate_list.replace(name, bound(c.detach(), manifold=manifold, requires_grad=c.requires_grad))
     return list(model.parameters())

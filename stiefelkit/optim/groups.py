@@ -9,7 +9,7 @@ from stiefelkit import guard
 from stiefelkit.attach import available
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.guard import MANIFOLDS
-from stiefelkit.host import carriers, check_module
+from stiefelkit.host import check_module, orthogonal_weights
 from stiefelkit.optim.checks import check_members
 from stiefelkit.parametrizations.scaled import GAIN
 
@@ -115,13 +115,13 @@ def parameter_groups(
     check_module(model, "parameter_groups", "; sk.optim.frames takes frames without one")
     by_name: dict[tuple[str, str | None], list[nn.Parameter]] = {}
     taken: set[int] = set()
-    for carrier in (weight.carrier for weight in carriers(model)):
-        manifolds = carrier.param.manifolds
-        for name, c in carrier.coordinates.items():
+    for coordinate_list in (weight.coordinate_list for weight in orthogonal_weights(model)):
+        manifolds = coordinate_list.param.manifolds
+        for name, c in coordinate_list.coordinates.items():
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
-    alone = {key: frame for key, frame in guard.frames().items() if frame.carrier is None}
+    alone = {key: frame for key, frame in guard.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
         if id(p) in alone and id(p) not in taken:
             taken.add(id(p))

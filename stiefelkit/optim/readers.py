@@ -14,10 +14,18 @@ def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
         return
     known = frames()
     for p in params:
-        carrier = known[id(p)].carrier if id(p) in known else None
-        can = carrier is not None and group["gradient"] in carrier.gradients and len(carrier.coordinates) == 1
+        coordinate_list = known[id(p)].coordinate_list if id(p) in known else None
+        can = (
+            coordinate_list is not None
+            and group["gradient"] in coordinate_list.gradients
+            and len(coordinate_list.coordinates) == 1
+        )
         if not (can and p.is_complex()):
-            got = "one that no module holds" if carrier is None else f"that of {carrier.weight} ({p.dtype})"
+            got = (
+                "one that no module holds"
+                if coordinate_list is None
+                else f"that of {coordinate_list.weight} ({p.dtype})"
+            )
             raise OptimizerError(
                 f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
                 f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
@@ -32,5 +40,5 @@ def ask_readers(group: dict[str, Any]) -> None:
     for p in group["params"]:
         if id(p) not in known:
             watch_frame(p, group["manifold"])
-        elif known[id(p)].carrier is not None:
-            known[id(p)].carrier.gradient = group.get("gradient", "exact")
+        elif known[id(p)].coordinate_list is not None:
+            known[id(p)].coordinate_list.gradient = group.get("gradient", "exact")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import attach, init
-from stiefelkit.carrier import CoordinateList
+from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import record
 
-__all__ = ["Case", "carrier_of", "cases", "layer_of", "random_coordinates", "special_frames"]
+__all__ = ["Case", "cases", "coordinate_list_of", "layer_of", "random_coordinates", "special_frames"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,13 +126,13 @@ def layer_of(case: Case, seed: int = 0) -> Any:
     layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype))
     generator = seeds.generator(seed)
     layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
-    coordinates = carrier_of(layer).coordinates
+    coordinates = coordinate_list_of(layer).coordinates
     if not any(value.is_meta for value in coordinates.values()):
         record(f"layer_of({case!r}, {seed})", coordinates, tuple(coordinates.values()))
     return layer
 
 
-def carrier_of(layer: nn.Module) -> CoordinateList:
+def coordinate_list_of(layer: nn.Module) -> CoordinateList:
     """What carries the coordinates of such a module."""
     return layer.parametrizations.weight  # type: ignore[union-attr, return-value]
 

@@ -13,7 +13,7 @@ from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_return, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
-from stiefelkit.testing.cases import Case, carrier_of, layer_of, random_coordinates, special_frames
+from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of, random_coordinates, special_frames
 from stiefelkit.testing.derivatives import (
     of_free,
     require_along,
@@ -262,8 +262,8 @@ def law_precision(case: Case) -> None:
         return
     for dtype in (torch.bfloat16, torch.float16):
         layer = layer_of(case).to(dtype)
-        carrier = carrier_of(layer)
-        kept = all(c.dtype == torch.float32 for c in carrier.coordinates.values())
+        coordinate_list = coordinate_list_of(layer)
+        kept = all(c.dtype == torch.float32 for c in coordinate_list.coordinates.values())
         require("precision", case, layer.weight.dtype == dtype and kept, f"{dtype}: coordinates cast, or weight not")
         require_frame_of("precision", case, layer)
 

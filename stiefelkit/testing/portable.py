@@ -16,7 +16,7 @@ from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.cases import Case, carrier_of, layer_of
+from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of
 from stiefelkit.testing.require import require, require_frame, require_within, same_frame, slack
 
 
@@ -115,11 +115,11 @@ def law_functional_call(case: Case) -> None:
         return torch.func.functional_call(layers[0], (parameters, chart), ())
 
     together = torch.vmap(read)(stacked)
-    carrier = carrier_of(layers[0])
+    coordinate_list = coordinate_list_of(layers[0])
     for i in range(2):
         alone = read({name: value[i] for name, value in stacked.items()})
         off = torch.linalg.matrix_norm((together[i] - alone).to(working_dtype(case.dtype))).max().item()
-        permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())
+        permitted = same_frame(case) + slack(coordinate_list.param, coordinate_list.coordinates.values())
         require_within("functional_call", case, off, permitted, "vmap is off the loop by")
 
 
@@ -129,8 +129,8 @@ def law_compile(case: Case) -> None:
     g = torch.randn(case.shape, generator=seeds.generator(10), dtype=case.dtype)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    carrier = carrier_of(layer)
-    permitted = same_frame(case) + slack(carrier.param, carrier.coordinates.values())
+    coordinate_list = coordinate_list_of(layer)
+    permitted = same_frame(case) + slack(coordinate_list.param, coordinate_list.coordinates.values())
     w, expected = compiled(), layer()
     off = torch.linalg.matrix_norm((w - expected).detach().to(working_dtype(case.dtype))).max().item()
     require_within("compile", case, off, permitted, "the compiled weight is off by")

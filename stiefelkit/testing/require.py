@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing.cases import Case, carrier_of
+from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
 
 __all__ = [
@@ -50,10 +50,10 @@ def require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tenso
 
 def require_frame_of(law: str, case: Case, layer: Any) -> None:
     """Requires the frames law of a module's weight, if its map is exact."""
-    carrier = carrier_of(layer)
-    if carrier.param.traits.exact:
-        values = double(carrier.coordinates.values())
-        require_frame(law, case, layer.weight, lambda: in_double(case, carrier.param)(*values))
+    coordinate_list = coordinate_list_of(layer)
+    if coordinate_list.param.traits.exact:
+        values = double(coordinate_list.coordinates.values())
+        require_frame(law, case, layer.weight, lambda: in_double(case, coordinate_list.param)(*values))
 
 
 def same_frame(case: Case) -> float:

@@ -181,10 +181,12 @@ class Config:
         """Returns the names of all coordinates of the model, `skew` or `u.skew`, each once."""
         import torch
 
-        from stiefelkit.host import carriers
+        from stiefelkit.host import orthogonal_weights
 
         with torch.random.fork_rng(devices=[]):
-            found = [name for weight in carriers(self.build_model()) for name in weight.carrier.coordinates]
+            found = [
+                name for weight in orthogonal_weights(self.build_model()) for name in weight.coordinate_list.coordinates
+            ]
         return sorted(set(found))
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:

@@ -37,10 +37,10 @@ def _function(compute: Callable[..., Tensor], *parameters: Tensor) -> Entry:
 
 def _filled(layer: nn.Module, x: Tensor) -> Entry:
     """A module with one parametrized weight, whose tensor is set to X."""
-    carrier = cast(Any, layer).parametrizations.weight
+    coordinate_list = cast(Any, layer).parametrizations.weight
     with torch.no_grad():
-        carrier.original.copy_(x)
-    return _plain(lambda: cast(Tensor, layer.weight), [carrier.original])
+        coordinate_list.original.copy_(x)
+    return _plain(lambda: cast(Tensor, layer.weight), [coordinate_list.original])
 
 
 def _skew(x: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
         nn.ModuleList.__init__(self, [param])
-        param.is_carried = True
+        param.is_attached = True
         self.unsafe = True
         self.is_tensor = False
         self.ntensors = len(coordinates)
