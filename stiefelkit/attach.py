@@ -16,7 +16,7 @@ from stiefelkit.filling import Start, check_scheme, draw_, start_
 from stiefelkit.host import OrthogonalWeight, check_module, orthogonal_weights, share_coordinate_list
 from stiefelkit.names import Place, Where, choose, elsewhere, find_place, find_weight, plain_weight
 from stiefelkit.notices import retire
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import OrthogonalParam, Parametrization
 from stiefelkit.parametrizations import check_options, find_parametrization
 from stiefelkit.parametrizations._wrapper import Wrapper
 from stiefelkit.parametrizations.rebased import Rebased
@@ -36,13 +36,12 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=nn.Module)
-Map = str | type[OrthogonalParam]
 
 
 def orthogonal(
     module: M,
     name: str | None = None,
-    parametrization: Map = "cayley",
+    parametrization: Parametrization = "cayley",
     *,
     where: Where | None = None,
     init: str | Tensor | None = None,

@@ -49,7 +49,7 @@ class CoordinateList(parametrize.ParametrizationList):
     Attributes:
         scheme: the init that `sk.reset_` repeats, None for the map's default.
         weight: the weight's name in messages, "Linear.weight".
-        gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "reference".
+        gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "half".
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
         is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
     """

@@ -24,7 +24,7 @@ __all__ = [
     "check_module",
     "check_state_dict",
     "coordinate_list_of",
-    "manifolds",
+    "coordinate_manifolds",
     "orthogonal_weights",
     "share_coordinate_list",
 ]
@@ -106,7 +106,7 @@ def share_coordinate_list(places: Sequence[tuple[nn.Module, str]], coordinate_li
     coordinate_list.gradients = kinds or CoordinateList.gradients
 
 
-def manifolds(module: nn.Module) -> dict[str, str]:
+def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
     """Returns qualified name to manifold of every coordinate that must stay on one, "0.weight.stiefel".
 
     An optimizer that does not move along the manifold must not step such a module.

@@ -18,7 +18,7 @@ from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameE
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
 
-__all__ = ["OrthogonalParam", "Position", "Traits", "rows_of"]
+__all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "rows_of"]
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
@@ -321,6 +321,10 @@ class OrthogonalParam(nn.Module, ABC):
         """Shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
+
+
+Parametrization = str | type[OrthogonalParam]
+"""What `parametrization=` takes: a registered name, or a class."""
 
 
 @functools.cache

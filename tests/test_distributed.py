@@ -45,7 +45,7 @@ def data():
 
 def free():
     """Names of the maps whose coordinates any optimizer may move."""
-    return [name for name in sk.available() if not host.manifolds(make(name))]
+    return [name for name in sk.available() if not host.coordinate_manifolds(make(name))]
 
 
 def run_ddp(rank):

@@ -1,4 +1,4 @@
-"""gradient="reference": the half of dL/dW that the code of Wisdom et al. follows, from a free real 2n x 2n matrix."""
+"""gradient="half": the half of dL/dW that the code of Wisdom et al. follows, from a free real 2n x 2n matrix."""
 
 import copy
 import io
@@ -77,7 +77,7 @@ def test_it_is_the_first_block_row_of_a_free_real_matrix_and_all_else_is_exact()
     loss, g = blocks(net)
     assert torch.allclose(loss_of(net), loss)
     exact = gradients(net)
-    optimizer_of(net, "reference")
+    optimizer_of(net, "half")
     reference = gradients(net)
     assert torch.allclose(exact.pop(FRAME), whole(g), atol=1e-12)
     assert torch.allclose(reference.pop(FRAME), half(g), atol=1e-12)
@@ -88,7 +88,7 @@ def test_it_is_the_first_block_row_of_a_free_real_matrix_and_all_else_is_exact()
 def test_the_step_is_the_cayley_transform_along_it():
     net = make()
     w, g = frame_of(net).detach().clone(), half(blocks(net)[1])
-    optimizer = optimizer_of(net, "reference")
+    optimizer = optimizer_of(net, "half")
     gradients(net)
     optimizer.step()
     b, eye = g @ w.mH - w @ g.mH, torch.eye(N, dtype=w.dtype)
@@ -104,7 +104,7 @@ def test_another_optimizer_of_the_frame_has_the_exact_gradient_again():
         lambda: sk.optim.CayleySGD(sk.optim.parameter_groups(net, lr=1e-2)),
         lambda: sk.optim.geoopt_parameters(net),
     ):
-        optimizer_of(net, "reference")
+        optimizer_of(net, "half")
         assert not all(torch.equal(g, exact[key]) for key, g in gradients(net).items())
         again()
         assert all(torch.equal(g, exact[key]) for key, g in gradients(net).items())
@@ -120,7 +120,7 @@ def through_pickle(net):
 @pytest.mark.parametrize("change", [copy.deepcopy, through_pickle, lambda net: copy.deepcopy(nn.Sequential(net))[0]])
 def test_copies_keep_to_it(change):
     net = make()
-    optimizer_of(net, "reference")
+    optimizer_of(net, "half")
     expected = gradients(net)
     found = gradients(change(net))
     assert all(torch.equal(found[key], g) for key, g in expected.items())
@@ -129,7 +129,7 @@ def test_copies_keep_to_it(change):
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["net first", "optimizer first"])
 def test_a_net_and_its_optimizer_are_copied_together(order):
     net = make()
-    pair = (net, optimizer_of(net, "reference", momentum=0.9))
+    pair = (net, optimizer_of(net, "half", momentum=0.9))
     other, twin = copy.deepcopy(pair[order])[order]
     for _ in range(3):
         for n, o in (pair, (other, twin)):
@@ -143,7 +143,7 @@ def test_a_net_and_its_optimizer_are_copied_together(order):
 
 def test_a_run_is_resumed_with_it():
     net = make()
-    optimizer = optimizer_of(net, "reference", precondition="rmsprop")
+    optimizer = optimizer_of(net, "half", precondition="rmsprop")
     gradients(net)
     optimizer.step()
     other = make()
@@ -163,7 +163,7 @@ def test_a_weight_that_is_registered_anew_can_have_it_too():
     net = make()
     sk.bake(net.rnn, "weight_hh_l0")
     sk.orthogonal(net.rnn, "weight_hh_l0", "stiefel")
-    optimizer_of(net, "reference")
+    optimizer_of(net, "half")
     assert torch.allclose(gradients(net)[FRAME], half(blocks(net)[1]))
 
 
@@ -173,7 +173,7 @@ def test_layers_directions_and_cells_have_it():
     x = inputs()
     h = torch.randn(7, N, dtype=torch.complex128)
     found = {}
-    for gradient in ("exact", "reference"):
+    for gradient in ("exact", "half"):
         optimizer_of(nn.ModuleList([rnn, cell]), gradient)
         value = rnn(x)[0].abs().square().sum() + cell(x[0], h).abs().square().sum()
         found[gradient] = torch.autograd.grad(value, [p for p in (*rnn.parameters(), *cell.parameters())])
@@ -193,12 +193,12 @@ def test_layers_directions_and_cells_have_it():
 def test_a_frame_that_cannot_have_it_is_refused_in_one_sentence(net, text):
     module = net()
     with pytest.raises(errors.OptimizerError, match=text) as caught:
-        optimizer_of(module, "reference")
+        optimizer_of(module, "half")
     assert str(caught.value).count(". ") == 0
     optimizer = optimizer_of(module, "exact")
     state = optimizer.state_dict()
     for group in state["param_groups"]:
-        group["gradient"] = "reference"
+        group["gradient"] = "half"
     with pytest.raises(errors.OptimizerError, match=text):
         optimizer.load_state_dict(state)
 
@@ -207,15 +207,15 @@ def test_a_frame_of_no_module_is_refused_and_nets_without_frames_are_not():
     w = nn.Parameter(init.haar((4, 4), torch.complex128))
     groups = [{"params": [w], "manifold": "stiefel:canonical"}]
     with pytest.raises(errors.OptimizerError, match="no module"):
-        sk.optim.MultiplicativeCayley(groups, gradient="reference")
-    optimizer_of(sk.models.create("scurnn", 2, 4, 3), "reference")
+        sk.optim.MultiplicativeCayley(groups, gradient="half")
+    optimizer_of(sk.models.create("scurnn", 2, 4, 3), "half")
 
 
 def test_the_scan_differentiates_it_once_and_says_so():
     x, h0 = torch.randn(3, 2, 4, dtype=torch.complex128), torch.randn(2, 4, dtype=torch.complex128)
     w = init.haar((4, 4), torch.complex128).requires_grad_()
 
-    def loss(w, gradient="reference"):
+    def loss(w, gradient="half"):
         return scan(x, w, h0, activation="modrelu", gradient=gradient)[1].abs().square().sum()
 
     (g,) = torch.autograd.grad(loss(w), w, create_graph=True)
@@ -225,18 +225,29 @@ def test_the_scan_differentiates_it_once_and_says_so():
         g.abs().sum().backward()
     with pytest.raises(errors.OptionError, match="second derivatives"):
         torch.func.grad(lambda w: torch.func.grad(loss)(w).abs().sum())(w)
-    with pytest.raises(errors.OptionError, match='did you mean "reference"'):
-        loss(w, "referenc")
+    with pytest.raises(errors.OptionError, match='did you mean "half"'):
+        loss(w, "hal")
     with pytest.raises(errors.DtypeError, match="complex w"):
-        scan(x.real, w.detach().real, h0.real, gradient="reference")
+        scan(x.real, w.detach().real, h0.real, gradient="half")
 
 
 def test_compiled_nets_have_it():
     net = make()
-    optimizer_of(net, "reference")
+    optimizer_of(net, "half")
     expected = gradients(net)
     torch._dynamo.reset()
     compiled: Any = torch.compile(net, backend="eager", fullgraph=True)
     net.zero_grad()
     compiled(inputs()).square().sum().backward()
     assert all(torch.allclose(p.grad, expected[name]) for name, p in net.named_parameters())
+
+
+def test_a_state_dict_that_calls_the_half_gradient_reference_loads():
+    net = sk.models.create("full_urnn", 2, 4, 3)
+    saved = optimizer_of(net, "half").state_dict()
+    for group in saved["param_groups"]:
+        group["gradient"] = "reference"
+    optimizer = optimizer_of(net, "exact")
+    optimizer.load_state_dict(saved)
+    assert {group["gradient"] for group in optimizer.param_groups} == {"half"}
+    assert {group["gradient"] for group in saved["param_groups"]} == {"reference"}

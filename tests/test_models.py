@@ -226,7 +226,7 @@ def test_separate_coordinates_take_separate_rates():
         (("scornn", 1, 4, 3), {"parametrization": 3}, errors.OptionError, "a name or a subclass"),
         (("ornn", 1, 4, 3), {"reflections": 5}, errors.OptionError, "between 1 and p = 4"),
         (("ornn", 1, 3, 3), {"activation": "oplu"}, errors.OptionError, "even hidden_size"),
-        (("eurnn", 1, 4, 3), {"output_init": "theirs"}, errors.OptionError, 'output_init "glorot" or "reference"'),
+        (("eurnn", 1, 4, 3), {"output_init": "theirs"}, errors.OptionError, 'output_init "glorot" or "authors"'),
         (("eurnn", 1, 6, 3), {"layout": "fft"}, errors.DtypeError, "power of two"),
         (("goru", 1, 6, 3), {}, errors.DtypeError, "power of two"),
         (("goru", 1, 8, 3), {"layers": 2}, errors.OptionError, 'layout "brickwall" for layers='),

@@ -51,7 +51,7 @@ def test_eurnn_starts_as_its_code_does_and_reads_the_real_part():
     x = torch.randn(2, 5, 2)
     assert torch.allclose(net(x), net.output(rnn(x)[0].real))
     assert torch.equal(net.output.bias, torch.zeros(3))
-    theirs: Any = sk.models.create("eurnn", 2, 200, 3, layers=2, output_init="reference")
+    theirs: Any = sk.models.create("eurnn", 2, 200, 3, layers=2, output_init="authors")
     assert math.sqrt(6 / 203) < theirs.output.weight.abs().max() <= math.sqrt(6 / 5)
     assert torch.equal(theirs.output.bias, torch.full((3,), 0.01))
 

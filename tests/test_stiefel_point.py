@@ -234,7 +234,7 @@ def test_unknown_manifolds_and_manifolds_of_free_coordinates_are_refused():
 
 def test_a_composite_has_the_manifolds_of_its_parts_under_its_names():
     layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "margin", u="stiefel")
-    assert host.manifolds(nn.Sequential(layer)) == {"0.weight.u.stiefel": "stiefel:canonical"}
+    assert host.coordinate_manifolds(nn.Sequential(layer)) == {"0.weight.u.stiefel": "stiefel:canonical"}
     groups = {group.get("name"): group for group in parameter_groups(layer, lr=1.0, stiefel=0.5)}
     assert (groups["u.stiefel"]["manifold"], groups["u.stiefel"]["lr"]) == ("stiefel:canonical", 0.5)
     assert "manifold" not in groups["spectrum"]

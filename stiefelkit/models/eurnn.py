@@ -5,9 +5,10 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map, each, map_options, read_out, width
+from stiefelkit.models.parts import each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["eurnn"]
 
@@ -17,7 +18,7 @@ def eurnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "givens",
+    parametrization: Parametrization | None = "givens",
     activation: str = "modrelu",
     output_init: str = "glorot",
     **options: Any,
@@ -38,7 +39,7 @@ def eurnn(
         output_size: p.
         parametrization: of W, any complex one; None for a free W.
         activation: any complex one.
-        output_init: "glorot": read-out Glorot-uniform with zero bias. "reference": U(-b, b), b^2 = 6 / (p + m), with
+        output_init: "glorot": read-out Glorot-uniform with zero bias. "authors": U(-b, b), b^2 = 6 / (p + m), with
             bias 0.01, as the authors' code has it, where m stands in the place of n.
         **options: of the parametrization, and `init=`: `layers=`, L, is n if left out, the whole of U(n) (the tables
             have 2); `layout="fft"` has log2(n) layers, for n a power of two.
@@ -50,8 +51,8 @@ def eurnn(
         Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljacic, Tunable efficient unitary neural networks (EUNN)
         and their application to RNNs, ICML 2017.
     """
-    if output_init not in ("glorot", "reference"):
-        raise OptionError(f'eurnn needs output_init "glorot" or "reference", got {output_init!r}.')
+    if output_init not in ("glorot", "authors"):
+        raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {output_init!r}.')
     rnn = OrthogonalRNN(
         input_size,
         hidden_size,
@@ -64,7 +65,7 @@ def eurnn(
     for p in each(rnn, "weight_ih"):
         nn.init.uniform_(p, -0.01, 0.01)
     output = read_out(width(rnn), output_size)
-    if output_init == "reference":
+    if output_init == "authors":
         bound = (6 / (output_size + input_size)) ** 0.5
         nn.init.uniform_(output.weight, -bound, bound)
         nn.init.constant_(output.bias, 0.01)

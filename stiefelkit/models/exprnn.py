@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, each, map_options, read_out, width
+from stiefelkit.models.parts import each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["exprnn"]
 
@@ -16,7 +17,7 @@ def exprnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "matrix_exp",
+    parametrization: Parametrization | None = "matrix_exp",
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:

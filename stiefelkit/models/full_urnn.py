@@ -5,9 +5,10 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map, each, map_options, read_out, width
+from stiefelkit.models.parts import each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["full_urnn"]
 
@@ -17,7 +18,7 @@ def full_urnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "stiefel",
+    parametrization: Parametrization | None = "stiefel",
     activation: str = "modrelu",
     bias_bound: float = 0.01,
     **options: Any,
@@ -31,7 +32,7 @@ def full_urnn(
 
     The coordinate `stiefel` needs an optimizer of frames: the paper's is `sk.optim.MultiplicativeCayley`, with the
     learning rate of all parameters for copying and speech, and with precondition="rmsprop" and 1e-6 for pixel-by-pixel
-    MNIST. Their code follows half of the gradient (`gradient="reference"` there).
+    MNIST. Their code follows half of the gradient (`gradient="half"` there).
 
     Parameters: n^2 + 2nm + n + 2n + 2np + p, with a frame counted as the dimension of its manifold.
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from stiefelkit._torch import is_exported
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map, each
+from stiefelkit.models.parts import each
 from stiefelkit.nn.layers import check_dropout, check_stack
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 from stiefelkit.scan.onnx import exported_gates
 
 __all__ = ["FrameGates", "gated", "run"]
@@ -19,7 +19,12 @@ Kind = type[nn.LSTM] | type[nn.GRU]
 
 
 def gated(
-    kind: Kind, input_size: int, hidden_size: int, parametrization: Map, stack: dict[str, Any], options: dict[str, Any]
+    kind: Kind,
+    input_size: int,
+    hidden_size: int,
+    parametrization: Parametrization | None,
+    stack: dict[str, Any],
+    options: dict[str, Any],
 ) -> Any:
     """Returns torch's LSTM or GRU, Glorot-uniform, with one trained bias vector a layer and direction that is zero.
 
@@ -88,7 +93,7 @@ class FrameGates(nn.Module):
         kind: Kind,
         input_size: int,
         hidden_size: int,
-        parametrization: str | type[OrthogonalParam],
+        parametrization: Parametrization,
         *,
         num_layers: int = 1,
         bidirectional: bool = False,

@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, each, map_options, read_out, width
+from stiefelkit.models.parts import each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import GORU
+from stiefelkit.param import Parametrization
 
 __all__ = ["goru"]
 
@@ -16,7 +17,7 @@ def goru(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "givens",
+    parametrization: Parametrization | None = "givens",
     activation: str = "modrelu",
     reset_bias: float = 2.0,
     **options: Any,

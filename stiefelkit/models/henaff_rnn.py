@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from stiefelkit.models.parts import Map, read_out, width
+from stiefelkit.models.parts import read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import LinearTransitionRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["henaff_rnn"]
 
@@ -14,7 +15,7 @@ def henaff_rnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = None,
+    parametrization: Parametrization | None = None,
     activation: str = "relu",
     **options: Any,
 ) -> SequenceModel:

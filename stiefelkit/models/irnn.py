@@ -5,9 +5,10 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import Map, each, read_out, width
+from stiefelkit.models.parts import each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["irnn"]
 
@@ -17,7 +18,7 @@ def irnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = None,
+    parametrization: Parametrization | None = None,
     activation: str = "relu",
     input_std: float | None = None,
     **options: Any,

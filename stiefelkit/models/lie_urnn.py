@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from stiefelkit.models.parts import Map, map_options, read_out, width
+from stiefelkit.models.parts import map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["lie_urnn"]
 
@@ -14,7 +15,7 @@ def lie_urnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "matrix_exp",
+    parametrization: Parametrization | None = "matrix_exp",
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:

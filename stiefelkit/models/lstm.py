@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import Map, each, read_out, width
+from stiefelkit.models.parts import each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.param import Parametrization
 
 __all__ = ["lstm"]
 
@@ -17,7 +18,7 @@ def lstm(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = None,
+    parametrization: Parametrization | None = None,
     forget_bias: float = 1.0,
     num_layers: int = 1,
     bidirectional: bool = False,

@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, each, read_out, width
+from stiefelkit.models.parts import each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["margin_rnn"]
 
@@ -16,7 +17,7 @@ def margin_rnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "margin",
+    parametrization: Parametrization | None = "margin",
     activation: str = "leaky_relu",
     **options: Any,
 ) -> SequenceModel:

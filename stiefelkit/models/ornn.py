@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, each, map_options, read_out, width
+from stiefelkit.models.parts import each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["ornn"]
 
@@ -16,7 +17,7 @@ def ornn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "householder",
+    parametrization: Parametrization | None = "householder",
     activation: str = "leaky_relu",
     **options: Any,
 ) -> SequenceModel:

@@ -5,13 +5,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization
 
-__all__ = ["Map", "each", "map_options", "read_out", "width"]
-
-Map = str | type[OrthogonalParam] | None
-"""What `parametrization=` takes: a registered name, a class, or None for a free matrix."""
+__all__ = ["each", "map_options", "read_out", "width"]
 
 
 def each(rnn: nn.Module, name: str) -> list[Tensor]:
@@ -19,7 +16,9 @@ def each(rnn: nn.Module, name: str) -> list[Tensor]:
     return [p for key, p in rnn.named_parameters(recurse=False) if key.startswith(f"{name}_l")]
 
 
-def map_options(parametrization: Map, home: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def map_options(
+    parametrization: Parametrization | None, home: str, own: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the options given, over a model's own ones if the map is the one that they belong to.
 
     Args:

@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, each, read_out, width
+from stiefelkit.models.parts import each, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["restricted_urnn"]
 
@@ -16,7 +17,7 @@ def restricted_urnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "fourier",
+    parametrization: Parametrization | None = "fourier",
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:

@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import Map, each, map_options, read_out, width
+from stiefelkit.models.parts import each, map_options, read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.param import Parametrization
 
 __all__ = ["scurnn"]
 
@@ -16,7 +17,7 @@ def scurnn(
     hidden_size: int,
     output_size: int,
     *,
-    parametrization: Map = "cayley",
+    parametrization: Parametrization | None = "cayley",
     activation: str = "modrelu",
     **options: Any,
 ) -> SequenceModel:

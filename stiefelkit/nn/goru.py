@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import OptionError
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 from stiefelkit.scan import GORU_BACKENDS, goru_scan
 
 __all__ = ["GORU"]
@@ -70,7 +70,7 @@ class GORU(Layers):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        parametrization: str | type[OrthogonalParam] | None = "givens",
+        parametrization: Parametrization | None = "givens",
         activation: str | None = None,
         trainable_h0: bool = False,
         backend: str = "auto",

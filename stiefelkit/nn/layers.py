@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.nn.recurrent import Field, Recurrent, require_flags
 from stiefelkit.notices import warn_caller
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 
 __all__ = ["Layers", "check_dropout", "check_stack"]
 
@@ -57,7 +57,7 @@ class Layers(Recurrent, ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        parametrization: str | type[OrthogonalParam] | None = "cayley",
+        parametrization: Parametrization | None = "cayley",
         field: Field = "real",
         activation: str | None = None,
         trainable_h0: bool = False,

@@ -12,7 +12,7 @@ from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import OptionError
 from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 
 __all__ = ["OrthogonalLinear"]
 
@@ -47,7 +47,7 @@ class OrthogonalLinear(nn.Linear):
         out_features: int,
         bias: bool = True,
         *,
-        parametrization: str | type[OrthogonalParam] = "cayley",
+        parametrization: Parametrization = "cayley",
         init: str | Tensor | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

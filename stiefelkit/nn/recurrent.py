@@ -11,7 +11,7 @@ from stiefelkit.attach import orthogonal, reset_
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.host import coordinate_list_of, orthogonal_weights
 from stiefelkit.init import draw
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization, option_names, registered
 from stiefelkit.scan import BACKENDS, find_activation
 
@@ -27,7 +27,7 @@ def require_flags(name: str, **flags: Any) -> None:
             raise OptionError(f"{name} needs {key} to be True or False, got {value!r:.80}.")
 
 
-def require_options(cls: type, parametrization: str | type[OrthogonalParam] | None, options: dict[str, Any]) -> None:
+def require_options(cls: type, parametrization: Parametrization | None, options: dict[str, Any]) -> None:
     """Raises OptionError for what is neither an option of a layer nor one of its parametrization."""
     own = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
     known, which = [*own, "init", "generator"], " without a parametrization"
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
     """
 
     frame_gradients: ClassVar[tuple[str, ...]] = ("exact",)
-    """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "reference" of complex W only."""
+    """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "half" of complex W only."""
     input_blocks: ClassVar[int] = 1
     """How many matrices of U stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
@@ -65,7 +65,7 @@ class Recurrent(nn.Module):
         input_size: int,
         hidden_size: int,
         *,
-        parametrization: str | type[OrthogonalParam] | None,
+        parametrization: Parametrization | None,
         field: Field,
         activation: str | None,
         nonlinearity: str | None,

@@ -11,7 +11,7 @@ from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import Parametrization
 from stiefelkit.scan import scan
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
@@ -20,7 +20,7 @@ __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
 class _Scanned(Recurrent):
     """The recurrence h_t = act(x_t U^T + h_{t-1} W^T)."""
 
-    frame_gradients = ("exact", "reference")
+    frame_gradients = ("exact", "half")
 
     def _run(
         self,
@@ -110,7 +110,7 @@ class OrthogonalRNN(_Scanned, Layers):
         source: nn.RNN | Mapping[str, Tensor],
         *,
         init: str | None = "project",
-        parametrization: str | type[OrthogonalParam] | None = "cayley",
+        parametrization: Parametrization | None = "cayley",
         nonlinearity: str | None = None,
         batch_first: bool | None = None,
         dropout: float | None = None,
@@ -198,7 +198,7 @@ class OrthogonalRNNCell(_Scanned):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        parametrization: str | type[OrthogonalParam] | None = "cayley",
+        parametrization: Parametrization | None = "cayley",
         field: Field = "real",
         activation: str | None = None,
         trainable_h0: bool = False,

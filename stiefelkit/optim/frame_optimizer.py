@@ -84,7 +84,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             OptionError: a setting is out of range, or nearly spelled like another.
             ShapeError: a parameter of a manifold is no tall or square matrix.
             NotAFrameError: a parameter of a manifold is no frame.
-            OptimizerError: a group without a manifold holds a frame of some module, or one with gradient="reference" a
+            OptimizerError: a group without a manifold holds a frame of some module, or one with gradient="half" a
                 frame whose gradient cannot be halved.
         """
         if isinstance(param_group, dict) and not isinstance(param_group.get("params"), Tensor | set):
@@ -112,15 +112,16 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if not isinstance(state_dict, Mapping):
             raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
         # As the last of the hooks, since those before it may mend what they are given.
-        check = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
+        check = self.register_load_state_dict_pre_hook(lambda _, given: self._checked(given))
         try:
             super().load_state_dict(state_dict)
         finally:
             check.remove()
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises what `load_state_dict` lists; writes nothing."""
+    def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         check_states(self, state_dict)
+        state_dict = {**state_dict, "param_groups": [_with_present_words(g) for g in state_dict["param_groups"]]}
         for i, (own, theirs) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if theirs.get("manifold") != own["manifold"]:
                 raise CheckpointError(
@@ -130,6 +131,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             full = {**self.defaults, **own, **theirs}
             check_group(type(self), full)
             check_entries(self, i, full, theirs["params"], state_dict["state"])
+        return state_dict
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""
@@ -215,3 +217,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
         inner.step()
+
+
+def _with_present_words(group: dict[str, Any]) -> dict[str, Any]:
+    """A saved group, in which gradient="half" may be called "reference", as in 0.1."""
+    return {**group, "gradient": "half"} if group.get("gradient") == "reference" else group

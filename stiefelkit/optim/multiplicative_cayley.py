@@ -59,8 +59,8 @@ class MultiplicativeCayley(TangentOptimizer):
         Setting(
             "gradient",
             "exact",
-            one_of("exact", "reference"),
-            '"exact", or "reference": the half of it that the authors\' code uses, the sum over time of '
+            one_of("exact", "half"),
+            '"exact", or "half": the part of it that the authors\' code uses, the sum over time of '
             "dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, y_t = W h_t. The complex `sk.nn.OrthogonalRNN` that the frame "
             "is the recurrent weight of leaves out the other half from then on, until another optimizer takes the "
             "frame; any other frame is refused (OptimizerError).",

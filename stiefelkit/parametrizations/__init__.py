@@ -9,7 +9,7 @@ from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.registry import Registry
 
 if TYPE_CHECKING:
-    from stiefelkit.param import OrthogonalParam
+    from stiefelkit.param import OrthogonalParam, Parametrization
     from stiefelkit.parametrizations.scaled import Scaled
     from stiefelkit.parametrizations.view import VIEWS, View
     from stiefelkit.parametrizations.viewed import Viewed
@@ -52,7 +52,7 @@ registered = Registry(
 )
 
 
-def find_parametrization(given: "str | type[OrthogonalParam]") -> "type[OrthogonalParam]":
+def find_parametrization(given: "Parametrization") -> "type[OrthogonalParam]":
     """Returns the class that a name or a class stands for.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 
 from stiefelkit.dtypes import computing_dtype
 from stiefelkit.errors import OptionError
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import OrthogonalParam, Parametrization
 from stiefelkit.parametrizations import check_options, find_parametrization
 
 __all__ = ["Inner", "prefixed", "within"]
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Inner:
     """A map inside another, by name or class and options, worked out in float32 or better."""
 
-    given: str | type[OrthogonalParam]
+    given: Parametrization
     options: Mapping[str, Any] | None = None
 
     @property

@@ -161,7 +161,7 @@ class Householder(OrthogonalParam):
     def _diagonal(self, phase: Tensor | None = None) -> dict[str, Any]:
         """Keywords of D and of the precision."""
         signs = None if self.is_complex else self.signs
-        return {"signs": signs, "phase": phase, "exact": self.precision == "exact"}
+        return {"signs": signs, "phase": phase, "precision": self.precision}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Signs are 1 or -1."""

@@ -11,7 +11,7 @@ from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, workin
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
-from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
 from stiefelkit.parametrizations._inner import Inner, prefixed, within
 
 __all__ = ["Margin"]
@@ -58,8 +58,8 @@ class Margin(OrthogonalParam):
         device: torch.device | str | None = None,
         precision: str = "exact",
         margin: float = 0.1,
-        u: str | type[OrthogonalParam] = "cayley",
-        v: str | type[OrthogonalParam] = "cayley",
+        u: Parametrization = "cayley",
+        v: Parametrization = "cayley",
         u_options: Mapping[str, Any] | None = None,
         v_options: Mapping[str, Any] | None = None,
     ):

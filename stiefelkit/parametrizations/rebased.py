@@ -10,7 +10,7 @@ from stiefelkit.dtypes import computing_dtype, coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
 from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
 from stiefelkit.parametrizations._diagonal import component
 from stiefelkit.parametrizations._inner import Inner, prefixed, within
@@ -58,7 +58,7 @@ class Rebased(OrthogonalParam):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         precision: str = "exact",
-        inner: str | type[OrthogonalParam] = "matrix_exp",
+        inner: Parametrization = "matrix_exp",
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)

@@ -18,7 +18,7 @@ from stiefelkit.scan.reference import reference_scan
 
 __all__ = ["prefers_loop", "run", "scan", "scan_backend"]
 
-GRADIENTS = ("exact", "reference")
+GRADIENTS = ("exact", "half")
 FEW = 8
 """Steps below which a loop is faster."""
 
@@ -62,8 +62,8 @@ def scan(
             chunk by chunk in torch operators, for any device; "triton", one kernel for all steps, CUDA; "cuda_graphs",
             "inplace" with captured chunks, CUDA.
         last_only: return None for the outputs.
-        gradient: "exact", or "reference": the half of dL/dw that the code of Wisdom et al. 2016 takes, the sum over
-            time of dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, with y_t = w h_t. Complex w only, and only once
+        gradient: "exact", or "half": the part of dL/dw that the code of Wisdom et al. 2016 takes, the sum
+            over time of dL/dy_t Re(h_t)^T instead of dL/dy_t h_t^H, with y_t = w h_t. Complex w only, and only once
             differentiable; dL/dh is exact in both.
 
     Returns:
@@ -94,8 +94,8 @@ def scan(
     check_shapes("scan", x, batch_sizes, {"u": (u, (n, m)), **biases, "h0": (h0, (batch, n))})
     if gradient not in GRADIENTS:
         raise OptionError(f"scan knows no gradient {gradient!r}{did_you_mean(gradient, GRADIENTS)}")
-    if gradient == "reference" and not w.is_complex():
-        raise DtypeError(f'scan needs a complex w with gradient="reference", got {w.dtype}.')
+    if gradient == "half" and not w.is_complex():
+        raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation
     chosen = _chosen(act, w, steps, backend)
     require_pairs(act, n * (1 + w.is_complex()))
@@ -108,7 +108,7 @@ def scan(
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
     dtype, real = DTYPES[w.dtype]
     sizes = None if batch_sizes is None else tuple(batch_sizes)
-    recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "reference", chosen)
+    recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "half", chosen)
     out, last = run(
         recurrence,
         x.to(dtype if x.is_complex() or not dtype.is_complex else real),

@@ -115,7 +115,7 @@ class _HalfGradient(Function):
 
     @staticmethod
     def tangent(ctx: Any, *tangents: Any) -> Any:
-        raise OptionError('scan needs gradient="exact" for forward mode, got "reference".')
+        raise OptionError('scan needs gradient="exact" for forward mode, got "half".')
 
 
 class _HalfGradientBackward(Function):
@@ -132,4 +132,4 @@ class _HalfGradientBackward(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        raise OptionError('scan needs gradient="exact" for second derivatives, got "reference".')
+        raise OptionError('scan needs gradient="exact" for second derivatives, got "half".')

@@ -16,10 +16,10 @@ __all__ = ["of_free", "require_along", "require_derivatives", "require_second_al
 
 _RELATIVE, _ABSOLUTE, _STEP = 1e-5, 1e-7, 1e-6
 
-Map = Callable[..., Tensor]
+Function = Callable[..., Tensor]
 
 
-def of_free(param: OrthogonalParam, coordinates: tuple[Tensor, ...]) -> tuple[Map, tuple[Tensor, ...]]:
+def of_free(param: OrthogonalParam, coordinates: tuple[Tensor, ...]) -> tuple[Function, tuple[Tensor, ...]]:
     """The map of free leaves: its coordinates, with X at 0 in place of each frame S, which is exp(X - X^H) S then."""
     bound = [name in param.manifolds for name in param.coordinates]
 
@@ -40,12 +40,12 @@ def _turned(s: Tensor, x: Tensor) -> Tensor:
     return (torch.matrix_exp(wide - wide.mH) @ s.to(wide.dtype)).to(s.dtype)
 
 
-def require_derivatives(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+def require_derivatives(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Requires gradcheck; where it fails, says which entry of the Jacobian is off the most."""
     _check(law, case, torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),), leaves)
 
 
-def require_second_derivatives(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+def require_second_derivatives(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Requires gradgradcheck; where it fails, says which entry of the second derivatives is off the most."""
     g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype).requires_grad_()
     count = len(leaves)
@@ -56,12 +56,12 @@ def require_second_derivatives(law: str, case: Case, fn: Map, leaves: tuple[Tens
     _check(law, case, torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g))
 
 
-def require_along(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+def require_along(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Compares the gradient with a central difference along one random direction."""
     _check_along(law, case, lambda *c: (fn(*c),), leaves)
 
 
-def require_second_along(law: str, case: Case, fn: Map, leaves: tuple[Tensor, ...]) -> None:
+def require_second_along(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Compares the gradient of the gradient with a central difference along one random direction."""
     g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
 
@@ -96,7 +96,7 @@ def _check(
     law: str,
     case: Case,
     check: Callable[..., bool],
-    fn: Map,
+    fn: Function,
     leaves: tuple[Tensor, ...],
     measured: Callable[..., tuple[Tensor, ...]],
     inputs: tuple[Tensor, ...],

@@ -201,7 +201,7 @@ class Config:
             OptionError: the optimizer has no such option, or refuses it, or it is one for frames and there is none.
             OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
         """
-        from stiefelkit.host import manifolds
+        from stiefelkit.host import coordinate_manifolds
         from stiefelkit.optim import parameter_groups
 
         factory = optimizers.get(self.optimizer)
@@ -209,7 +209,7 @@ class Config:
         for option in self.optimizer_options:
             if option not in known:
                 raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
-        frames = list(manifolds(model))
+        frames = list(coordinate_manifolds(model))
         idle = [] if frames else [option for option in self.optimizer_options if option in _of_frames_alone(factory)]
         if idle:
             raise OptionError(

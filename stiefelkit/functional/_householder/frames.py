@@ -31,7 +31,7 @@ def householder(
     dtype: torch.dtype = torch.float64,
     signs: Tensor | None = None,
     phase: Tensor | None = None,
-    exact: bool = True,
+    precision: str = "exact",
 ) -> Tensor:
     """First p columns of H_1 ... H_k D, a product of k reflectors and a diagonal.
 
@@ -49,15 +49,15 @@ def householder(
         dtype: of the frame: float32, float64, complex64 or complex128.
         signs: fixed diagonal D, shape (*, p) or fewer batch dimensions, any dtype.
         phase: angles of D in radians, as `signs`, complex frames only; D = I when neither is given.
-        exact: whether a float32 or complex64 frame is worked out in float64 and rounded once; else its distance from
-            the product grows to some 20 times the rounding limit.
+        precision: "exact": a float32 or complex64 frame is worked out in float64 and rounded once. "fast": it is not,
+            and its distance from the product grows to some 20 times the rounding limit.
 
     Returns:
         Frames of shape (*, n, p).
     """
     if k <= _panels(dtype)[0]:
-        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
-    return _Panels.apply(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
+        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, precision)[0]  # type: ignore[index]
+    return _Panels.apply(v, phase, signs, n, k, p, dtype, precision)  # type: ignore[return-value]
 
 
 def householder_linear(
@@ -68,7 +68,7 @@ def householder_linear(
     *,
     signs: Tensor | None = None,
     phase: Tensor | None = None,
-    exact: bool = True,
+    precision: str = "exact",
 ) -> Tensor:
     """Returns x @ householder(v, n, k, p, ...).mT without forming the frame, in 4nk flops a row.
 
@@ -81,7 +81,7 @@ def householder_linear(
         k: number of reflectors, k <= p.
         signs: fixed diagonal D, shape (p).
         phase: angles of D, shape (p).
-        exact: whether float32 and complex64 rows are worked out in float64.
+        precision: "exact": float32 and complex64 rows are worked out in float64. "fast": they are not.
 
     Returns:
         Rows of shape (*, n), dtype of x.
@@ -90,7 +90,7 @@ def householder_linear(
     if signs is not None or phase is not None:
         x = x * diagonal(signs=signs, phase=phase).to(x.dtype)
     rows = torch.nn.functional.pad(x, (0, n - p)).reshape(-1, n)
-    return _Reflect.apply(v, rows, k, exact).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
+    return _Reflect.apply(v, rows, k, precision).reshape(*x.shape[:-1], n)  # type: ignore[union-attr]
 
 
 class _OnePanel(Function):
@@ -101,9 +101,16 @@ class _OnePanel(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
+        v: Tensor,
+        phase: Tensor | None,
+        signs: Tensor | None,
+        n: int,
+        k: int,
+        p: int,
+        dtype: torch.dtype,
+        precision: str,
     ) -> tuple[Tensor, ...]:
-        working = working_dtype(dtype) if exact else dtype
+        working = working_dtype(dtype) if precision == "exact" else dtype
         d = _diagonal(v, phase, signs, p, working)
         w, *kept = form_panel(v, d, n, k, p, working, dtype)
         return _rounded(w, dtype), *kept, d.to(dtype)
@@ -141,9 +148,16 @@ class _Panels(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
+        v: Tensor,
+        phase: Tensor | None,
+        signs: Tensor | None,
+        n: int,
+        k: int,
+        p: int,
+        dtype: torch.dtype,
+        precision: str,
     ) -> Tensor:
-        working = working_dtype(dtype) if exact else dtype
+        working = working_dtype(dtype) if precision == "exact" else dtype
         return _rounded(
             form_columns(v, _diagonal(v, phase, signs, p, working), n, k, p, working, _panels(dtype)[1]), dtype
         )
@@ -173,12 +187,13 @@ class _Reflect(Function):
     """As `_Panels`, for rows."""
 
     @staticmethod
-    def forward(v: Tensor, x: Tensor, k: int, exact: bool) -> Tensor:  # type: ignore[override]
-        return reflect_rows(v, x, k, working_dtype(x.dtype) if exact else x.dtype, _panels(x.dtype)[1]).to(x.dtype)
+    def forward(v: Tensor, x: Tensor, k: int, precision: str) -> Tensor:  # type: ignore[override]
+        working = working_dtype(x.dtype) if precision == "exact" else x.dtype
+        return reflect_rows(v, x, k, working, _panels(x.dtype)[1]).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, x, ctx.k, ctx.exact = inputs
+        v, x, ctx.k, ctx.precision = inputs
         keep(ctx, v, x, output)
 
     @staticmethod
@@ -193,7 +208,7 @@ class _Reflect(Function):
     @staticmethod
     def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, x, y = ctx.saved_tensors
-        found = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.exact)
+        found = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.precision)
         return found if tv is None else found + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]
 
 

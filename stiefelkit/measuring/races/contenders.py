@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import available, coordinates, orthogonal
 from stiefelkit.errors import DtypeError, OptimizerError
-from stiefelkit.host import manifolds
+from stiefelkit.host import coordinate_manifolds
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.optim import parameter_groups
 from stiefelkit.param import OrthogonalParam
@@ -125,7 +125,7 @@ def _enter(name: str, precision: str, options: dict[str, Any], problem: FramePro
             drawn = _drawn(coordinate, c, problem)
             c.copy_(c * problem.scale if drawn is None else drawn)
     groups = parameter_groups(layer, lr=LEARNING_RATE)
-    optimizer = None if manifolds(layer) else torch.optim.SGD(groups, lr=LEARNING_RATE)
+    optimizer = None if coordinate_manifolds(layer) else torch.optim.SGD(groups, lr=LEARNING_RATE)
     return Entry(lambda: layer.weight, list(layer.parameters()), optimizer)
 
 
