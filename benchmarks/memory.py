@@ -5,7 +5,7 @@ import torch
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, size_of
 from stiefelkit.measuring.growth.allocations import peak_bytes
-from stiefelkit.measuring.races.contenders import OPERATIONS, members
+from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrences import LOOP
@@ -21,23 +21,23 @@ STEPS = 784
 
 
 class Parametrizations(Suite):
-    """Allocations of the forward and backward of a member."""
+    """Allocations of the forward and backward of a parametrization."""
 
     unit = "bytes"
-    axes = (tuple(members(sk.available(), (), {})), tuple(SIZES), tuple(PLACES))
-    param_names = ("member", "size", "device")
+    axes = (tuple(our_contenders(sk.available(), (), {})), tuple(SIZES), tuple(PLACES))
+    param_names = ("contender", "size", "device")
 
     def level(self, *cell: str) -> str:
         return SIZES[cell[1]]
 
     def measure(self, *cell: str) -> float:
-        member, size, device = cell
+        contender, size, device = cell
         n, p = size_of(size)
-        name, precision = member.removesuffix(")").split(" (")
-        plan = ParametrizationRace(members=(name,), precisions=(precision,), sizes=((n, p),), device=device)
+        name, precision = contender.removesuffix(")").split(" (")
+        plan = ParametrizationRace(parametrizations=(name,), precisions=(precision,), sizes=((n, p),), device=device)
         problem = plan.problem(n, p)
         with threads(1):
-            entry = plan.contenders()[member].enter(problem)
+            entry = plan.contenders()[contender].enter(problem)
             run = OPERATIONS["forward_backward"](entry, problem.gradient())
             run()
             return peak_bytes(run, torch.device(device))

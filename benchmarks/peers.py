@@ -4,7 +4,7 @@ import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races import optimizers, parametrizations, scan
-from stiefelkit.measuring.races.contenders import members
+from stiefelkit.measuring.races.contenders import our_contenders
 from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.peers import peers
 from stiefelkit.measuring.races.recurrences import recurrence_peers
@@ -28,23 +28,23 @@ def _families() -> list[str]:
 
 
 class Parametrizations(Suite):
-    """A member beside torch, geotorch and the other peers of its family."""
+    """A parametrization beside torch, geotorch and the other peers of its family."""
 
     unit = "ratio"
-    axes = (tuple(members(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
-    param_names = ("member", "operation", "size", "device")
+    axes = (tuple(our_contenders(_families(), (), {})), ("forward_backward", "step"), tuple(SIZES), tuple(PLACES))
+    param_names = ("contender", "operation", "size", "device")
 
     def level(self, *cell: str) -> str:
-        member, operation, size, _ = cell
-        if operation == "step" or "(exact)" not in member:
+        contender, operation, size, _ = cell
+        if operation == "step" or "(exact)" not in contender:
             return "full"
         return SIZES[size]
 
     def measure(self, *cell: str) -> float:
-        member, operation, size, device = cell
-        name, precision = member.removesuffix(")").split(" (")
+        contender, operation, size, device = cell
+        name, precision = contender.removesuffix(")").split(" (")
         plan = ParametrizationRace(
-            members=(name,),
+            parametrizations=(name,),
             precisions=(precision,),
             operations=(operation,),
             sizes=(size_of(size),),
@@ -56,7 +56,7 @@ class Parametrizations(Suite):
         if missing:
             raise NotImplementedError(f"the best peer is known only with {' and '.join(missing)}; install it")
         (heat,) = parametrizations.heats(plan)
-        return _inverse(row_of(heat, heat.rows, member).ratio_to_best_peer)
+        return _inverse(row_of(heat, heat.rows, contender).ratio_to_best_peer)
 
     def track_ratio(self, *cell: str) -> float:
         return self.figure

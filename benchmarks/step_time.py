@@ -3,7 +3,7 @@
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
 from stiefelkit.measuring.races import optimizers, parametrizations
-from stiefelkit.measuring.races.contenders import members
+from stiefelkit.measuring.races.contenders import our_contenders
 from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
 
 SIZES = {"64x64": "quick", "256x256": "quick", "2048x32": "quick", "512x512": "full", "1024x1024": "full"}
@@ -12,29 +12,29 @@ DTYPES = {"float32": "quick", "complex64": "full"}
 
 
 class Parametrizations(Suite):
-    """Forward and backward, or a whole SGD step, of a member that is read as `layer.weight`."""
+    """Forward and backward, or a whole SGD step, of a parametrization that is read as `layer.weight`."""
 
     unit = "g"
     axes = (
-        tuple(members(sk.available(), (), {})),
+        tuple(our_contenders(sk.available(), (), {})),
         ("forward_backward", "step"),
         tuple(SIZES),
         tuple(DTYPES),
         tuple(PLACES),
     )
-    param_names = ("member", "operation", "size", "dtype", "device")
+    param_names = ("contender", "operation", "size", "dtype", "device")
 
     def level(self, *cell: str) -> str:
-        member, operation, size, dtype, _ = cell
-        if (member, operation, size, dtype) == ("cayley (exact)", "forward_backward", "64x64", "float32"):
+        contender, operation, size, dtype, _ = cell
+        if (contender, operation, size, dtype) == ("cayley (exact)", "forward_backward", "64x64", "float32"):
             return "smoke"
         return "full" if "full" in (SIZES[size], DTYPES[dtype]) or operation == "step" else "quick"
 
     def measure(self, *cell: str) -> float:
-        member, operation, size, dtype, device = cell
-        name, precision = member.removesuffix(")").split(" (")
+        contender, operation, size, dtype, device = cell
+        name, precision = contender.removesuffix(")").split(" (")
         plan = ParametrizationRace(
-            members=(name,),
+            parametrizations=(name,),
             precisions=(precision,),
             operations=(operation,),
             sizes=(size_of(size),),
@@ -43,7 +43,7 @@ class Parametrizations(Suite):
             **patience(),
         )
         (heat,) = parametrizations.heats(plan)
-        return row_of(heat, heat.rows, member).gemm_units
+        return row_of(heat, heat.rows, contender).gemm_units
 
     def track_time(self, *cell: str) -> float:
         return self.figure

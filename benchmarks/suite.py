@@ -41,9 +41,9 @@ class Suite:
     """A table of figures, smaller is better, with one cell for each combination of the values on its axes.
 
     A cell is measured in `setup`, and the method `track_...` hands the figure on: asv leaves a cell empty, without
-    calling it a failure, if `setup` raises NotImplementedError. That is what happens to cells that a member refuses (a
-    real dtype) or that the mode leaves out. Values for which a whole table would be empty, such as a GPU where there is
-    none, are left out of `params`; asv finds older figures by value, so they stay with their history.
+    calling it a failure, if `setup` raises NotImplementedError. That is what happens to cells that a parametrization
+    refuses (a real dtype) or that the mode leaves out. Values for which a whole table would be empty, such as a GPU
+    where there is none, are left out of `params`; asv finds older figures by value, so they stay with their history.
 
     Attributes:
         unit: of the figure.

@@ -79,7 +79,7 @@ def orthogonal(
             coordinate more, "gain", which is 1 after a draw, and else the mean singular value of the weight.
         precision: "exact", the default, rounds once.
         generator: source of randomness for a drawn init.
-        **options: the member's own (`negative=` for "cayley").
+        **options: the parametrization's own (`negative=` for "cayley").
 
     Returns:
         The same module.
@@ -87,7 +87,7 @@ def orthogonal(
     Raises:
         UnknownNameError: no parametrization or parameter has this name, or `where` matches none.
         ShapeError: the weight is no matrix, is empty, or is a kernel without `view`.
-        DtypeError: the weight is neither floating nor complex, or the member does not do its field.
+        DtypeError: the weight is neither floating nor complex, or the parametrization does not do its field.
         OptionError: an option is unknown or out of range, or the weight is no plain parameter.
         NonFiniteError, NotAFrameError, RankError, ImageError: `init` is a tensor, or "project", that the map cannot
             take.

@@ -81,14 +81,14 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __len__(self) -> int:
         """How many parametrizations there are; coordinates that are parametrized themselves are kept among them."""
-        return len(self._members())
+        return len(self._parametrizations())
 
     def __iter__(self) -> Iterator[nn.Module]:
         """The map and what was put on top of it, in this order."""
-        return iter(self._members())
+        return iter(self._parametrizations())
 
-    def _members(self) -> list[nn.Module]:
-        return [member for key, member in self._modules.items() if key.isdigit() and member is not None]
+    def _parametrizations(self) -> list[nn.Module]:
+        return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
 
     def append(self, module: nn.Module) -> "CoordinateList":
         """Puts another parametrization on top, which takes the weight: one tensor.
@@ -145,7 +145,11 @@ class CoordinateList(parametrize.ParametrizationList):
         bound = self.param.manifolds
         names = zip(self._originals, self.param.coordinates, strict=True)
         coordinates = [(self._parameters, key) for key, name in names if name in bound]
-        buffers = [(held_buffers(member), key) for member in self.param.modules() for key in held_buffers(member)]
+        buffers = [
+            (held_buffers(parametrization), key)
+            for parametrization in self.param.modules()
+            for key in held_buffers(parametrization)
+        ]
         self._notes.take([*coordinates, *buffers])
 
     def mend(self) -> None:
@@ -214,10 +218,10 @@ class CoordinateList(parametrize.ParametrizationList):
             )
         if x is not None:
             return self.param.linear(x, *values)
-        first, *others = self._members()
+        first, *others = self._parametrizations()
         w: Any = first(*values)
-        for member in others:
-            w = member(w)
+        for parametrization in others:
+            w = parametrization(w)
         w = w.contiguous()
         return with_dense_gradient(w) if self.is_sparse else w
 
@@ -235,23 +239,23 @@ class CoordinateList(parametrize.ParametrizationList):
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         self.check_assignable()
         values: Any = value
-        for member in reversed(self):
-            if not hasattr(member, "right_inverse"):
+        for parametrization in reversed(self):
+            if not hasattr(parametrization, "right_inverse"):
                 raise ImageError(
-                    f"Assigning needs a right_inverse in every parametrization, got {type(member).__name__}."
+                    f"Assigning needs a right_inverse in every parametrization, got {type(parametrization).__name__}."
                 )
-            values = member.right_inverse(values)  # type: ignore[operator]
+            values = parametrization.right_inverse(values)  # type: ignore[operator]
         self.fill_(values)
 
     def check_assignable(self) -> None:
         """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
         parametrized: Any = self._modules.get("parametrizations") or {}
         for name, own in parametrized.items():
-            for member in own:
-                if not hasattr(member, "right_inverse"):
+            for parametrization in own:
+                if not hasattr(parametrization, "right_inverse"):
                     raise ImageError(
                         f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
-                        f"{type(member).__name__}."
+                        f"{type(parametrization).__name__}."
                     )
 
     @torch.no_grad()

@@ -50,10 +50,10 @@ def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> 
     """Each coordinate and buffer of a map that must stay a frame, and whether it is complex and stored as [Re, Im]."""
     bound = param.manifolds
     found = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
-    for member in param.modules():
-        if isinstance(member, OrthogonalParam):
-            buffers = dict(member.named_buffers(recurse=False))
-            found += [(buffers[name], member.is_complex) for name in member.frame_buffers if name in buffers]
+    for part in param.modules():
+        if isinstance(part, OrthogonalParam):
+            buffers = dict(part.named_buffers(recurse=False))
+            found += [(buffers[name], part.is_complex) for name in part.frame_buffers if name in buffers]
     return found
 
 

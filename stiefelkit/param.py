@@ -34,7 +34,7 @@ class Traits:
         exact: frames are within 1.2 times the rounding limit.
         component: which part of O(n) the coordinates reach: "connected" where there is only one part (complex or
             tall frames), "rotations" for det +1 only, "chart" where a chart fixed at assignment decides.
-        twice_differentiable: second derivatives are right; a member without them raises.
+        twice_differentiable: second derivatives are right; a parametrization without them raises.
         cost_exponent: time of a square map grows as n to this power.
     """
 
@@ -49,7 +49,7 @@ class Traits:
 class OrthogonalParam(nn.Module, ABC):
     """A map from coordinates to frames W, W^H W = I, of shape (*, n, p) with n >= p.
 
-    A member implements `traits`, `coordinates`, `forward`, `initial`, `examples` and, where it can, `invert`; it may
+    A subclass implements `traits`, `coordinates`, `forward`, `initial`, `examples` and, where it can, `invert`; it may
     add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports` and apply W without
     forming it in `linear`. It holds no trainable tensor: those belong to the module that carries it, which hands
     them to `forward`.
@@ -61,12 +61,12 @@ class OrthogonalParam(nn.Module, ABC):
         shape: shape of the frame, (*, n, p).
         dtype: dtype of the frame; coordinates are kept in float32 or better (`coordinate_dtypes`).
         device: where the chart lives.
-        precision: "exact", the default: within 1.2 rounding limits of a frame. "fast", where the member has it: without
+        precision: "exact", the default: within 1.2 rounding limits of a frame. "fast", where there is such: without
             what that takes, within `error_bound`.
 
     Raises:
         ShapeError: the shape is no frame's.
-        DtypeError: the dtype is neither floating nor complex, or the member does not do its field.
+        DtypeError: the dtype is neither floating nor complex, or the map does not do its field.
         OptionError: an option is out of range.
     """
 
@@ -118,13 +118,13 @@ class OrthogonalParam(nn.Module, ABC):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """Returns None if the member does this shape, dtype and options, else the reason why it does not."""
+        """Returns None if the map does this shape, dtype and options, else the reason why it does not."""
         return None
 
     @classmethod
     @abstractmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Shapes and options that the laws are run on; cover every branch of the member."""
+        """Shapes and options that the laws are run on; cover every branch."""
 
     @property
     @abstractmethod
@@ -171,7 +171,7 @@ class OrthogonalParam(nn.Module, ABC):
 
     @abstractmethod
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws coordinates and the whole chart; `initial_frame` does it for a member with `invert`.
+        """Draws coordinates and the whole chart; `initial_frame` does it where there is `invert`.
 
         Args:
             scheme: one of `schemes`.
@@ -194,8 +194,8 @@ class OrthogonalParam(nn.Module, ABC):
     def error_bound(self, *coordinates: Tensor) -> float:
         """The largest ||W^H W - I||_F that the map promises at these coordinates, each matrix of a batch for itself.
 
-        That of an exact frame. A member with precision "fast", or whose weights are no frames, states its own, which
-        may grow with the coordinates.
+        That of an exact frame. A parametrization with precision "fast", or whose weights are no frames, states its own,
+        which may grow with the coordinates.
         """
         return permitted_error(self.shape[-1], self.dtype)
 
@@ -256,7 +256,7 @@ class OrthogonalParam(nn.Module, ABC):
     def takes_nearest(self) -> bool:
         """Whether `sk.orthogonal`, not told otherwise, takes the frame nearest to a weight, or else draws.
 
-        True where the default scheme is "haar"; a member with an option that fixes the chart overrides it.
+        True where the default scheme is "haar"; one with an option that fixes the chart overrides it.
         """
         return self.schemes[0] == "haar"
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import stiefelkit as sk
 from stiefelkit.cli import main
+from stiefelkit.testing import seeds
 
 DATA = Path(__file__).parent / "data"
 HAAR: dict[str, Any] = dict(init="haar")
@@ -153,7 +154,7 @@ def optimizer_record(name: str) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(seeds.seed(0))
     run, longer = folder / "run", folder / "longer"
     assert main([*RUN.split(), "--steps", "2", "--out", str(run)]) == 0
     shutil.copytree(run, longer)

@@ -72,10 +72,10 @@ def test_a_plugin_races_in_each_of_its_precisions_and_has_no_peer_of_its_own(own
         precisions = ("exact", "fast")
 
     own_registry.register("mine", Mine)
-    (heat,) = heats(plan(members=("mine",), operations=("forward_backward",)))
+    (heat,) = heats(plan(parametrizations=("mine",), operations=("forward_backward",)))
     assert {row.contender for row in heat.rows} == {"mine (exact)", "mine (fast)"}
     assert {row.ratio_to_best_peer for row in heat.rows} == {None}
-    (heat,) = heats(plan(members=("mine",), precisions=("fast",), operations=("forward",)))
+    (heat,) = heats(plan(parametrizations=("mine",), precisions=("fast",), operations=("forward",)))
     assert [row.contender for row in heat.rows] == ["mine (fast)"]
 
 
@@ -84,8 +84,8 @@ def test_a_precision_that_no_member_of_the_race_has_is_refused(own_registry):
         precisions = ("exact",)
 
     own_registry.register("mine", Mine)
-    with pytest.raises(errors.OptionError, match="a member with precision fast"):
-        plan(members=("mine",), precisions=("fast",))
+    with pytest.raises(errors.OptionError, match="a parametrization with precision fast"):
+        plan(parametrizations=("mine",), precisions=("fast",))
 
 
 def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
     table = peers.peers.copy()
     table.register("theirs", dataclasses.replace(peers.peers.get("torch_solve"), family="mine"))
     monkeypatch.setattr(peers, "peers", table)
-    (heat,) = heats(plan(members=("mine",), precisions=("exact",), operations=("forward",)))
+    (heat,) = heats(plan(parametrizations=("mine",), precisions=("exact",), operations=("forward",)))
     assert [row.contender for row in heat.rows] == ["mine (exact)", "theirs"]
     assert heat.rows[0].ratio_to_best_peer is not None
 
@@ -107,7 +107,9 @@ def test_a_peer_that_is_no_contender_is_refused():
 
 
 def test_options_reach_the_members_that_have_them_and_stand_in_the_name():
-    (heat,) = heats(plan(members=("householder", "cayley"), options={"reflections": 2}, operations=("forward",)))
+    (heat,) = heats(
+        plan(parametrizations=("householder", "cayley"), options={"reflections": 2}, operations=("forward",))
+    )
     names = {row.contender for row in heat.rows}
     assert {"householder (exact, reflections=2)", "cayley (exact)", "torch_householder_product"} <= names
     assert "as many reflectors as columns" in heat.left_out["torch_orthogonal_householder"]
@@ -122,11 +124,11 @@ def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"bad": Contender("cayley", broken)}))
-    (heat,) = heats(plan(members=("cayley",), operations=("forward",)))
+    (heat,) = heats(plan(parametrizations=("cayley",), operations=("forward",)))
     assert heat.left_out == {"bad": "not implemented for 'Matrix'"}
     own_registry.register("broken", Broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        list(heats(plan(members=("broken",))))
+        list(heats(plan(parametrizations=("broken",))))
 
 
 # What is compared with what
@@ -152,7 +154,7 @@ def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
         return dataclasses.replace(entry, weight=lambda: sum(entry.parameters) * float("nan"))
 
     monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"x": Contender("cayley", poisoned)}))
-    (heat,) = heats(plan(members=("cayley",), precisions=("exact",), operations=("forward",)))
+    (heat,) = heats(plan(parametrizations=("cayley",), precisions=("exact",), operations=("forward",)))
     assert [(row.contender, row.ratio_to_best_peer) for row in heat.rows] == [("cayley (exact)", None), ("x", None)]
     assert heat.rows[1].error_over_limit is None
 
@@ -205,10 +207,8 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
 
 
 def test_the_command_takes_batches_dtypes_and_options(capsys):
-    words = (
-        "--sizes 4 --batch 3 --dtype complex64 --members fourier,householder --precisions exact --operations forward"
-    )
-    assert bench(f"{words} --options.reflections 2", *QUICK) == 0
+    words = "--sizes 4 --batch 3 --dtype complex64 --parametrizations fourier,householder --precisions exact"
+    assert bench(f"{words} --operations forward --options.reflections 2", *QUICK) == 0
     shown = capsys.readouterr().out
     assert "forward, 3 of 4 x 4, complex64, cpu" in shown
     assert "householder (exact, reflections=2)" in shown
@@ -273,7 +273,7 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--members cayly", 'did you mean "cayley"'),
+        ("--parametrizations cayly", 'did you mean "cayley"'),
         ("--sizes 0", "n >= p >= 1"),
         ("--sizes -3", "n >= p >= 1"),
         ("--sizes 4x8", "got 4 x 8"),
@@ -296,7 +296,7 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
         ("--operations forwards", 'did you mean "forward"'),
         ("--operations ,", "one operation"),
         ("--options.reflection 2", 'did you mean "reflections"'),
-        ("--options.reflections 2 --members cayley", "reflections"),
+        ("--options.reflections 2 --parametrizations cayley", "reflections"),
         ("--json nowhere/rows.json", "nowhere"),
         ("--json .", "file"),
     ],
@@ -312,7 +312,7 @@ def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
 
 
 def test_a_race_of_nobody_is_an_error_that_tells_who_was_left_out(capsys):
-    assert bench("--sizes 3 --members fourier --json rows.json", *QUICK) == 2
+    assert bench("--sizes 3 --parametrizations fourier --json rows.json", *QUICK) == 2
     out, err = capsys.readouterr()
     assert "fourier (exact): it needs a complex weight" in out
     assert err.startswith("Error: The race needs a contender")

@@ -87,7 +87,7 @@ def test_tables_name_their_axes_keep_a_version_and_have_cells_of_quick_mode(suit
 def test_tables_have_a_row_for_everything_registered():
     assert set(drift.Frames.axes[0]) == {*sk.available(), *own_optimizers()}
     assert set(drift.Models.axes[0]) == set(models.names())
-    named = {member.partition(" (")[0] for member in step_time.Parametrizations.axes[0]}
+    named = {name.partition(" (")[0] for name in step_time.Parametrizations.axes[0]}
     assert named == set(sk.available())
     assert {name.partition(" (")[0] for name in step_time.Optimizers.axes[0]} == set(own_optimizers())
     assert scan.Scan.axes[:2] == (tuple(CASES), BACKENDS)

@@ -113,7 +113,7 @@ def test_a_contender_of_each_race_is_one_entry_and_one_line(file) -> None:
     recurrences.recurrence_peers.register("sum_of_inputs", "my_contenders:sum_of_inputs")
 
     (of_maps,) = parametrizations.heats(
-        frame_plans.ParametrizationRace(members=("cayley",), operations=("forward_backward",), **SIZE)
+        frame_plans.ParametrizationRace(parametrizations=("cayley",), operations=("forward_backward",), **SIZE)
     )
     (of_steps,) = optimizers.heats(frame_plans.OptimizerRace(optimizers=("cayley_sgd", "keeper"), **SIZE))
     (of_scans,) = scan.heats(ScanRace(cases=(ScanCase("tiny", T=3, n=2, B=2),), backends=("inplace",), **QUICK))

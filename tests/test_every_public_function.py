@@ -1,5 +1,6 @@
 """Every public function of functional and scan stands in a table here, and keeps the laws of its row."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ def skew(n, dtype):
     return a - a.mH
 
 
+@cache  # vmap draws nothing
 def frame(n, p, dtype=R):
     return init.haar((n, p), dtype, generator(5))
 

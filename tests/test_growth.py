@@ -104,7 +104,7 @@ def test_the_profiler_says_nothing_on_standard_error(capfd):
 
 
 def test_memory_of_a_frame_grows_as_its_square_and_of_a_recurrence_no_faster_than_its_steps():
-    plan = GrowthPlan(**{**SMALL, "sizes": (32, 64, 128), "members": ("matrix_exp",), "what": ("memory",)})
+    plan = GrowthPlan(**{**SMALL, "sizes": (32, 64, 128), "parametrizations": ("matrix_exp",), "what": ("memory",)})
     rows = {heat.against: heat.rows[0] for heat in growth.heats(plan)}
     assert rows["n"].exponent == pytest.approx(2.0, abs=0.2)
     assert rows["matrices"].exponent == pytest.approx(1.0, abs=0.1)
@@ -142,14 +142,16 @@ def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
     own = parametrizations.registered.copy()
     own.register("mine", sk.available()["cayley"])
     monkeypatch.setattr(parametrizations, "registered", own)
-    (heat,) = growth.heats(GrowthPlan(**{**SMALL, "members": ("mine",), "what": ("memory",), "against": ("n",)}))
+    (heat,) = growth.heats(
+        GrowthPlan(**{**SMALL, "parametrizations": ("mine",), "what": ("memory",), "against": ("n",)})
+    )
     assert [row.contender for row in heat.rows] == ["mine"]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"members": ("cayly",)}, 'did you mean "cayley"'),
+        ({"parametrizations": ("cayly",)}, 'did you mean "cayley"'),
         ({"what": ("space",)}, "no quantity 'space'"),
         ({"against": ()}, "one axis or more"),
         ({"sizes": (64, 64)}, "two sizes or more"),
@@ -166,7 +168,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(changes, words):
 def test_the_command_prints_and_writes_the_fits(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     rows = tmp_path / "rows.json"
-    words = ["bench", "growth", "--members", "cayley,fourier", *SIZES, "--repeats", "1", "--seconds", "1e-3"]
+    words = ["bench", "growth", "--parametrizations", "cayley,fourier", *SIZES, "--repeats", "1", "--seconds", "1e-3"]
     assert main([*words, "--json", str(rows)]) == 0
     shown = capsys.readouterr().out
     assert "time against n, 4 to 8" in shown
@@ -195,31 +197,31 @@ def test_the_coordinates_are_multiplied_and_nothing_else_is():
         assert torch.allclose(10 * draw(drawn(1.0)), draw(drawn(10.0)))
     assert torch.equal(drawn(1.0).frame(), drawn(10.0).frame())
     assert torch.allclose(drawn(1.0).gradient(), drawn(10.0).gradient())
-    for name, contender in members().items():
+    for name, contender in of_maps().items():
         small, large = (contender.enter(drawn(scale)) for scale in (1.0, 10.0))
         for a, b in zip(small.parameters, large.parameters, strict=True):
             assert torch.allclose(10 * a, b, rtol=1e-5), name
 
 
-def members() -> dict[str, Contender]:
-    return NormPlan(members=("cayley", "householder", "givens", "matrix_exp")).contenders()
+def of_maps() -> dict[str, Contender]:
+    return NormPlan(parametrizations=("cayley", "householder", "givens", "matrix_exp")).contenders()
 
 
 def test_a_frame_that_is_its_own_coordinate_is_left_out_with_the_reason():
-    (heat,) = norms.heats(NormPlan(seed=seeds.seed(), sizes=((4, 4),), members=("stiefel",), peers=True))
+    (heat,) = norms.heats(NormPlan(seed=seeds.seed(), sizes=((4, 4),), parametrizations=("stiefel",), peers=True))
     assert heat.rows == []
     assert heat.left_out == {"stiefel (exact)": "its coordinate is the frame, which has one length."}
 
 
 def test_peers_are_beside_the_members_of_their_map_and_what_is_not_finite_is_null(monkeypatch):
     def nan(problem: FrameProblem):
-        entry = members()["cayley (exact)"].enter(problem)
+        entry = of_maps()["cayley (exact)"].enter(problem)
         return type(entry)(lambda: entry.weight() * math.nan, entry.parameters, entry.optimizer)
 
     own = peers.copy()
     own.register("broken", Contender("cayley", nan))
     monkeypatch.setattr("stiefelkit.measuring.races.peers.peers", own)
-    plan = NormPlan(seed=seeds.seed(), sizes=((4, 4),), members=("cayley",), factors=(1.0, 10.0), peers=True)
+    plan = NormPlan(seed=seeds.seed(), sizes=((4, 4),), parametrizations=("cayley",), factors=(1.0, 10.0), peers=True)
     (heat,) = norms.heats(plan)
     assert heat.is_peer == sorted(heat.is_peer)
     broken = next(row for row in heat.rows if row.contender == "broken")
@@ -229,7 +231,7 @@ def test_peers_are_beside_the_members_of_their_map_and_what_is_not_finite_is_nul
 def test_the_command_shows_a_column_for_each_factor(capsys, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("COLUMNS", "80")
     rows = tmp_path / "rows.json"
-    words = "bench norms --sizes 4 --members cayley --factors 1,1000 --peers --json"
+    words = "bench norms --sizes 4 --parametrizations cayley --factors 1,1000 --peers --json"
     assert main([*words.split(), str(rows)]) == 0
     shown = capsys.readouterr().out
     assert "x 1000" in shown

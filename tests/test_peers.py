@@ -1,4 +1,4 @@
-"""Peers compute the maps that they are compared with, from the draws that members get."""
+"""Peers compute the maps that they are compared with, from the draws that ours get."""
 
 from collections import Counter
 
@@ -86,7 +86,7 @@ def test_the_skew_matrix_has_norm_two_and_members_get_the_same(dtype):
     problem, twin = (FrameProblem(n, n, seed=seeds.seed(), dtype=dtype) for _ in range(2))
     x = twin.tangent()
     peer = torch.linalg.matrix_norm(x - x.mH, 2)
-    layer = contenders.members(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
+    layer = contenders.our_contenders(["cayley"], ["exact"], {})["cayley (exact)"].enter(problem)
     a, _ = sk.functional.unpack_skew(layer.parameters[0].detach(), n, n, dtype.is_complex)
     assert 1.8 < peer < 2.2
     assert 1.8 < torch.linalg.matrix_norm(a, 2) < 2.2

@@ -27,7 +27,7 @@ class Weight(torch.nn.Module):
         return self.weight
 
 
-def members() -> list[tuple[str, torch.dtype, str]]:
+def precisions_of_maps() -> list[tuple[str, torch.dtype, str]]:
     found = []
     for name, cls in sk.available().items():
         for precision in cls.precisions:
@@ -36,7 +36,7 @@ def members() -> list[tuple[str, torch.dtype, str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "dtype", "precision"), members())
+@pytest.mark.parametrize(("name", "dtype", "precision"), precisions_of_maps())
 def test_lowered_products_change_nothing(name, dtype, precision):
     layer: Any = sk.orthogonal(Weight(160, dtype), "weight", name, precision=precision)
     coordinates = list(layer.parameters())

@@ -156,7 +156,7 @@ def test_every_section_says_by_which_commands_it_can_be_had_alone(tree, found):
 
 
 @pytest.mark.parametrize(
-    "scale", [ReportPlan(), ReportPlan(full=True), ReportPlan(members=("cayley", "stiefel"), dtype="float64")]
+    "scale", [ReportPlan(), ReportPlan(full=True), ReportPlan(parametrizations=("cayley", "stiefel"), dtype="float64")]
 )
 def test_those_commands_are_ones_that_the_command_line_takes(scale):
     from stiefelkit.cli.app import app
@@ -169,7 +169,7 @@ def test_those_commands_are_ones_that_the_command_line_takes(scale):
 def test_the_command_of_the_drift_makes_the_plan_that_was_measured():
     from stiefelkit.cli.app import app
 
-    for chosen in (ReportPlan(), ReportPlan(members=("cayley",))):
+    for chosen in (ReportPlan(), ReportPlan(parametrizations=("cayley",))):
         for line, wanted in zip(chosen.commands("drift"), chosen.drifts(), strict=True):
             _, bound, _ = app.parse_args(line.removeprefix("stiefelkit ").split(), print_error=False)
             given = bound.arguments
@@ -206,7 +206,7 @@ def test_the_figures_on_the_page_are_those_measured(tree, found):
 
 
 def test_a_section_that_was_not_asked_for_is_not_there():
-    chosen = ReportPlan(scale=TINY, seed=seeds.seed(), sections=("norms",), members=("cayley",), peers=False)
+    chosen = ReportPlan(scale=TINY, seed=seeds.seed(), sections=("norms",), parametrizations=("cayley",), peers=False)
     (only,) = findings.gather(chosen)
     text = page(only)
     assert only.finished
@@ -292,7 +292,7 @@ def test_an_interruption_leaves_the_old_page_and_whole_figures(monkeypatch, caps
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("report --members cayly", 'did you mean "cayley"'),
+        ("report --parametrizations cayly", 'did you mean "cayley"'),
         ("report --sections drifts", "no section 'drifts'"),
         ("report --device cuda", "CUDA") if not torch.cuda.is_available() else ("report --dtype int8", "no dtype"),
         ("report --dtype bfloat16", "no dtype 'bfloat16'"),
@@ -309,4 +309,4 @@ def test_user_errors_are_one_sentence_and_come_before_the_first_measurement(line
 
 def test_plans_refuse_what_no_member_can_do():
     with pytest.raises(errors.UnknownNameError):
-        ReportPlan(members=("nobody",))
+        ReportPlan(parametrizations=("nobody",))

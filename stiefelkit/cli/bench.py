@@ -40,9 +40,9 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     fixed random dL/dW; "step" is zero_grad, the same, and a step of torch.optim.SGD, or of geoopt's RiemannianSGD on
     the frame itself. Nothing is cached.
 
-    Drawn, for members and peers alike: skew A with entries of E |a|^2 = 1/n, so that ||A||_2 is about 2 (torch and
+    Drawn, for ours and peers alike: skew A with entries of E |a|^2 = 1/n, so that ||A||_2 is about 2 (torch and
     geotorch map A / 2 by Cayley, and get 2 A); entries of reflectors N(0, 1), those of peers with 1 on top; angles and
-    phases uniform on (-pi, pi); other coordinates by the member's default init; dL/dW with E |g|^2 = 1/n.
+    phases uniform on (-pi, pi); other coordinates by the parametrization's default init; dL/dW with E |g|^2 = 1/n.
 
     The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
     is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.

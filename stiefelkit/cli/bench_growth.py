@@ -27,7 +27,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     end from which the next costs less than half of what the expected exponent says are overhead, and left out; the
     table names the range of the fit, and up to where overhead dominates.
 
-    "expected" is the cost exponent in the traits of the member for time against n, 2 for memory against n, else 1.
+    "expected" is the cost exponent in its traits for time against n, 2 for memory against n, else 1.
     "faster": yes where it grows faster than that by more than twice the spread and what a factor log n could add.
 
     Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there

@@ -34,7 +34,7 @@ def check_dropout(name: str, num_layers: int, dropout: float) -> None:
 
 
 class Layers(Recurrent, ABC):
-    """A recurrent net of several layers; a member says in `_run` how one layer runs in one direction.
+    """A recurrent net of several layers; a subclass says in `_run` how one layer runs in one direction.
 
     Arguments, shapes and errors are those of `OrthogonalRNN`.
     """

@@ -30,8 +30,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     Frames of one shape, dtype and group are moved as one batch. Sharded frames (FSDP2) are gathered, moved on each
     rank and scattered. A gradient with NaN or infinity raises before anything is written.
 
-    A member is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that go
-    along a tangent vector derive from `TangentOptimizer`, which has that.
+    A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
+    go along a tangent vector derive from `TangentOptimizer`, which has that.
 
     Args:
         params: groups, as `sk.optim.parameter_groups` gives them: those of frames have "manifold".

@@ -1,4 +1,4 @@
-"""Optimizers whose step goes along a tangent vector: where to is the member's, how it stays a frame is here."""
+"""Optimizers whose step goes along a tangent vector: where to is each one's own, how it stays a frame is here."""
 
 import math
 from abc import ABC, abstractmethod
@@ -63,7 +63,7 @@ class CayleyStep(Retraction):
 
 
 class TangentOptimizer(FrameOptimizer):
-    """Moves frames along tangent vectors; a member says along which and how far, in `direction`.
+    """Moves frames along tangent vectors; a subclass says along which and how far, in `direction`.
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their

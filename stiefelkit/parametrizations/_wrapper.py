@@ -16,7 +16,7 @@ def _of_inner(name: str) -> Any:
 
 
 class Wrapper(OrthogonalParam):
-    """Says of a map what the map inside says of itself, under its name; a member adds how its weights differ.
+    """Says of a map what the map inside says of itself, under its name; a wrapper adds how its weights differ.
 
     Args:
         inner: the map inside.

@@ -1,13 +1,13 @@
 """The laws that every parametrization keeps, as checks for a script and for pytest.
 
-A third party tests a new member in two lines:
+A third party tests a new parametrization in two lines:
 
     @parametrize_with_checks([MyMap])
     def test_laws(check):
         check()
 
-or `check_parametrization(MyMap)` in a script. Each law runs on the member's `examples()`, in the dtypes that it is
-about, and a member that breaks some raises `LawBroken`, which lists all of them: law, case, figure and bound, seed,
+or `check_parametrization(MyMap)` in a script. Each law runs on its `examples()`, in the dtypes that it is
+about, and one that breaks some raises `LawBroken`, which lists all of them: law, case, figure and bound, seed,
 coordinates, and one line that repeats it.
 
 `check_activation` does the same for an activation of recurrences, by its name; `check_optimizer` and

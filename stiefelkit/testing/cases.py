@@ -1,4 +1,4 @@
-"""What the laws are run on: members at a shape, with options and a dtype."""
+"""What the laws are run on: parametrizations at a shape, with options and a dtype."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ __all__ = ["Case", "cases", "coordinate_list_of", "layer_of", "random_coordinate
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """One member at one shape, with options and a dtype.
+    """One parametrization at one shape, with options and a dtype.
 
     Attributes:
         cls: the parametrization.
         shape: of the frame.
         dtype: of the frame.
-        options: of the member.
+        options: of the parametrization.
     """
 
     cls: type[OrthogonalParam]
@@ -97,7 +97,7 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam]) -> list[Case]:
-    """Every example of a member in every dtype that it does, the first ones in each precision."""
+    """Every example of a parametrization in every dtype that it does, the first ones in each precision."""
     found = []
     examples = list(cls.examples())
     for precision in cls.precisions:

@@ -53,7 +53,7 @@ class Failure:
 
 
 class LawBroken(AssertionError):
-    """A member does not keep one of the laws, or several.
+    """A parametrization does not keep one of the laws, or several.
 
     Attributes:
         failures: all that were found, one for each law and case.

@@ -11,7 +11,7 @@ __all__ = [
     "at_least",
     "at_most",
     "finite_positive",
-    "known_members",
+    "known_parametrizations",
     "known_words",
     "non_negative",
     "of_type",
@@ -92,7 +92,7 @@ def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str
             raise OptionError(f"{who} has no {kind} {word!r}{did_you_mean(word, known)}")
 
 
-def known_members(names: Iterable[str]) -> None:
+def known_parametrizations(names: Iterable[str]) -> None:
     """Raises UnknownNameError for the first name that no parametrization has."""
     from stiefelkit.attach import available
 

@@ -12,7 +12,7 @@ from stiefelkit.measuring.growth.allocations import peak_bytes
 from stiefelkit.measuring.growth.fit import fit
 from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.clock import Run, product_of
-from stiefelkit.measuring.races.contenders import OPERATIONS, members
+from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.nn import OrthogonalRNN
@@ -33,15 +33,15 @@ class GrowthRow:
     """One contender on one axis.
 
     Args:
-        contender: the member, or "one product".
-        precision: of the member; None for the product.
+        contender: the parametrization, or "one product".
+        precision: of the parametrization; None for the product.
         dtype: of the frames.
         device: cpu or cuda.
         what: "time", in seconds, or "memory", in bytes.
         against: the axis.
         points: what grew.
         values: what was measured there; the medians of times.
-        expected: time against n: the member's `cost_exponent`; memory against n: 2, as the frame itself; otherwise 1.
+        expected: time against n: `traits.cost_exponent`; memory against n: 2, as the frame itself; otherwise 1.
         exponent: of the power law through them; None where there are fewer than two points.
         spread: its standard error; None from two points.
         first: the smallest point of the fit.
@@ -85,7 +85,7 @@ class GrowthHeat:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _Variant:
     """A contender: who, in which dtype, and what its trait says of it at one size."""
 
     name: str
@@ -107,18 +107,18 @@ def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> I
         plan: what to measure.
         watch: called now and then with words, and how many rounds of how many are done.
     """
-    starters = {member.name: member for member in _members(plan)}
+    variants = {variant.name: variant for variant in _variants(plan)}
     for axis in plan.against:
         left_out: dict[str, str] = {}
         found: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
         for x in plan.points(axis):
             with threads(plan.threads):
-                for what, values in _point(plan, starters, axis, x, watch, left_out).items():
+                for what, values in _point(plan, variants, axis, x, watch, left_out).items():
                     for name, value in values.items():
                         found[what].setdefault(name, {})[x] = value
         for what in plan.what:
-            names = [name for name in (PRODUCT, *starters) if name in found[what]]
-            rows = [_row(plan, what, axis, name, starters.get(name), found[what][name]) for name in names]
+            names = [name for name in (PRODUCT, *variants) if name in found[what]]
+            rows = [_row(plan, what, axis, name, variants.get(name), found[what][name]) for name in names]
             yield GrowthHeat(what, axis, rows, left_out)
 
 
@@ -126,26 +126,26 @@ def _dtype(plan: GrowthPlan) -> torch.dtype:
     return getattr(torch, plan.dtype)
 
 
-def _members(plan: GrowthPlan) -> list[_Member]:
+def _variants(plan: GrowthPlan) -> list[_Variant]:
     dtype, found = _dtype(plan), []
     for name, cls in available().items():
-        if plan.members and name not in plan.members:
+        if plan.parametrizations and name not in plan.parametrizations:
             continue
         refused = cls.supports((4, 4), dtype) is not None
         precision = plan.precision if plan.precision in cls.precisions else cls.precisions[0]
-        found.append(_Member(name, precision, dtype.to_complex() if refused else dtype))
+        found.append(_Variant(name, precision, dtype.to_complex() if refused else dtype))
     return found
 
 
 def _point(
-    plan: GrowthPlan, starters: Mapping[str, _Member], axis: str, x: int, watch: Watch, left_out: dict[str, str]
+    plan: GrowthPlan, variants: Mapping[str, _Variant], axis: str, x: int, watch: Watch, left_out: dict[str, str]
 ) -> dict[str, dict[str, float]]:
     """Quantity to contender to what was measured at one value of what grows."""
     course = Course(f"{axis} = {x}", (), watch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         prepare = _map if axis in ("n", "matrices") else _layer
-        runs = course.each("preparing", starters, lambda name: prepare(plan, starters[name], axis, x), left_out)
+        runs = course.each("preparing", variants, lambda name: prepare(plan, variants[name], axis, x), left_out)
     able = course.each("trying", runs, lambda name: runs[name](), left_out)
     runs = {name: runs[name] for name in able}
     device, found = torch.device(plan.device), {}
@@ -161,48 +161,48 @@ def _point(
     return found
 
 
-def _map(plan: GrowthPlan, member: _Member, axis: str, x: int) -> Run:
+def _map(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
     n, batch = (x, 1) if axis == "n" else (WIDTH, x)
-    problem = FrameProblem(n, n, batch, member.dtype, torch.device(plan.device), {}, plan.seed)
-    (contender,) = members([member.name], [member.precision], {}).values()
+    problem = FrameProblem(n, n, batch, variant.dtype, torch.device(plan.device), {}, plan.seed)
+    (contender,) = our_contenders([variant.name], [variant.precision], {}).values()
     entry = contender.enter(problem)
     return OPERATIONS["forward_backward"](entry, problem.gradient())
 
 
-def _layer(plan: GrowthPlan, member: _Member, axis: str, x: int) -> Run:
+def _layer(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
     steps, batch = (x, BATCH) if axis == "T" else (STEPS, x)
     device, source = torch.device(plan.device), torch.Generator().manual_seed(plan.seed)
     layer = OrthogonalRNN(
         INPUTS,
         WIDTH,
-        parametrization=member.name,
-        precision=member.precision,
-        field="complex" if member.dtype.is_complex else "real",
-        dtype=member.dtype.to_real(),
+        parametrization=variant.name,
+        precision=variant.precision,
+        field="complex" if variant.dtype.is_complex else "real",
+        dtype=variant.dtype.to_real(),
         device=device,
     )
     parameters = list(layer.parameters())
-    inputs = torch.randn(steps, batch, INPUTS, dtype=member.dtype.to_real(), generator=source).to(device)
-    g = (torch.randn(steps, batch, WIDTH, dtype=member.dtype, generator=source) * WIDTH**-0.5).to(device)
+    inputs = torch.randn(steps, batch, INPUTS, dtype=variant.dtype.to_real(), generator=source).to(device)
+    g = (torch.randn(steps, batch, WIDTH, dtype=variant.dtype, generator=source) * WIDTH**-0.5).to(device)
     return lambda: torch.autograd.grad(layer(inputs)[0], parameters, g)
 
 
 def _row(
-    plan: GrowthPlan, what: str, axis: str, name: str, member: _Member | None, measured: Mapping[int, float]
+    plan: GrowthPlan, what: str, axis: str, name: str, variant: _Variant | None, measured: Mapping[int, float]
 ) -> GrowthRow:
     if axis != "n":
         expected = 1.0
     elif what == "memory":
         expected = 2.0
     else:
-        expected = 3.0 if member is None else member.cost()
+        expected = 3.0 if variant is None else variant.cost()
     points, values = list(measured), list(measured.values())
     law = fit(points, values, expected)
     fitted = {} if law is None else dataclasses.asdict(law) | {"faster": law.faster_than(expected)}
     return GrowthRow(
         contender=name,
-        precision=None if member is None else member.precision,
-        dtype=plan.dtype if member is None else str(member.dtype).removeprefix("torch."),
+        precision=None if variant is None else variant.precision,
+        dtype=plan.dtype if variant is None else str(variant.dtype).removeprefix("torch."),
         device=plan.device,
         what=what,
         against=axis,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES
 from stiefelkit.measuring.races.rules import WHO, Rules
-from stiefelkit.training.checks import at_least, known_members, known_words
+from stiefelkit.training.checks import at_least, known_parametrizations, known_words
 
 __all__ = ["AXES", "QUANTITIES", "GrowthPlan"]
 
@@ -24,18 +24,18 @@ class GrowthPlan(Rules):
     """What is measured, and what grows.
 
     Args:
-        members: parametrizations, separated by commas; all if left out. One that is complex only is measured as such.
+        parametrizations: names, separated by commas; all if left out. One that is complex only is measured as such.
         what: time, memory, or both, separated by commas.
         against: n, matrices, T, batch, separated by commas.
         sizes: values of n, separated by commas.
         matrices: numbers of matrices.
         steps: values of T.
         batches: numbers of sequences.
-        precision: exact or fast; members without fast are measured as exact.
+        precision: exact or fast; parametrizations without fast are measured as exact.
         dtype: float32, float64, complex64 or complex128.
     """
 
-    members: tuple[str, ...] = ()
+    parametrizations: tuple[str, ...] = ()
     what: tuple[str, ...] = QUANTITIES
     against: tuple[str, ...] = tuple(AXES)
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
@@ -50,7 +50,7 @@ class GrowthPlan(Rules):
     def __post_init__(self) -> None:
         """Checks names and ranges."""
         super().__post_init__()
-        known_members(self.members)
+        known_parametrizations(self.parametrizations)
         known_words(WHO, "precision", [self.precision], {"exact", "fast"})
         known_words(WHO, "dtype", [self.dtype], DTYPES)
         for kind, words, choice in (("quantity", self.what, QUANTITIES), ("axis", self.against, AXES)):

@@ -16,7 +16,7 @@ from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.optim import parameter_groups
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["LEARNING_RATE", "OPERATIONS", "Contender", "Entry", "Holder", "members", "options_of"]
+__all__ = ["LEARNING_RATE", "OPERATIONS", "Contender", "Entry", "Holder", "options_of", "our_contenders"]
 
 LEARNING_RATE = 1e-4
 """Of the plain SGD in "step": so small that the coordinates stay what was drawn."""
@@ -89,13 +89,13 @@ class Holder(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
-def members(names: Iterable[str], precisions: Collection[str], options: dict[str, Any]) -> dict[str, Contender]:
-    """Returns "name (precision)" to contender, for members of the registry in each precision that they have.
+def our_contenders(names: Iterable[str], precisions: Collection[str], options: dict[str, Any]) -> dict[str, Contender]:
+    """Returns "name (precision)" to contender, for parametrizations of the registry in each precision that they have.
 
     Args:
         names: registered names.
         precisions: which precisions; all if empty.
-        options: given to those members that have them, and named with the precision.
+        options: given to those parametrizations that have them, and named with the precision.
     """
     known = available()
     found = {}
@@ -109,7 +109,7 @@ def members(names: Iterable[str], precisions: Collection[str], options: dict[str
 
 
 def options_of(cls: type[OrthogonalParam]) -> list[str]:
-    """Names of the options that a member has besides those of the contract."""
+    """Names of the options that a parametrization has besides those of the contract."""
     taken = ("self", "shape", "dtype", "device", "precision")
     return [name for name in inspect.signature(cls.__init__).parameters if name not in taken]
 

@@ -31,7 +31,7 @@ class FrameHeat:
         problem: the size.
         operation: what was timed.
         unit: seconds of one product, the g of the table.
-        rows: the figures, family by family, members before peers, and the fastest first.
+        rows: the figures, family by family, parametrizations before peers, and the fastest first.
         families: of the rows, one each.
         left_out: contender to the reason why it could not take part.
     """
@@ -61,7 +61,7 @@ class Course:
     def each(self, what: str, names: Iterable[str], act: Callable[[str], T], left_out: dict[str, str]) -> dict[str, T]:
         """Name to what `act` returns, for those that do not fail; the others go to `left_out` with their reason.
 
-        A member says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
+        A parametrization says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
         """
         found = {}
         for name in names:

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES
 from stiefelkit.measuring.races.rules import WHO, FramePlan, Rules
-from stiefelkit.training.checks import finite_positive, known_members, known_words, step_length
+from stiefelkit.training.checks import finite_positive, known_parametrizations, known_words, step_length
 from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.contenders import Contender
 
-__all__ = ["MemberPlan", "NormPlan", "OptimizerRace", "ParametrizationRace"]
+__all__ = ["EntrantPlan", "NormPlan", "OptimizerRace", "ParametrizationRace"]
 
 
 @dataclass(frozen=True)
-class MemberPlan(FramePlan):
-    """Which parametrizations take part; their peers are those of the members named, with all members all of them.
+class EntrantPlan(FramePlan):
+    """Which parametrizations take part; their peers are those of the ones named, all of them where none is.
 
     Args:
-        members: parametrizations, separated by commas; all if left out. Their peers race alone with them.
-        precisions: exact, fast, or both, separated by commas; each that a member has if left out.
-        options: options of members, as in --options.reflections 16, for those that have them.
+        parametrizations: names, separated by commas; all if left out. Their peers race alone with them.
+        precisions: exact, fast, or both, separated by commas; each that a parametrization has if left out.
+        options: options of parametrizations, as in --options.reflections 16, for those that have them.
     """
 
-    members: tuple[str, ...] = ()
+    parametrizations: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ()
     options: dict[str, Option] = field(default_factory=dict)
 
@@ -39,21 +39,23 @@ class MemberPlan(FramePlan):
 
         super().__post_init__()
         known = available()
-        known_members(self.members)
+        known_parametrizations(self.parametrizations)
         known_words(
             WHO, "precision", self.precisions, {"exact", "fast"}.union(*(cls.precisions for cls in known.values()))
         )
-        own = {option for name in self.members or known for option in options_of(known[name])}
+        own = {option for name in self.parametrizations or known for option in options_of(known[name])}
         known_words(WHO, "option", self.options, own)
         if not self.contenders():
-            raise OptionError(f"{WHO} needs a member with precision {' or '.join(self.precisions)}, got none of those.")
+            raise OptionError(
+                f"{WHO} needs a parametrization with precision {' or '.join(self.precisions)}, got none of those."
+            )
 
     def contenders(self) -> dict[str, Contender]:
-        """Name to member, in each precision asked for."""
+        """Name to parametrization, in each precision asked for."""
         from stiefelkit.attach import available
-        from stiefelkit.measuring.races.contenders import members
+        from stiefelkit.measuring.races.contenders import our_contenders
 
-        return members(self.members or available(), self.precisions, self.options)
+        return our_contenders(self.parametrizations or available(), self.precisions, self.options)
 
     def racing_peers(self) -> dict[str, Contender]:
         """Name to peer, none unless asked for."""
@@ -70,11 +72,15 @@ class MemberPlan(FramePlan):
         from stiefelkit.measuring.races.peers import peers
 
         found = peers.available() if self.peers else {}
-        return {name: peer for name, peer in found.items() if not self.members or peer.family in self.members}
+        return {
+            name: peer
+            for name, peer in found.items()
+            if not self.parametrizations or peer.family in self.parametrizations
+        }
 
 
 @dataclass(frozen=True)
-class ParametrizationRace(MemberPlan, Rules):
+class ParametrizationRace(EntrantPlan, Rules):
     """Which parametrizations race, beside their peers.
 
     Args:
@@ -95,14 +101,14 @@ class ParametrizationRace(MemberPlan, Rules):
 
 
 @dataclass(frozen=True)
-class NormPlan(MemberPlan):
-    """Whose errors at large coordinates are measured: members and peers, drawn as in the race of the parametrizations.
+class NormPlan(EntrantPlan):
+    """Whose errors at large coordinates are measured: parametrizations and peers, drawn as in their race.
 
     Args:
         batch: number of frames; the worst of them is shown.
-        members: parametrizations, separated by commas; all if left out.
+        parametrizations: names, separated by commas; all if left out.
         factors: integers, separated by commas.
-        peers: show the peers of the members too.
+        peers: show the peers of the parametrizations too.
     """
 
     sizes: tuple[tuple[int, int], ...] = ((64, 64),)

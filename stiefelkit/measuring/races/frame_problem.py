@@ -17,7 +17,7 @@ __all__ = ["FrameProblem"]
 class FrameProblem:
     """One size of a race.
 
-    The draws, the same for our members and for peers, come from one seed; two contenders get different tensors of
+    The draws, the same for ours and for peers, come from one seed; two contenders get different tensors of
     one distribution.
 
     Args:
@@ -26,7 +26,7 @@ class FrameProblem:
         batch: number of frames; 1 means a plain matrix.
         dtype: of the frame.
         device: where it lives.
-        options: of the members that have them; peers that do the same work read them here.
+        options: of the parametrizations that have them; peers that do the same work read them here.
         seed: fixes the draws.
         scale: what the coordinates that are drawn are multiplied by.
     """

@@ -23,7 +23,7 @@ class NormRow:
     """One contender at one size.
 
     Args:
-        contender: the peer's name, or "member (precision)".
+        contender: the peer's name, or "name (precision)".
         family: the map it computes.
         n: rows of the frame.
         p: columns.
@@ -52,7 +52,7 @@ class NormHeat:
 
     Attributes:
         problem: the size.
-        rows: family by family, members before peers.
+        rows: family by family, parametrizations before peers.
         is_peer: of the rows, one each.
         left_out: contender to the reason why it could not take part.
     """

@@ -20,7 +20,7 @@ class FrameRow:
 
     Args:
         operation: "forward", "forward_backward" or "step".
-        contender: the peer's name, or "member (precision)", with the options that it was given.
+        contender: the peer's name, or "name (precision)", with the options that it was given.
         n: rows of the frame.
         p: columns.
         batch: number of frames.

@@ -9,7 +9,7 @@ from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.frame_plans import NormPlan, ParametrizationRace
 from stiefelkit.measuring.races.scan_plan import ScanRace
-from stiefelkit.training.checks import known_members, known_words, usable_device, usable_seed, usable_threads
+from stiefelkit.training.checks import known_parametrizations, known_words, usable_device, usable_seed, usable_threads
 from stiefelkit.training.options import listed
 
 __all__ = ["SECTIONS", "ReportPlan", "Scale"]
@@ -62,7 +62,7 @@ class ReportPlan:
 
     Args:
         full: take the time that the figures deserve, most of an hour on two cores; --quick takes a few minutes.
-        members: parametrizations, separated by commas; all if left out.
+        parametrizations: names, separated by commas; all if left out.
         sections: out of drift, time, growth, norms and scan, separated by commas; all if left out.
         peers: measure other implementations too.
         dtype: float32, float64, complex64 or complex128; maps that are complex only are measured as such.
@@ -73,7 +73,7 @@ class ReportPlan:
     """
 
     full: bool = field(default=False, metadata={"negative": "--quick"})
-    members: tuple[str, ...] = ()
+    parametrizations: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     peers: bool = True
     dtype: str = "float32"
@@ -84,7 +84,7 @@ class ReportPlan:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, and chooses the scale."""
-        known_members(self.members)
+        known_parametrizations(self.parametrizations)
         known_words(WHO, "section", self.sections, SECTIONS)
         known_words(WHO, "dtype", [self.dtype], DTYPES)
         usable_threads(WHO, self.threads)
@@ -95,17 +95,17 @@ class ReportPlan:
         if not self.sections:
             object.__setattr__(self, "sections", SECTIONS)
         if not any(self.groups().values()):
-            raise OptionError(f"{WHO} needs a member that does {self.dtype}, got none.")
+            raise OptionError(f"{WHO} needs a parametrization that does {self.dtype}, got none.")
 
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Dtype to the members that are measured in it: the plan's own and, for those that are complex only, that."""
+        """Dtype to the parametrizations measured in it: the plan's own and, for those that are complex only, that."""
         import torch
 
         from stiefelkit.attach import available
 
         dtype, found = getattr(torch, self.dtype), {}
         for name, cls in available().items():
-            if self.members and name not in self.members:
+            if self.parametrizations and name not in self.parametrizations:
                 continue
             refused = not dtype.is_complex and cls.supports((4, 4), dtype) is not None
             chosen = str(dtype.to_complex() if refused else dtype).removeprefix("torch.")
@@ -113,11 +113,11 @@ class ReportPlan:
         return {chosen: tuple(names) for chosen, names in found.items()}
 
     def elsewhere(self) -> set[str]:
-        """The members that are measured in another dtype than the plan's own."""
+        """The parametrizations that are measured in another dtype than the plan's own."""
         return {name for dtype, names in self.groups().items() if dtype != self.dtype for name in names}
 
     def drifts(self) -> list[DriftPlan]:
-        """The drift of members and of optimizers of frames, a plan for each dtype."""
+        """The drift of parametrizations and of optimizers of frames, a plan for each dtype."""
         from stiefelkit.attach import available
         from stiefelkit.measuring.moved_frames import peer_optimizers
 
@@ -130,9 +130,9 @@ class ReportPlan:
                 others = [name for name in every if name not in available()]
                 others = [name for name in others if self.peers or name not in peer_optimizers.names()]
                 methods += tuple(name for name in others if with_frames or name == UNCONSTRAINED)
-                if not self.members and self.peers:
+                if not self.parametrizations and self.peers:
                     methods = ()  # all that there are; those of another group refuse, and are measured there
-            if methods or not self.members:
+            if methods or not self.parametrizations:
                 where = {"threads": self.threads, "device": self.device, "seed": self.seed}
                 words = {"gradients": "rotation", "step_length": 0.1, **self._scale.drift}
                 plans.append(DriftPlan(methods=methods, dtype=dtype, **where, **words))
@@ -149,7 +149,7 @@ class ReportPlan:
 
     def growth(self) -> GrowthPlan:
         """How time and memory grow; the maps that are complex only are so there by themselves."""
-        return GrowthPlan(members=self.members, dtype=self.dtype, **self._rules, **self._scale.growth)
+        return GrowthPlan(parametrizations=self.parametrizations, dtype=self.dtype, **self._rules, **self._scale.growth)
 
     def scan(self) -> ScanRace:
         """The four cases of the scan."""
@@ -178,11 +178,11 @@ class ReportPlan:
         return {"device": self.device, "threads": self.threads, "seed": self.seed}
 
     def _fields(self) -> list[dict[str, Any]]:
-        """Members, dtype and whether peers take part, for each dtype."""
+        """Parametrizations, dtype and whether peers take part, for each dtype."""
         return [
             {
                 "dtype": dtype,
-                "members": () if dtype == self.dtype and not self.members else names,
+                "parametrizations": () if dtype == self.dtype and not self.parametrizations else names,
                 "peers": self.peers and dtype == self.dtype,
             }
             for dtype, names in self.groups().items()

@@ -38,7 +38,7 @@ def generator(*key: int) -> torch.Generator:
 class Task(ABC):
     """A supervised problem on sequences.
 
-    A member is a frozen dataclass of its options, among them `train_size`. Laws, held by tests/test_tasks.py:
+    A task is a frozen dataclass of its options, among them `train_size`. Laws, held by tests/test_tasks.py:
 
     * `batch` is a function of its arguments, the options and nothing else, so that a run can stop and resume
       anywhere;
@@ -60,7 +60,7 @@ class Task(ABC):
     recipes: ClassVar[Mapping[str, Recipe]]
     """Model name to default training settings."""
     train_size: int
-    """Number of training sequences, an option of every member."""
+    """Number of training sequences, an option of every task."""
 
     @property
     @abstractmethod
