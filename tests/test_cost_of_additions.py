@@ -1,4 +1,4 @@
-"""A task, and a contender of a race, cost one new file and one line; here the line registers what the file holds."""
+"""A model, a task and a contender of a race cost one new file and one line, which registers what the file holds."""
 
 import copy
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import stiefelkit as sk
+from stiefelkit import models
 from stiefelkit.cli import main
 from stiefelkit.measuring import moved_frames
 from stiefelkit.measuring.races import frame_plans, optimizers, parametrizations, peers, recurrences, scan
@@ -55,6 +57,20 @@ class First(Task):
         return x, x[:, 0, 0]
 '''
 
+MODEL = '''
+"""Turns without an input gate."""
+from torch import nn
+from stiefelkit.models.parts import read_out, width
+from stiefelkit.models.sequence import SequenceModel
+from stiefelkit.nn import OrthogonalRNN
+
+def turner(input_size, hidden_size, output_size, *, parametrization="matrix_exp", **options):
+    """Turns its state, and forgets nothing."""
+    rnn = OrthogonalRNN(input_size, hidden_size, parametrization=parametrization, batch_first=True, **options)
+    nn.init.zeros_(rnn.bias_l0)
+    return SequenceModel(rnn, read_out(width(rnn), output_size))
+'''
+
 CONTENDERS = '''
 """Others who do the same."""
 import torch
@@ -83,12 +99,24 @@ keeper = PeerOptimizer(_keep)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes the one new file, where Python finds it."""
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (tasks, peers.peers, moved_frames.peer_optimizers, recurrences.recurrence_peers):
+    for registry in (models._models, tasks, peers.peers, moved_frames.peer_optimizers, recurrences.recurrence_peers):
         for table in ("_targets", "_loaded"):
             monkeypatch.setattr(registry, table, copy.copy(getattr(registry, table)))
     yield lambda name, content: (tmp_path / f"{name}.py").write_text(content)
-    for name in ("my_task", "my_contenders"):
+    for name in ("my_model", "my_task", "my_contenders"):
         sys.modules.pop(name, None)
+
+
+def test_a_model_is_one_file_and_one_line(file, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file("my_model", MODEL)
+    models.register("turner", "my_model:turner")
+
+    assert set(sk.drift(models.create("turner", 2, 4, 3, init="identity"))) == {"rnn.weight_hh_l0"}
+    words = f"train copying --T 2 --model turner --hidden-size 5 --steps 2 --batch-size 5 --train-size 20 --seed {seeds.seed()}"
+    assert main([*words.split(), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["list", "turner"]) == 0
+    assert "Turns its state, and forgets nothing." in capsys.readouterr().out
 
 
 def test_a_task_is_one_file_and_one_line(file, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
