@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -53,18 +53,10 @@ def eurnn(
     """
     if output_init not in ("glorot", "authors"):
         raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {output_init!r}.')
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        field="complex",
-        activation=activation,
-        batch_first=True,
-        **map_options(parametrization, "givens", {"init": "uniform"}, options),
-    )
-    for p in each(rnn, "weight_ih"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    output = read_out(width(rnn), output_size)
+    options = layer_options(parametrization, activation, options, "givens", {"init": "uniform"})
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
+    draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
+    output = read_out(rnn, output_size)
     if output_init == "authors":
         bound = (6 / (output_size + input_size)) ** 0.5
         nn.init.uniform_(output.weight, -bound, bound)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.param import Parametrization
 
@@ -53,6 +53,6 @@ def gru(
     rnn = gated(nn.GRU, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order reset, update, candidate.
     with torch.no_grad():
-        for b in each(rnn, "bias_ih"):
+        for b in named(rnn, "bias_ih"):
             b[: 2 * hidden_size] = gate_bias
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -47,18 +47,9 @@ def irnn(
     """
     if input_std is not None and not 0 < input_std < float("inf"):
         raise OptionError(f"irnn needs input_std > 0, got {input_std!r}.")
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **{"init": "identity", **options},
-    )
+    options = layer_options(parametrization, activation, {"init": "identity", **options})
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
     if input_std is not None:
-        for p in each(rnn, "weight_ih"):
-            nn.init.normal_(p, std=input_std)
-    for p in each(rnn, "h0"):
-        nn.init.zeros_(p)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+        draw_(rnn, "weight_ih", nn.init.normal_, std=input_std)
+    draw_(rnn, "h0", nn.init.zeros_)
+    return SequenceModel(rnn, read_out(rnn, output_size))

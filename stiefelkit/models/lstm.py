@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.param import Parametrization
 
@@ -51,6 +51,6 @@ def lstm(
     rnn = gated(nn.LSTM, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order input, forget, cell, output.
     with torch.no_grad():
-        for b in each(rnn, "bias_ih"):
+        for b in named(rnn, "bias_ih"):
             b[hidden_size : 2 * hidden_size] = forget_bias
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    return SequenceModel(rnn, read_out(rnn, output_size))
