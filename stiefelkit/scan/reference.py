@@ -18,16 +18,9 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """Takes projected inputs and a state, both (B, .), to the next state."""
 
 
-def reference_scan(
-    recurrence: Recurrence,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs a recurrence step by step; see `scan` for the arguments, which are checked there."""
+def reference_scan(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a recurrence step by step; see `scan` for the tensors, which are checked there."""
+    x, w, h0, u, bias, activation_bias = tensors
     with FullPrecision(x.device):
         times = _multiplication(x.device)
         rows = x.to(w.dtype).contiguous()
