@@ -33,16 +33,10 @@ def eurnn(
     Parameters: L(n - 1) + n + 2nm + n + np + p for an even number L of layers, n log2(n) in the place of L(n - 1) for
     the Fourier pattern.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W, any complex one; None for a free W.
-        activation: any complex one.
-        output_init: "glorot": read-out Glorot-uniform with zero bias. "authors": U(-b, b), b^2 = 6 / (p + m), with
-            bias 0.01, as the authors' code has it, where m stands in the place of n.
-        **options: of the parametrization, and `init=`: `layers=`, L, is n if left out, the whole of U(n) (the tables
-            have 2); `layout="fft"` has log2(n) layers, for n a power of two.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
+    With output_init="glorot" the read-out is Glorot-uniform with zero bias; with "authors" it is U(-b, b), b^2 = 6 / (p
+    + m), with bias 0.01, as the authors' code has it, where m stands in the place of n. `layers=`, L, is n if left out,
+    the whole of U(n) (the tables have 2); `layout="fft"` has log2(n) layers, for n a power of two.
 
     Raises:
         OptionError: there is no such `output_init`, or the map has no such option.

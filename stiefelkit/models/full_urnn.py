@@ -36,15 +36,10 @@ def full_urnn(
 
     Parameters: n^2 + 2nm + n + 2n + 2np + p, with a frame counted as the dimension of its manifold.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W; any other unitary map, and None for a free W, trains with any optimizer.
-        activation: any complex one.
-        bias_bound: modReLU's bias starts as U(-bias_bound, bias_bound); their pixel-by-pixel MNIST has 0.
-        **options: of the parametrization, and `init=`: "restricted" with "stiefel" if left out. "haar" is what the
-            authors' second, Keras code draws.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation;
+    all of them but "stiefel" train with any optimizer. modReLU's bias starts as U(-bias_bound, bias_bound); their
+    pixel-by-pixel MNIST has 0. `init=` is "restricted" with "stiefel" if left out; "haar" is what the authors' second,
+    Keras code draws.
 
     Raises:
         OptionError: the bound is negative, or the map has no such option or scheme.

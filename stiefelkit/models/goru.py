@@ -32,15 +32,9 @@ def goru(
     Parameters: (n/2) log2(n) + 2n^2 + 3nm + 3n + np + p; the mesh has L(n - 1)/2 for an even number L of layers of
     neighbours.
 
-    Args:
-        input_size: m.
-        hidden_size: n, a power of two for the Fourier pattern.
-        output_size: p.
-        parametrization: of Q, any real one; None for a free Q.
-        activation: of the candidate, any real one.
-        reset_bias: initial bias of the reset gate.
-        **options: of the parametrization, and `init=`: `layout=` is "fft" if left out; "brickwall" takes any n, and
-            `layers=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free Q; any real activation of the
+    candidate; `reset_bias` is the initial bias of the reset gate. `layout=` is "fft" if left out, for n a power of two;
+    "brickwall" takes any n, and `layers=`.
 
     References:
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to

@@ -34,16 +34,8 @@ def gru(
 
     Parameters: 3n(n + m + 1) + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of each gate's recurrent block, any real one; None for free weights.
-        gate_bias: initial bias of the reset and the update gate.
-        num_layers: how many layers are stacked.
-        bidirectional: whether a second direction runs from the end.
-        dropout: probability with which outputs between layers are zeroed in training.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization of each gate's recurrent block, or None for
+    free weights; `gate_bias` is the initial bias of the reset and the update gate.
 
     References:
         Cho, van Merrienboer, Gulcehre, Bahdanau, Bougares, Schwenk, Bengio, Learning phrase representations using RNN

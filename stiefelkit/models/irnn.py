@@ -30,14 +30,9 @@ def irnn(
 
     Parameters: n^2 + nm + n + np + p + n.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None, the paper's, for a free W.
-        activation: any real one.
-        input_std: standard deviation of normal input weights, 0.001 in the paper; Glorot-uniform ones when None.
-        **options: of the parametrization, and `init=`, "identity" if left out.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, the paper's free W; any real
+    activation. `input_std` is the standard deviation of normal input weights, 0.001 in the paper; they are
+    Glorot-uniform when None. `init=` is "identity" if left out.
 
     Raises:
         OptionError: the standard deviation is not positive, or the map has no such option.

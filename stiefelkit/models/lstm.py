@@ -33,16 +33,8 @@ def lstm(
 
     Parameters: 4n(n + m + 1) + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of each gate's recurrent block, any real one; None for free weights.
-        forget_bias: initial bias of the forget gate.
-        num_layers: how many layers are stacked.
-        bidirectional: whether a second direction runs from the end.
-        dropout: probability with which outputs between layers are zeroed in training.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization of each gate's recurrent block, or None for
+    free weights; `forget_bias` is the initial bias of the forget gate.
 
     References:
         Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, ICML 2015 (forget bias).

@@ -53,10 +53,6 @@ class _Once(_Fast):
     """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps nothing."""
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
 

@@ -120,9 +120,5 @@ class _HalfGradientBackward(Function):
         return product(g, wt.mH), torch.complex(product(real, g.real), product(real, g.imag))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps nothing."""
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         raise OptionError('scan needs gradient="exact" for second derivatives, got "half".')

@@ -72,8 +72,8 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
 class _Logarithm(Function):
     @staticmethod
     def forward(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        u, found = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
-        return u.view(w.shape), found.view(w.shape[:-2])
+        u, exists = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
+        return u.view(w.shape), exists.view(w.shape[:-2])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -86,15 +86,15 @@ class _Logarithm(Function):
 
 def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
     u = torch.full_like(w, torch.nan)
-    found = _is_frame(w) & _is_frame(y)
-    frames = found.nonzero().squeeze(-1)
+    exists = _is_frame(w) & _is_frame(y)
+    frames = exists.nonzero().squeeze(-1)
     if not len(frames):
-        return u, found
+        return u, exists
     w, y = w[frames], y[frames]
     u_frames = _square(w, y) if w.shape[-2] == w.shape[-1] else _tall(w, y, metric)
-    found[frames] = _ends_at(w, u_frames, y, metric)
+    exists[frames] = _ends_at(w, u_frames, y, metric)
     u[frames] = u_frames
-    return u.masked_fill(~found[:, None, None], torch.nan), found
+    return u.masked_fill(~exists[:, None, None], torch.nan), exists
 
 
 def _is_frame(w: Tensor) -> Tensor:
