@@ -20,9 +20,9 @@ _MANY = 100
 
 def diamonds(angle: Tensor, phase: Tensor | None, plan: Plan, dtype: torch.dtype) -> list[Tensor]:
     """Diamonds of every size 1, 2, 4, ..., each a tensor (count, 2m, 2m), its four quarters one after another."""
-    t, f = (None if x is None else plan.scatter(x.to(dtype.to_real())) for x in (angle, phase))
-    assert t is not None
-    levels = [rotations(t, f, 0).unflatten(0, (2, 2)).movedim(-1, 0)]
+    t = plan.scatter(angle.to(dtype.to_real()))
+    f = None if phase is None else plan.scatter(phase.to(dtype.to_real()))
+    levels = [rotations(t, f, 0).view(2, 2, *t.shape).movedim(-1, 0)]
     for m in plan.sizes[:-1]:
         layout = Layout.of(m, len(levels[-1]) // 4)
         levels[-1] = layout.store(levels[-1])
