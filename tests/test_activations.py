@@ -77,7 +77,7 @@ class NaNAtZero(Softsign):
 def own(monkeypatch):
     """A table of names of this test's own."""
     monkeypatch.setattr(activations, "_activations", activations._activations.copy())
-    monkeypatch.setattr(activations, "_found", {})
+    monkeypatch.setattr(activations, "_by_name", {})
     monkeypatch.setattr(activations, "_learnt", SimpleNamespace())
     for cls in (Softsign, Shifted, OffStep, NoFactors, WrongSign, NaNAtZero):
         activations.register(cls.__name__.lower(), cls)
@@ -116,7 +116,7 @@ def test_the_laws_of_activations_know_their_names():
 def test_an_installed_plugin_runs_through_the_layers(backend, monkeypatch):
     table = registry.Registry("stiefelkit.activations", "activation", activations._activations._targets)
     monkeypatch.setattr(activations, "_activations", table)
-    monkeypatch.setattr(activations, "_found", {})
+    monkeypatch.setattr(activations, "_by_name", {})
     point = EntryPoint("softsign", f"{__name__}:Softsign", "stiefelkit.activations")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     assert "softsign" in activations.names()

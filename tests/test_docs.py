@@ -20,7 +20,7 @@ def test_printed_python_runs(page, monkeypatch, tmp_path):
     monkeypatch.setattr(parametrizations, "registered", parametrizations.registered.copy())
     monkeypatch.setattr(optim, "optimizers", optim.optimizers.copy())
     monkeypatch.setattr(activations, "_activations", activations._activations.copy())
-    monkeypatch.setattr(activations, "_found", {})
+    monkeypatch.setattr(activations, "_by_name", {})
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     name = "printed_" + re.sub(r"\W", "_", page)

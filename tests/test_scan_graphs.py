@@ -9,7 +9,7 @@ import torch
 from stiefelkit.scan.engines import chunks
 from stiefelkit.scan.engines.graphs import GraphLoops, Graphs
 from stiefelkit.scan.engines.inplace import InPlace
-from stiefelkit.scan.engines.problem import Problem
+from stiefelkit.scan.engines.problem import Outcome, Problem
 from stiefelkit.scan.recurrence import PLAIN, Recurrence
 from stiefelkit.testing import seeds
 
@@ -49,7 +49,7 @@ def results(engine, p):
     seeds.reseed(3)
     g_out, g_last = torch.randn_like(out), torch.randn_like(last)
     for outer in (g_out, None):
-        found = engine.backward(p, outer, g_last, out, saved, [t is not None for t in _arguments(p)])
+        found = engine.backward(p, Outcome(out, saved, outer, g_last), [t is not None for t in _arguments(p)])
         yield from (getattr(found, name) for name in NAMES)
     yield from (out, last, saved)
 

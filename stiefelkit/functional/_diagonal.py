@@ -1,11 +1,11 @@
-"""The diagonal D that maps put beside their frame: fixed signs or trained phases."""
+"""The diagonal D that maps put beside their frame, fixed signs or trained phases, and rotations with a phase."""
 
 import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_transformed
 
-__all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent"]
+__all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent", "rotations"]
 
 
 def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
@@ -26,6 +26,15 @@ def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
 def phase_tangent(w: Tensor, t: Tensor | None) -> Tensor:
     """The tangent of W = M D, shape (*, n, p), by that of its phases, shape (*, p): W diag(i t), zero for None."""
     return torch.zeros_like(w) if t is None else w * complex_of(torch.zeros_like(t), t).to(w.dtype).unsqueeze(-2)
+
+
+def rotations(t: Tensor, f: Tensor | None, dim: int) -> Tensor:
+    """Entries of [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], row by row along a dimension; real for f = None."""
+    c, s = t.cos(), t.sin()
+    if f is None:
+        return torch.stack([c, -s, s, c], dim)
+    e = complex_of(f.cos(), f.sin())
+    return torch.stack([c + 0j, -e * s, s + 0j, e * c], dim)
 
 
 def complex_of(re: Tensor, im: Tensor) -> Tensor:

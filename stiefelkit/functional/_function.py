@@ -28,11 +28,15 @@ class Function(torch.autograd.Function):
         super().__init_subclass__(**kwargs)
         if "_eager" in vars(cls):
             return
-        own: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
+        members: dict[str, Any] = {"_eager": None, "backward": staticmethod(_of_batches(cls.backward))}
         if hasattr(cls, "tangent"):
-            own["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
-        cls._eager = type(cls.__name__, (cls,), own)
+            members["jvp"] = staticmethod(_of_batches(cls.tangent))  # type: ignore[attr-defined]
+        cls._eager = type(cls.__name__, (cls,), members)
         cls._eager._eager = cls._eager  # type: ignore[attr-defined]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps nothing."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
@@ -59,8 +63,8 @@ def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, 
         like: a tensor of the shape and dtype of the gradients.
         tangents: of the inputs, in the order of what `pull_back` returns; None counts as zero.
     """
-    found, push = torch.func.vjp(pull_back, torch.zeros_like(like))  # type: ignore[misc]
-    filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(found, tangents, strict=True)]
+    zeros, push = torch.func.vjp(pull_back, torch.zeros_like(like))  # type: ignore[misc]
+    filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(zeros, tangents, strict=True)]
     return push(tuple(filled))[0]
 
 
@@ -87,17 +91,16 @@ def _of_batches(backward: Callable[..., Any]) -> Callable[..., Any]:
         present: list[int] = []
 
         def of_one(*gradients: Any) -> tuple[Tensor, ...]:
-            found = backward(ctx, *gradients)
-            found = found if isinstance(found, tuple) else (found,)
-            present[:] = [i for i, x in enumerate(found) if x is not None]
-            missing[:] = [None] * len(found)
-            return tuple(found[i] for i in present)
+            one = backward(ctx, *gradients)
+            one = one if isinstance(one, tuple) else (one,)
+            present[:] = [i for i, x in enumerate(one) if x is not None]
+            results[:] = [None] * len(one)
+            return tuple(one[i] for i in present)
 
-        missing: list[Any] = []
+        results: list[Any] = []
         dims = tuple(0 if is_batched(g) else None for g in gradients)
-        found = torch.vmap(of_one, in_dims=dims)(*plain)
-        for i, x in zip(present, found, strict=True):
-            missing[i] = batched(x, level)
-        return tuple(missing) if len(missing) > 1 else missing[0]
+        for i, x in zip(present, torch.vmap(of_one, in_dims=dims)(*plain), strict=True):
+            results[i] = batched(x, level)
+        return tuple(results) if len(results) > 1 else results[0]
 
     return wrapped

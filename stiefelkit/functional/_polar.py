@@ -73,10 +73,10 @@ def _factor(who: str, x: Tensor, well_conditioned: bool) -> Tensor:
         raise ShapeError(f"{who} needs matrices of shape (*, n, p), got shape {tuple(x.shape)}.")
     exact = x.to(working_dtype(x.dtype)).resolve_conj()
     if x.shape[-2] < x.shape[-1]:
-        found = _Polar.apply(exact.mH.resolve_conj(), who, well_conditioned).mH.resolve_conj()  # type: ignore[union-attr]
+        q = _Polar.apply(exact.mH.resolve_conj(), who, well_conditioned).mH.resolve_conj()  # type: ignore[union-attr]
     else:
-        found = _Polar.apply(exact, who, well_conditioned)
-    return found.to(x.dtype).contiguous()  # type: ignore[union-attr]
+        q = _Polar.apply(exact, who, well_conditioned)
+    return q.to(x.dtype).contiguous()  # type: ignore[union-attr]
 
 
 class _Polar(Function):

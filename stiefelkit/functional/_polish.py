@@ -45,10 +45,6 @@ class _Polish(Function):
         return polished(w)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
         return g
 
@@ -75,14 +71,14 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
     if p < _SMALLEST_BLOCKED:
         return defect(exact).to(w.dtype)
     step = -(-p // 4)
-    found = w.new_empty(*w.shape[:-2], p, p)
+    error = w.new_empty(*w.shape[:-2], p, p)
     for start in range(0, p, step):
         here, after = slice(start, start + step), slice(start + step, p)
         rows = exact[..., here].mH @ exact[..., start:]
         rows.diagonal(dim1=-2, dim2=-1).sub_(1)
-        found[..., here, start:] = rows
-        found[..., after, here] = found[..., here, after].mH
-    return found
+        error[..., here, start:] = rows
+        error[..., after, here] = error[..., here, after].mH
+    return error
 
 
 def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:

@@ -153,8 +153,8 @@ def _batched(op: Any, dims: tuple[int, ...], info: Any, in_dims: tuple[Any, ...]
     for i, k in enumerate(dims):
         a = moved[i]
         moved[i] = a.reshape(a.shape[0], *(1,) * (most + 1 + k - a.dim()), *a.shape[1:])
-    found = op(*moved)
-    return found, (0 if isinstance(found, Tensor) else tuple(0 for _ in found))
+    results = op(*moved)
+    return results, (0 if isinstance(results, Tensor) else (0,) * len(results))
 
 
 @opaque(lambda a, b: a @ b, dims=(2, 2))

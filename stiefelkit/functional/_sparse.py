@@ -20,10 +20,6 @@ class _Dense(Function):
         return w.view_as(w)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
         return g.to_dense() if g.is_sparse else g
 

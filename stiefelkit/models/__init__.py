@@ -40,9 +40,9 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
 
     Args:
         name: one of `names()`.
-        input_size: width of the input.
-        hidden_size: width of the state.
-        output_size: width of the output.
+        input_size: width m of the input.
+        hidden_size: width n of the state, which may be complex.
+        output_size: width p of the output.
         **options: the model's own, such as `activation=`, `parametrization=` and `backend=`, and those of its
             parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
             `num_layers=`, `dropout=` between them and `bidirectional=` as in torch.nn.RNN: the papers have one layer
@@ -79,16 +79,17 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     return build(**sizes, **options)
 
 
-def known_options(build: Callable[..., nn.Module], given: dict[str, Any]) -> tuple[list[str], str]:
+def known_options(build: Callable[..., nn.Module], options: dict[str, Any]) -> tuple[list[str], str]:
     """Names that a model takes beside the sizes, those of its parametrization included, and which one that is."""
-    own = list(inspect.signature(build).parameters.values())[3:]
-    known = [option.name for option in own if option.kind is not option.VAR_KEYWORD]
+    parameters = list(inspect.signature(build).parameters.values())[3:]
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    takes_more = len(known) < len(parameters)
     if "activation" in known:
         known += ["backend", "num_layers", "bidirectional", "dropout"]  # of our own layers
-    if all(option.kind is not option.VAR_KEYWORD for option in own) or "parametrization" not in known:
+    if not takes_more or "parametrization" not in known:
         return known, ""
-    default = next(option.default for option in own if option.name == "parametrization")
-    chosen = given.get("parametrization", default)
+    default = next(p.default for p in parameters if p.name == "parametrization")
+    chosen = options.get("parametrization", default)
     known += ["init", "generator"]
     if chosen is None:
         return known, " without a parametrization"

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -33,16 +33,10 @@ def eurnn(
     Parameters: L(n - 1) + n + 2nm + n + np + p for an even number L of layers, n log2(n) in the place of L(n - 1) for
     the Fourier pattern.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W, any complex one; None for a free W.
-        activation: any complex one.
-        output_init: "glorot": read-out Glorot-uniform with zero bias. "authors": U(-b, b), b^2 = 6 / (p + m), with
-            bias 0.01, as the authors' code has it, where m stands in the place of n.
-        **options: of the parametrization, and `init=`: `layers=`, L, is n if left out, the whole of U(n) (the tables
-            have 2); `layout="fft"` has log2(n) layers, for n a power of two.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
+    With output_init="glorot" the read-out is Glorot-uniform with zero bias; with "authors" it is U(-b, b), b^2 = 6 / (p
+    + m), with bias 0.01, as the authors' code has it, where m stands in the place of n. `layers=`, L, is n if left out,
+    the whole of U(n) (the tables have 2); `layout="fft"` has log2(n) layers, for n a power of two.
 
     Raises:
         OptionError: there is no such `output_init`, or the map has no such option.
@@ -53,18 +47,10 @@ def eurnn(
     """
     if output_init not in ("glorot", "authors"):
         raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {output_init!r}.')
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        field="complex",
-        activation=activation,
-        batch_first=True,
-        **map_options(parametrization, "givens", {"init": "uniform"}, options),
-    )
-    for p in each(rnn, "weight_ih"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    output = read_out(width(rnn), output_size)
+    options = layer_options(parametrization, activation, options, "givens", {"init": "uniform"})
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
+    draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
+    output = read_out(rnn, output_size)
     if output_init == "authors":
         bound = (6 / (output_size + input_size)) ** 0.5
         nn.init.uniform_(output.weight, -bound, bound)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -29,31 +29,18 @@ def exprnn(
 
     Parameters: n(n - 1)/2 + nm + n + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None for a free W. "rebased" with `inner="matrix_exp"`, and `sk.rebase_`
-            every so many steps, is the dynamic trivialization of the second paper.
-        activation: any real one.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation.
+    "rebased" with `inner="matrix_exp"`, and `sk.rebase_` every so many steps, is the dynamic trivialization of the
+    second paper.
 
     References:
         Lezcano-Casado, Martinez-Rubio, Cheap orthogonal constraints in neural networks, ICML 2019; Lezcano-Casado,
         Trivializations for gradient-based optimization on manifolds, NeurIPS 2019.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        **map_options(parametrization, "matrix_exp", {"init": "henaff"}, options),
-    )
-    for p in each(rnn, "weight_ih"):
-        nn.init.kaiming_normal_(p, nonlinearity="relu")
-    for p in each(rnn, "bias"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    output = read_out(width(rnn), output_size)
+    options = layer_options(parametrization, activation, options, "matrix_exp", {"init": "henaff"})
+    rnn = OrthogonalRNN(input_size, hidden_size, **options)
+    draw_(rnn, "weight_ih", nn.init.kaiming_normal_, nonlinearity="relu")
+    draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
+    output = read_out(rnn, output_size)
     nn.init.kaiming_normal_(output.weight, nonlinearity="relu")
     return SequenceModel(rnn, output)

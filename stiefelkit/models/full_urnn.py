@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -36,15 +36,10 @@ def full_urnn(
 
     Parameters: n^2 + 2nm + n + 2n + 2np + p, with a frame counted as the dimension of its manifold.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W; any other unitary map, and None for a free W, trains with any optimizer.
-        activation: any complex one.
-        bias_bound: modReLU's bias starts as U(-bias_bound, bias_bound); their pixel-by-pixel MNIST has 0.
-        **options: of the parametrization, and `init=`: "restricted" with "stiefel" if left out. "haar" is what the
-            authors' second, Keras code draws.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation;
+    all of them but "stiefel" train with any optimizer. modReLU's bias starts as U(-bias_bound, bias_bound); their
+    pixel-by-pixel MNIST has 0. `init=` is "restricted" with "stiefel" if left out; "haar" is what the authors' second,
+    Keras code draws.
 
     Raises:
         OptionError: the bound is negative, or the map has no such option or scheme.
@@ -55,21 +50,10 @@ def full_urnn(
     """
     if not 0 <= bias_bound < float("inf"):
         raise OptionError(f"full_urnn needs bias_bound >= 0, got {bias_bound!r}.")
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        field="complex",
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **map_options(parametrization, "stiefel", {"init": "restricted"}, options),
-    )
+    options = layer_options(parametrization, activation, options, "stiefel", {"init": "restricted"})
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     bound = (3 / (2 * hidden_size)) ** 0.5
-    for p in each(rnn, "weight_ih"):
-        nn.init.xavier_uniform_(p)
-    for p in each(rnn, "bias"):
-        nn.init.uniform_(p, -bias_bound, bias_bound)
-    for p in each(rnn, "h0"):
-        nn.init.uniform_(p, -bound, bound)
-    return SequenceModel(rnn, read_out(2 * width(rnn), output_size))
+    draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
+    draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)
+    draw_(rnn, "h0", nn.init.uniform_, -bound, bound)
+    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

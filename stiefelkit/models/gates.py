@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stiefelkit._torch import is_exported
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import each
+from stiefelkit.models.parts import named
 from stiefelkit.nn.layers import check_dropout, check_stack
 from stiefelkit.param import Parametrization
 from stiefelkit.scan.onnx import exported_gates
@@ -43,10 +43,10 @@ def gated(
     if options:
         raise OptionError(f"{kind.__name__} needs a parametrization for the options {', '.join(options)}, got none.")
     rnn = kind(input_size, hidden_size, batch_first=True, **stack)
-    for u, w in zip(each(rnn, "weight_ih"), each(rnn, "weight_hh"), strict=True):
+    for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_hh"), strict=True):
         nn.init.xavier_uniform_(u)
         nn.init.xavier_uniform_(w)
-    for b, second in zip(each(rnn, "bias_ih"), each(rnn, "bias_hh"), strict=True):
+    for b, second in zip(named(rnn, "bias_ih"), named(rnn, "bias_hh"), strict=True):
         nn.init.zeros_(b)
         nn.init.zeros_(second).requires_grad_(False)
     return rnn
@@ -54,7 +54,7 @@ def gated(
 
 def run(rnn: nn.Module, x: Tensor) -> Any:
     """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written."""
-    if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(each) != 4 for each in rnn.all_weights):
+    if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(layer) != 4 for layer in rnn.all_weights):
         return rnn(x)
     return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)
 
@@ -126,15 +126,8 @@ class FrameGates(nn.Module):
             weights.append([getattr(self, f"weight_ih{suffix}"), w, bias, torch.zeros_like(bias)])
         if is_exported():
             return _exported(self, weights, self.is_lstm, x)
-        stack = (
-            [w for own in weights for w in own],
-            True,
-            self.num_layers,
-            self.dropout,
-            self.training,
-            self.bidirectional,
-            True,
-        )
+        flat = [w for layer in weights for w in layer]
+        stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional, True)
         if self.is_lstm:
             out, h_n, c_n = torch.lstm(x, (zero, zero), *stack)
             return out, (h_n, c_n)
@@ -144,6 +137,5 @@ class FrameGates(nn.Module):
         """Sizes and choices."""
         text = f"{self.input_size}, {self.hidden_size}, batch_first=True"
         usual = {"num_layers": 1, "dropout": 0, "bidirectional": False}
-        return text + "".join(
-            f", {key}={getattr(self, key)!r}" for key, own in usual.items() if getattr(self, key) != own
-        )
+        choices = {key: getattr(self, key) for key in usual}
+        return text + "".join(f", {key}={value!r}" for key, value in choices.items() if value != usual[key])

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, named, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import GORU
 from stiefelkit.param import Parametrization
@@ -32,33 +32,20 @@ def goru(
     Parameters: (n/2) log2(n) + 2n^2 + 3nm + 3n + np + p; the mesh has L(n - 1)/2 for an even number L of layers of
     neighbours.
 
-    Args:
-        input_size: m.
-        hidden_size: n, a power of two for the Fourier pattern.
-        output_size: p.
-        parametrization: of Q, any real one; None for a free Q.
-        activation: of the candidate, any real one.
-        reset_bias: initial bias of the reset gate.
-        **options: of the parametrization, and `init=`: `layout=` is "fft" if left out; "brickwall" takes any n, and
-            `layers=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free Q; any real activation of the
+    candidate; `reset_bias` is the initial bias of the reset gate. `layout=` is "fft" if left out, for n a power of two;
+    "brickwall" takes any n, and `layers=`.
 
     References:
         Jing, Gulcehre, Peurifoy, Shen, Tegmark, Soljacic, Bengio, Gated orthogonal recurrent units: on learning to
         forget, 2017.
     """
-    rnn = GORU(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        **map_options(parametrization, "givens", {"layout": "fft", "init": "uniform"}, options),
-    )
-    for u, w in zip(each(rnn, "weight_ih"), each(rnn, "weight_gates"), strict=True):
+    options = layer_options(parametrization, activation, options, "givens", {"layout": "fft", "init": "uniform"})
+    rnn = GORU(input_size, hidden_size, **options)
+    for u, w in zip(named(rnn, "weight_ih"), named(rnn, "weight_gates"), strict=True):
         nn.init.uniform_(u, -0.01, 0.01)
         nn.init.uniform_(w, -0.01, 0.01)
-    for p in each(rnn, "bias_gates"):
-        nn.init.constant_(p[:hidden_size], reset_bias)
-    for p in each(rnn, "bias"):
-        nn.init.constant_(p, 0.01)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    for bias in named(rnn, "bias_gates"):
+        nn.init.constant_(bias[:hidden_size], reset_bias)
+    draw_(rnn, "bias", nn.init.constant_, 0.01)
+    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.param import Parametrization
 
@@ -34,16 +34,8 @@ def gru(
 
     Parameters: 3n(n + m + 1) + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of each gate's recurrent block, any real one; None for free weights.
-        gate_bias: initial bias of the reset and the update gate.
-        num_layers: how many layers are stacked.
-        bidirectional: whether a second direction runs from the end.
-        dropout: probability with which outputs between layers are zeroed in training.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization of each gate's recurrent block, or None for
+    free weights; `gate_bias` is the initial bias of the reset and the update gate.
 
     References:
         Cho, van Merrienboer, Gulcehre, Bahdanau, Bougares, Schwenk, Bengio, Learning phrase representations using RNN
@@ -53,6 +45,6 @@ def gru(
     rnn = gated(nn.GRU, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order reset, update, candidate.
     with torch.no_grad():
-        for b in each(rnn, "bias_ih"):
+        for b in named(rnn, "bias_ih"):
             b[: 2 * hidden_size] = gate_bias
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stiefelkit.models.parts import read_out, width
+from stiefelkit.models.parts import layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import LinearTransitionRNN
 from stiefelkit.param import Parametrization
@@ -27,18 +27,11 @@ def henaff_rnn(
 
     Parameters: n^2 + nm + n + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None, the paper's, for a free W.
-        activation: of the projected input, any real one.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization, None, the paper's, for a free W; any real
+    activation of the projected input.
 
     References:
         Henaff, Szlam, LeCun, Recurrent orthogonal networks and long-memory tasks, ICML 2016.
     """
-    rnn = LinearTransitionRNN(
-        input_size, hidden_size, parametrization=parametrization, activation=activation, batch_first=True, **options
-    )
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    rnn = LinearTransitionRNN(input_size, hidden_size, **layer_options(parametrization, activation, options))
+    return SequenceModel(rnn, read_out(rnn, output_size))

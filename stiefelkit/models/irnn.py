@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptionError
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -30,14 +30,9 @@ def irnn(
 
     Parameters: n^2 + nm + n + np + p + n.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None, the paper's, for a free W.
-        activation: any real one.
-        input_std: standard deviation of normal input weights, 0.001 in the paper; Glorot-uniform ones when None.
-        **options: of the parametrization, and `init=`, "identity" if left out.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, the paper's free W; any real
+    activation. `input_std` is the standard deviation of normal input weights, 0.001 in the paper; they are
+    Glorot-uniform when None. `init=` is "identity" if left out.
 
     Raises:
         OptionError: the standard deviation is not positive, or the map has no such option.
@@ -47,18 +42,9 @@ def irnn(
     """
     if input_std is not None and not 0 < input_std < float("inf"):
         raise OptionError(f"irnn needs input_std > 0, got {input_std!r}.")
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **{"init": "identity", **options},
-    )
+    options = layer_options(parametrization, activation, {"init": "identity", **options})
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
     if input_std is not None:
-        for p in each(rnn, "weight_ih"):
-            nn.init.normal_(p, std=input_std)
-    for p in each(rnn, "h0"):
-        nn.init.zeros_(p)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+        draw_(rnn, "weight_ih", nn.init.normal_, std=input_std)
+    draw_(rnn, "h0", nn.init.zeros_)
+    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stiefelkit.models.parts import map_options, read_out, width
+from stiefelkit.models.parts import layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -28,24 +28,11 @@ def lie_urnn(
 
     Parameters: n^2 + 2nm + n + 2np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W, any complex one; None for a free W.
-        activation: any complex one.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
 
     References:
         Hyland, Ratsch, Learning unitary operators with help from u(n), AAAI 2017.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        field="complex",
-        activation=activation,
-        batch_first=True,
-        **map_options(parametrization, "matrix_exp", {"init": "gaussian"}, options),
-    )
-    return SequenceModel(rnn, read_out(2 * width(rnn), output_size))
+    options = layer_options(parametrization, activation, options, "matrix_exp", {"init": "gaussian"})
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
+    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stiefelkit.models.gates import gated
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.param import Parametrization
 
@@ -33,16 +33,8 @@ def lstm(
 
     Parameters: 4n(n + m + 1) + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of each gate's recurrent block, any real one; None for free weights.
-        forget_bias: initial bias of the forget gate.
-        num_layers: how many layers are stacked.
-        bidirectional: whether a second direction runs from the end.
-        dropout: probability with which outputs between layers are zeroed in training.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization of each gate's recurrent block, or None for
+    free weights; `forget_bias` is the initial bias of the forget gate.
 
     References:
         Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, ICML 2015 (forget bias).
@@ -51,6 +43,6 @@ def lstm(
     rnn = gated(nn.LSTM, input_size, hidden_size, parametrization, stack, options)
     # Gates stand in the order input, forget, cell, output.
     with torch.no_grad():
-        for b in each(rnn, "bias_ih"):
+        for b in named(rnn, "bias_ih"):
             b[hidden_size : 2 * hidden_size] = forget_bias
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    return SequenceModel(rnn, read_out(rnn, output_size))

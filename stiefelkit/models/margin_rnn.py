@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -30,27 +30,14 @@ def margin_rnn(
 
     Parameters: n(n - 1) + n + nm + n + np + p + n.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None for a free W.
-        activation: any real one; their code has "oplu" as well.
-        **options: of the parametrization, and `init=`: `margin=` (0.1 if left out), `u=`, `v=`.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation. Their
+    code has "oplu" as well. `margin=` is 0.1 if left out.
 
     References:
         Vorontsov, Trabelsi, Kadoury, Pal, On orthogonality and learning recurrent networks with long term dependencies,
         ICML 2017.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **options,
-    )
-    for p in each(rnn, "h0"):
-        nn.init.zeros_(p)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    options = layer_options(parametrization, activation, options)
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
+    draw_(rnn, "h0", nn.init.zeros_)
+    return SequenceModel(rnn, read_out(rnn, output_size))

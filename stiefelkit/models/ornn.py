@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -31,30 +31,16 @@ def ornn(
 
     Parameters: nk - k(k - 1)/2 + nm + n + np + p + n.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None for a free W.
-        activation: any real one; "oplu" is the paper's other, with pairs (i, i + n/2).
-        **options: of the parametrization, and `init=`: `reflections=`, k, is n if left out.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation. "oplu"
+    is the paper's other, with pairs (i, i + n/2). `reflections=`, k, is n if left out.
 
     References:
         Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
         Householder reflections, ICML 2017.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **map_options(parametrization, "householder", {"init": "mhammedi"}, options),
-    )
+    options = layer_options(parametrization, activation, options, "householder", {"init": "mhammedi"})
+    rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
     bound = (3 / (2 * hidden_size)) ** 0.5
-    for p in each(rnn, "weight_ih"):
-        nn.init.xavier_uniform_(p)
-    for p in each(rnn, "h0"):
-        nn.init.uniform_(p, -bound, bound)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
+    draw_(rnn, "h0", nn.init.uniform_, -bound, bound)
+    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -1,6 +1,6 @@
-"""What several models share: the read-out, and options that belong to one map."""
+"""What several models share: the options of their layer, draws of its weights, and the read-out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,37 +8,39 @@ from torch import Tensor, nn
 from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization
 
-__all__ = ["each", "map_options", "read_out", "width"]
+__all__ = ["draw_", "layer_options", "named", "read_out"]
 
 
-def each(rnn: nn.Module, name: str) -> list[Tensor]:
+def named(rnn: nn.Module, name: str) -> list[Tensor]:
     """The weights of one name in every layer and direction: of "weight_ih", weight_ih_l0, weight_ih_l0_reverse, ..."""
     return [p for key, p in rnn.named_parameters(recurse=False) if key.startswith(f"{name}_l")]
 
 
-def map_options(
-    parametrization: Parametrization | None, home: str, own: Mapping[str, Any], given: Mapping[str, Any]
+def draw_(rnn: nn.Module, name: str, scheme: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Draws the weights of one name by a function of torch.nn.init."""
+    for p in named(rnn, name):
+        scheme(p, *args, **options)
+
+
+def layer_options(
+    parametrization: Parametrization | None,
+    activation: str,
+    options: Mapping[str, Any],
+    home: str = "",
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the options given, over a model's own ones if the map is the one that they belong to.
+    """Arguments of a model's layer: batch first, with the caller's options.
 
-    Args:
-        parametrization: the map asked for.
-        home: name of the map of the paper.
-        own: options and init that the paper has for it.
-        given: options that the caller named; the map refuses those that it does not have.
+    With a map of the name `home`, that of the paper, these stand over the paper's defaults for it.
     """
-    at_home = parametrization is not None and find_parametrization(parametrization) is find_parametrization(home)
-    return {**own, **given} if at_home else dict(given)
+    if home and parametrization is not None and find_parametrization(parametrization) is find_parametrization(home):
+        options = {**(defaults or {}), **options}
+    return dict(parametrization=parametrization, activation=activation, batch_first=True, **options)
 
 
-def read_out(inputs: int, outputs: int) -> nn.Linear:
-    """Returns a linear layer with Glorot-uniform weights and zero bias."""
-    layer = nn.Linear(inputs, outputs)
+def read_out(rnn: Any, outputs: int, parts: int = 1) -> nn.Linear:
+    """A linear layer with Glorot-uniform weights and zero bias on the states of both directions, or on their parts."""
+    layer = nn.Linear(parts * rnn.hidden_size * (1 + rnn.bidirectional), outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def width(rnn: Any) -> int:
-    """Width of a layer's states, both directions together; in complex numbers if they are."""
-    return rnn.hidden_size * (2 if rnn.bidirectional else 1)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -31,32 +31,15 @@ def restricted_urnn(
 
     Parameters: 7n + 2nm + 3n + 2np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W, any complex one; None for a free W.
-        activation: any complex one.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
 
     References:
         Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        field="complex",
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **options,
-    )
+    options = layer_options(parametrization, activation, options)
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     bound = (3 / (2 * hidden_size)) ** 0.5
-    for p in each(rnn, "weight_ih"):
-        nn.init.xavier_uniform_(p)
-    for p in each(rnn, "bias"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    for p in each(rnn, "h0"):
-        nn.init.uniform_(p, -bound, bound)
-    return SequenceModel(rnn, read_out(2 * width(rnn), output_size))
+    draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
+    draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
+    draw_(rnn, "h0", nn.init.uniform_, -bound, bound)
+    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

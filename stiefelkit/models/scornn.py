@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -31,25 +31,14 @@ def scornn(
 
     Parameters: n(n - 1)/2 + nm + n + np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n.
-        output_size: p.
-        parametrization: of W, any real one; None for a free W.
-        activation: any real one.
-        **options: of the parametrization, and `init=`: `negative=`, rho, how many signs are -1, is n/2 if left out.
+    Arguments as in `stiefelkit.models.create`: any real parametrization or None, a free W; any real activation.
+    `negative=`, rho, how many signs are -1, is n/2 if left out.
 
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        activation=activation,
-        batch_first=True,
-        **map_options(parametrization, "cayley", {"negative": hidden_size // 2, "init": "helfrich"}, options),
-    )
-    for p in each(rnn, "weight_ih"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    defaults = {"negative": hidden_size // 2, "init": "helfrich"}
+    options = layer_options(parametrization, activation, options, "cayley", defaults)
+    rnn = OrthogonalRNN(input_size, hidden_size, **options)
+    draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)
+    return SequenceModel(rnn, read_out(rnn, output_size))

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.models.parts import each, map_options, read_out, width
+from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.param import Parametrization
@@ -31,31 +31,14 @@ def scurnn(
 
     Parameters: n^2 + n + 2nm + n + 2n + 2np + p.
 
-    Args:
-        input_size: m.
-        hidden_size: n, complex.
-        output_size: p.
-        parametrization: of W, any complex one; None for a free W.
-        activation: any complex one.
-        **options: of the parametrization, and `init=`.
+    Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
 
     References:
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
     """
-    rnn = OrthogonalRNN(
-        input_size,
-        hidden_size,
-        parametrization=parametrization,
-        field="complex",
-        activation=activation,
-        batch_first=True,
-        trainable_h0=True,
-        **map_options(parametrization, "cayley", {"init": "helfrich"}, options),
-    )
-    for p in each(rnn, "weight_ih"):
-        nn.init.xavier_uniform_(p)
-    for p in each(rnn, "bias"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    for p in each(rnn, "h0"):
-        nn.init.uniform_(p, -0.01, 0.01)
-    return SequenceModel(rnn, read_out(2 * width(rnn), output_size))
+    options = layer_options(parametrization, activation, options, "cayley", {"init": "helfrich"})
+    rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
+    draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
+    draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
+    draw_(rnn, "h0", nn.init.uniform_, -0.01, 0.01)
+    return SequenceModel(rnn, read_out(rnn, output_size, parts=2))

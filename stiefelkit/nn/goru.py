@@ -20,25 +20,12 @@ class GORU(Layers):
     r_t = sigmoid(x_t U_r^T + h_{t-1} W_r^T + b_r), g_t = sigmoid(x_t U_g^T + h_{t-1} W_g^T + b_g),
     h_t = g_t * h_{t-1} + (1 - g_t) * act(r_t * (h_{t-1} Q^T) + x_t U_c^T, b_c).
 
-    Arguments and shapes are those of `torch.nn.GRU`; states are real. Parameters: `weight_ih_l0` = [U_r; U_g; U_c],
-    `weight_gates_l0` = [W_r; W_g], dense, `weight_hh_l0` (Q, a frame), `bias_gates_l0` = [b_r; b_g], `bias_l0` (b_c),
-    and `_reverse` for the second direction. Matrices start Glorot-uniform, biases zero.
+    Arguments and shapes are those of `torch.nn.GRU`; states are real. Those by name mean what they mean for
+    `OrthogonalRNN`: the parametrization is that of Q, the backend one of `stiefelkit.scan.goru_scan`.
 
-    Args:
-        input_size: width m of the input.
-        hidden_size: width n of the state.
-        num_layers: how many layers are stacked.
-        parametrization: of Q, a registered name or a class; None for a free matrix, which is only drawn as a frame.
-        activation: one of `stiefelkit.scan.activations.names()`.
-        bias: whether there are biases.
-        batch_first: whether input and output are (B, T, .) rather than (T, B, .).
-        dropout: probability with which outputs between layers are zeroed in training; one layer has none, and warns.
-        bidirectional: whether a second direction runs from the end.
-        trainable_h0: whether the first state is a parameter, used when no h_0 is given.
-        backend: what runs the recurrence, as in `stiefelkit.scan.goru_scan`.
-        device: of the parameters.
-        dtype: of the parameters.
-        **options: options of the parametrization and `init=`.
+    Parameters: `weight_ih_l0` = [U_r; U_g; U_c], `weight_gates_l0` = [W_r; W_g], dense, `weight_hh_l0` (Q, a frame),
+    `bias_gates_l0` = [b_r; b_g], `bias_l0` (b_c), and `_reverse` for the second direction. Matrices start
+    Glorot-uniform, biases zero.
 
     Raises:
         UnknownNameError, OptionError, DtypeError, ShapeError: as `OrthogonalRNN`.
@@ -114,14 +101,7 @@ class GORU(Layers):
             getattr(self, f"bias_gates{suffix}").zero_()
 
     def _run(
-        self,
-        suffix: str,
-        x: Tensor,
-        h_0: Tensor | None,
-        batch: int,
-        batch_sizes: list[int] | None = None,
-        reverse: bool = False,
-        last_only: bool = False,
+        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
         q, w, u = (getattr(self, f"weight_{name}{suffix}") for name in ("hh", "gates", "ih"))
         return goru_scan(
@@ -133,8 +113,6 @@ class GORU(Layers):
             bias=getattr(self, f"bias_gates{suffix}") if self.has_bias else w.new_zeros(len(w)),
             activation_bias=getattr(self, f"bias{suffix}") if self.has_bias else None,
             activation=self.activation,
-            batch_sizes=batch_sizes,
-            reverse=reverse,
             backend=self.backend,
-            last_only=last_only,
+            **steps,
         )

@@ -144,14 +144,7 @@ class Layers(Recurrent, ABC):
 
     @abstractmethod
     def _run(
-        self,
-        suffix: str,
-        x: Tensor,
-        h_0: Tensor | None,
-        batch: int,
-        batch_sizes: list[int] | None = None,
-        reverse: bool = False,
-        last_only: bool = False,
+        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
         """Runs one layer in one direction over time-major or packed input; reads each of its weights once.
 
@@ -160,9 +153,7 @@ class Layers(Recurrent, ABC):
             x: (T, B, width), or packed rows.
             h_0: first states (B, n); None for the trained ones or zero.
             batch: B.
-            batch_sizes: rows alive at each step of packed input.
-            reverse: run from the last step to the first.
-            last_only: return None for the outputs.
+            **steps: `batch_sizes`, `reverse` and `last_only`, as `stiefelkit.scan.scan` takes them.
         """
 
     def _layers(
@@ -177,10 +168,8 @@ class Layers(Recurrent, ABC):
         for layer in range(self.num_layers):
             outputs, is_top = [], layer == self.num_layers - 1
             for direction in self._directions:
-                reverse = direction == "_reverse"
-                out, h_n = self._run(
-                    f"_l{layer}{direction}", x, next(first), batch, sizes, reverse, last_only and is_top
-                )
+                steps = {"batch_sizes": sizes, "reverse": bool(direction), "last_only": last_only and is_top}
+                out, h_n = self._run(f"_l{layer}{direction}", x, next(first), batch, **steps)
                 outputs.append(out)
                 last.append(h_n)
             if last_only and is_top:

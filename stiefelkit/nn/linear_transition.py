@@ -1,5 +1,7 @@
 """The recurrent layer whose states move linearly: the activation is on the input alone."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,14 +27,7 @@ class LinearTransitionRNN(Layers):
     """
 
     def _run(
-        self,
-        suffix: str,
-        x: Tensor,
-        h_0: Tensor | None,
-        batch: int,
-        batch_sizes: list[int] | None = None,
-        reverse: bool = False,
-        last_only: bool = False,
+        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
         w, u = (self._join(getattr(self, f"{name}{suffix}")) for name in ("weight_hh", "weight_ih"))
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
@@ -48,8 +43,6 @@ class LinearTransitionRNN(Layers):
             w,
             self._first(suffix, h_0, batch, w),
             activation="identity",
-            batch_sizes=batch_sizes,
-            reverse=reverse,
             backend=self.backend,
-            last_only=last_only,
+            **steps,
         )

@@ -29,12 +29,12 @@ def require_flags(name: str, **flags: Any) -> None:
 
 def require_options(cls: type, parametrization: Parametrization | None, options: dict[str, Any]) -> None:
     """Raises OptionError for what is neither an option of a layer nor one of its parametrization."""
-    own = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
-    known, which = [*own, "init", "generator"], " without a parametrization"
+    known = [key for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    known, which = [*known, "init", "generator"], " without a parametrization"
     if parametrization is not None:
-        found = find_parametrization(parametrization)
-        known += ["view", "gain", *option_names(found)]
-        which = f" with {registered.name_of(found) or found.__name__}"
+        param_class = find_parametrization(parametrization)
+        known += ["view", "gain", *option_names(param_class)]
+        which = f" with {registered.name_of(param_class) or param_class.__name__}"
     for key in options:
         if key not in known:
             raise OptionError(f"{cls.__name__}{which} has no option {key!r}{did_you_mean(key, known)}")
@@ -93,7 +93,7 @@ class Recurrent(nn.Module):
                 f"{name} needs one of activation= and nonlinearity=, two names of one option, got {activation!r} and "
                 f"{nonlinearity!r}."
             )
-        activation = next((given for given in (activation, nonlinearity) if given is not None), "modrelu")
+        activation = next((name for name in (activation, nonlinearity) if name is not None), "modrelu")
         if find_activation(activation, field == "complex").is_paired and field == "real" and hidden_size % 2:
             raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
         if backend not in self.backends:
@@ -149,16 +149,11 @@ class Recurrent(nn.Module):
             self.register_parameter(f"h0{suffix}", parameter(parts * n, bound=0.01))
 
     def _free_matrix(
-        self,
-        device: torch.device | str | None,
-        init: str | None = None,
-        generator: torch.Generator | None = None,
+        self, device: torch.device | str | None, init: str | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws a recurrent matrix that nothing holds orthogonal afterwards; [Re; Im] if it is complex."""
-        n = self.hidden_size
-        w = draw(
-            "haar" if init is None else init, (n, n), torch.complex128 if self.is_complex else torch.float64, generator
-        )
+        n, dtype = self.hidden_size, torch.complex128 if self.is_complex else torch.float64
+        w = draw("haar" if init is None else init, (n, n), dtype, generator)
         return (torch.cat([w.real, w.imag]) if w.is_complex() else w).to(device=device, dtype=self.dtype).contiguous()
 
     def reset_parameters(self) -> None:
@@ -238,5 +233,5 @@ class Recurrent(nn.Module):
         if self.batch_first is not None:
             text += f", batch_first={self.batch_first}"
         usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "backend": "auto"}
-        own = {name: getattr(self, name, value) for name, value in usual.items()}
-        return text + "".join(f", {name}={value!r}" for name, value in own.items() if value != usual[name])
+        choices = {name: getattr(self, name, value) for name, value in usual.items()}
+        return text + "".join(f", {name}={value!r}" for name, value in choices.items() if value != usual[name])

@@ -23,34 +23,23 @@ class _Scanned(Recurrent):
     frame_gradients = ("exact", "half")
 
     def _run(
-        self,
-        suffix: str,
-        x: Tensor,
-        h_0: Tensor | None,
-        batch: int,
-        batch_sizes: list[int] | None = None,
-        reverse: bool = False,
-        last_only: bool = False,
+        self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Runs one recurrence over time-major or packed input; reads each of its weights once."""
         w, u = self._join(getattr(self, f"weight_hh{suffix}")), getattr(self, f"weight_ih{suffix}")
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         inside = self._bias_inside
-        first = self._first(suffix, h_0, batch, w)
         return scan(
             x,
             w,
-            first,
+            self._first(suffix, h_0, batch, w),
             u=self._join(u),
             bias=None if inside or bias is None else self._join(bias),
             activation_bias=bias if inside else None,
             activation=self.activation,
-            batch_sizes=batch_sizes,
-            reverse=reverse,
             backend=self.backend,
-            last_only=last_only,
             gradient="exact" if coordinate_list is None else coordinate_list.gradient,
+            **steps,
         )
 
 
@@ -146,9 +135,9 @@ class OrthogonalRNN(_Scanned, Layers):
         who = f"{cls.__name__}.from_torch"
         if init not in ("project", None):
             raise OptionError(f'{who} needs init "project" or None, got {init!r:.80}.')
-        found = read(who, source)
+        torch_rnn = read(who, source)
         for key in options:
-            if key in (*found.options, "activation", "field"):
+            if key in (*torch_rnn.options, "activation", "field"):
                 remedy = {
                     "activation": "; nonlinearity= asks for another one",
                     "field": "; it is real, and a complex net begins with a draw: sk.nn.OrthogonalRNN(..., "
@@ -156,30 +145,17 @@ class OrthogonalRNN(_Scanned, Layers):
                 }.get(key, "; leave it out")
                 raise OptionError(f"{who} takes {key} from its source, got {key}={options[key]!r:.80} besides{remedy}.")
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
-        given = {key: value for key, value in asked.items() if value is not None}
-        rnn = cls(parametrization=parametrization, **{**found.options, **given, **options})
-        fill_(who, rnn, found, is_projected=init == "project")
-        return rnn.train(found.training)
+        changes = {key: value for key, value in asked.items() if value is not None}
+        rnn = cls(parametrization=parametrization, **{**torch_rnn.options, **changes, **options})
+        fill_(who, rnn, torch_rnn, is_projected=init == "project")
+        return rnn.train(torch_rnn.training)
 
 
 class OrthogonalRNNCell(_Scanned):
     """One step of `OrthogonalRNN`, with the arguments and shapes of torch.nn.RNNCell.
 
-    W is evaluated at each call; under `torch.nn.utils.parametrize.cached()` once for a whole loop.
-
-    Args:
-        input_size: width m of the input.
-        hidden_size: width n of the state.
-        bias: whether there is a bias.
-        nonlinearity: torch's name of `activation`; one of both is given.
-        device: of the parameters.
-        dtype: real dtype of the parameters.
-        parametrization: of W, a registered name or a class; None for a free matrix, which is only drawn as a frame.
-        field: "real" or "complex".
-        activation: as in `OrthogonalRNN`.
-        trainable_h0: whether the state used when none is given is a parameter.
-        backend: what runs the step, as in `stiefelkit.scan.scan`.
-        **options: options of the parametrization and `init=`.
+    W is evaluated at each call; under `torch.nn.utils.parametrize.cached()` once for a whole loop. All arguments mean
+    what they mean for `OrthogonalRNN`.
 
     Shape:
         input (B, m) or (m,), hx (B, n) or (n,), output like hx.

@@ -87,11 +87,11 @@ def read(who: str, source: object) -> TorchRNN:
     for key, match in matches.items():
         if match is None:
             raise CheckpointError(f"{who} needs weights of a torch.nn.RNN, such as 'weight_ih_l0', got {key!r}.")
-    found = [match.groups() for match in matches.values() if match is not None]
+    parts = [match.groups() for match in matches.values() if match is not None]
     sizes = {
-        "num_layers": 1 + max((int(layer) for _, layer, _ in found), default=0),
-        "bidirectional": any(direction for _, _, direction in found),
-        "bias": any(kind.startswith("bias") for kind, _, _ in found),
+        "num_layers": 1 + max((int(layer) for _, layer, _ in parts), default=0),
+        "bidirectional": any(direction for _, _, direction in parts),
+        "bias": any(kind.startswith("bias") for kind, _, _ in parts),
     }
     _check_tensors(who, state)
     sizes |= _check_shapes(who, state, **sizes)
@@ -111,10 +111,9 @@ def _instead_of(source: object) -> str:
     if isinstance(source, nn.RNNCell):
         return f"; {_OF_CELL} and nonlinearity={source.nonlinearity!r}"
     if isinstance(source, nn.Module):
-        found = [
-            Place(f"{name}.x", module, "x") for name, module in source.named_modules() if isinstance(module, nn.RNN)
-        ]
-        return f"; hand in {' or '.join([place.expression for place in found[:2]])}" if found else ""
+        nets = [(name, module) for name, module in source.named_modules() if isinstance(module, nn.RNN)]
+        places = [Place(f"{name}.x", module, "x").expression for name, module in nets[:2]]
+        return f"; hand in {' or '.join(places)}" if places else ""
     return ""
 
 
@@ -207,23 +206,21 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
     """
     for key in source.weights:
         kind, _, suffix = key.partition("_l")
-        own = {"bias_ih": "bias", "bias_hh": None}.get(kind, kind)
-        if own is None:
+        if kind == "bias_hh":
             continue
-        kept = source.weights[key]
-        trained = source.trained.get(key, True)
-        if own == "bias":
-            second = f"bias_hh_l{suffix}"
-            kept = kept.double() + source.weights[second].double()
+        name, weight, trained = key, source.weights[key], source.trained.get(key, True)
+        if kind == "bias_ih":
+            name, second = f"bias_l{suffix}", f"bias_hh_l{suffix}"
+            weight = weight.double() + source.weights[second].double()
             trained = trained or source.trained.get(second, True)
-        coordinate_list = coordinate_list_of(rnn, f"{own}_l{suffix}")
+        coordinate_list = coordinate_list_of(rnn, name)
         if coordinate_list is None:
-            parameter = getattr(rnn, f"{own}_l{suffix}")
-            parameter.copy_(kept)
+            parameter = getattr(rnn, name)
+            parameter.copy_(weight)
             parameter.requires_grad_(trained)
             continue
         try:
-            coordinate_list.right_inverse(coordinate_list.param.project(kept) if is_projected else kept)
+            coordinate_list.right_inverse(coordinate_list.param.project(weight) if is_projected else weight)
         except RankError as error:
             raise RankError(
                 f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "
@@ -232,7 +229,7 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
         except NotAFrameError as error:
             raise NotAFrameError(
                 f"{who} needs orthonormal columns in {key}, got ||W^H W - I||_F = "
-                f'{orthogonality_error(kept).item():.2g}; init="project" takes the nearest frame.'
+                f'{orthogonality_error(weight).item():.2g}; init="project" takes the nearest frame.'
             ) from error
         except ImageError as error:
             raise ImageError(f"{who} cannot take {key} over: {error}") from error

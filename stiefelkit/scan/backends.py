@@ -65,8 +65,8 @@ def choose(backend: str, request: Request) -> str:
 
 def engine(recurrence: Recurrence) -> Engine:
     """The implementation of a recurrence, by its cell, its backend and what is asked of it."""
-    found = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
-    return Checkpointed(found) if recurrence.last_only else found
+    runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
+    return Checkpointed(runner) if recurrence.last_only else runner
 
 
 @functools.cache

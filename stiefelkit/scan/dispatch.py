@@ -81,11 +81,11 @@ def scan(
     >>> last
     tensor([[3., 3.]])
     """
-    for name, given in (("x", x), ("w", w), ("h0", h0)):
-        if not isinstance(given, Tensor):
-            raise DtypeError(f"scan needs {name} that is a tensor, got {type(given).__name__}.")
-    for name, given in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
-        if given is not None and given.is_complex() and not w.is_complex():
+    for name, tensor in (("x", x), ("w", w), ("h0", h0)):
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"scan needs {name} that is a tensor, got {type(tensor).__name__}.")
+    for name, tensor in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
+        if tensor is not None and tensor.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
     n, m, batch, steps = sizes_of("scan", "w", w, x, batch_sizes)
     if u is None and m != n:

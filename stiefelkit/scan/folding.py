@@ -18,9 +18,8 @@ ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
 
 def is_foldable(in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> bool:
     """Whether only rows have the new dimension, and all sequences are of one length."""
-    given = dict(zip(names, args, strict=False))
     mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
-    return given["recurrence"].sizes is None and all(name in ROWS for name in mapped)
+    return args[names.index("recurrence")].sizes is None and all(name in ROWS for name in mapped)
 
 
 def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> list[Any]:
@@ -29,29 +28,25 @@ def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence
     for name, dim, arg in zip(names, in_dims, args, strict=True):
         if name in ROWS and isinstance(arg, Tensor):
             at = ROWS[name]
-            each = (
-                arg.movedim(dim, at)
-                if dim is not None
-                else arg.unsqueeze(at).expand(*arg.shape[:at], info.batch_size, *arg.shape[at:])
-            )
-            folded.append(each.flatten(at, at + 1))
-        else:
-            folded.append(arg)
+            if dim is None:
+                arg, dim = arg.expand(info.batch_size, *arg.shape), 0
+            arg = arg.movedim(dim, at).flatten(at, at + 1)
+        folded.append(arg)
     return folded
 
 
-def unfold(info: Any, found: Tensor, at: int) -> Tensor:
+def unfold(info: Any, result: Tensor, at: int) -> Tensor:
     """Undoes the folding of a result whose batch stands at `at`; the new dimension stands there then."""
-    return found.unflatten(at, (info.batch_size, found.shape[at] // info.batch_size))
+    return result.unflatten(at, (info.batch_size, result.shape[at] // info.batch_size))
 
 
 def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Any, Any]:
     """Calls a function for each index of the new dimension, and stacks what it returns."""
-    found = [
+    results = [
         call(*(arg.select(dim, i) if _is_mapped(dim, arg) else arg for dim, arg in zip(in_dims, args, strict=True)))
         for i in range(info.batch_size)
     ]
-    stacked = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)
 
 
@@ -79,7 +74,7 @@ def sample_gradients(
     def outer(rows: Tensor) -> Tensor:
         return torch.einsum("tvbi,tvbj->vij", delta, rows.conj().to(delta.dtype))
 
-    found = {
+    gradients = {
         "x": into if x.is_complex() or not into.is_complex() else into.real,
         "w": outer(before.real if recurrence.half else before),
         "u": outer(x),
@@ -89,8 +84,8 @@ def sample_gradients(
         rows = row_blocks(delta)
         # Where the gradients are mapped over once more, what is written to has to be too.
         h = torch.empty_like(rows).copy_(row_blocks(out))
-        found["activation_bias"] = activation.bias_gradient(h, rows).sum((0, 2))
-    return found
+        gradients["activation_bias"] = activation.bias_gradient(h, rows).sum((0, 2))
+    return gradients
 
 
 def _is_mapped(dim: Any, arg: Any) -> bool:

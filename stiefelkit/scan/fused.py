@@ -53,10 +53,6 @@ class _Once(_Fast):
     """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps nothing."""
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
 
@@ -84,8 +80,8 @@ class _Scan(_Fast):
             return (None,) * len(FORWARD)
         out, saved, *tensors = ctx.saved_tensors
         needs = ctx.needs_input_grad[: len(TENSORS)]
-        found = _ScanBackward.apply(*tensors, ctx.recurrence, out, saved, g_out, g_last, needs)
-        return (*(gradient if needed else None for gradient, needed in zip(found, needs, strict=True)), None, None)
+        gradients = _ScanBackward.apply(*tensors, ctx.recurrence, out, saved, g_out, g_last, needs)
+        return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
@@ -97,20 +93,7 @@ class _Scan(_Fast):
 
 class _ScanBackward(_Once):
     @staticmethod
-    def forward(  # type: ignore[override]
-        x: Tensor,
-        w: Tensor,
-        h0: Tensor,
-        u: Tensor | None,
-        bias: Tensor | None,
-        activation_bias: Tensor | None,
-        recurrence: Recurrence,
-        out: Tensor,
-        saved: Tensor,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor, ...]:
+    def forward(x, w, h0, u, bias, activation_bias, recurrence, out, saved, g_out, g_last, needs) -> tuple[Tensor, ...]:
         states = out, saved, g_out, g_last
         return tuple(scan_backward(x, w, h0, u, bias, activation_bias, *recurrence, *states, needs))
 
@@ -119,34 +102,22 @@ class _ScanBackward(_Once):
         recurrence = args[len(TENSORS)]
         if recurrence.cell == GATED or recurrence.last_only or not is_foldable(in_dims, BACKWARD, args):
             return one_by_one(_ScanBackward.apply, info, in_dims, args)
-        given = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
-        delta, dh0 = _Deltas.apply(*(given[name] for name in DELTAS))
-        rows = {name: unfold(info, given[name], 1) for name in ("x", "out")}
-        h0 = unfold(info, given["h0"], 0)
-        found = sample_gradients(recurrence, unfold(info, delta, 1), h0=h0, u=given["u"], **rows)
-        found["h0"] = unfold(info, dh0, 0)
+        folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
+        delta, dh0 = _Deltas.apply(*(folded[name] for name in DELTAS))
+        rows = {name: unfold(info, folded[name], 1) for name in ("x", "out")}
+        h0 = unfold(info, folded["h0"], 0)
+        gradients = sample_gradients(recurrence, unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
+        gradients["h0"] = unfold(info, dh0, 0)
         dims: dict[str, int | None] = {name: 1 if name == "x" else 0 for name in TENSORS}
-        for name, needed in zip(TENSORS, given["needs"], strict=True):
-            if not needed or given[name] is None:
-                found[name], dims[name] = delta.new_empty(0), None
-        return tuple(found[name] for name in TENSORS), tuple(dims[name] for name in TENSORS)
+        for name, needed in zip(TENSORS, folded["needs"], strict=True):
+            if not needed or folded[name] is None:
+                gradients[name], dims[name] = delta.new_empty(0), None
+        return tuple(gradients[name] for name in TENSORS), tuple(dims[name] for name in TENSORS)
 
 
 class _Deltas(_Once):
     @staticmethod
-    def forward(  # type: ignore[override]
-        x: Tensor,
-        w: Tensor,
-        h0: Tensor,
-        u: Tensor | None,
-        bias: Tensor | None,
-        activation_bias: Tensor | None,
-        recurrence: Recurrence,
-        out: Tensor,
-        saved: Tensor,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(x, w, h0, u, bias, activation_bias, recurrence, out, saved, g_out, g_last) -> tuple[Tensor, Tensor]:
         return scan_deltas(x, w, h0, u, bias, activation_bias, *recurrence, out, saved, g_out, g_last)
 
     @staticmethod

@@ -79,15 +79,15 @@ def goru_scan(
     if backend not in GORU_BACKENDS:
         raise UnknownNameError(f"goru_scan has no backend {backend!r}{did_you_mean(backend, GORU_BACKENDS)}")
     act, name = find_activation(activation, False), activation
-    given = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias, "activation_bias": activation_bias}
-    for key, tensor in given.items():
+    tensors = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias, "activation_bias": activation_bias}
+    for key, tensor in tensors.items():
         if tensor is not None and tensor.is_complex():
             raise DtypeError(f"goru_scan needs a real {key}, since its gates are, got {tensor.dtype}.")
     if q.dtype not in DTYPES:
         raise DtypeError(f"goru_scan needs q of a floating dtype, got {q.dtype}.")
     n, m, batch, steps = sizes_of("goru_scan", "q", q, x, batch_sizes)
     shapes = {"h0": (batch, n), "w": (2 * n, n), "u": (3 * n, m), "bias": (2 * n,), "activation_bias": (n,)}
-    check_shapes("goru_scan", x, batch_sizes, {key: (given[key], shape) for key, shape in shapes.items()})
+    check_shapes("goru_scan", x, batch_sizes, {key: (tensors[key], shape) for key, shape in shapes.items()})
     require_pairs(act, n)
     dtype = DTYPES[q.dtype][0]
     inner, outer = (activation_bias, None) if act.bias_inside else (None, activation_bias)

@@ -17,16 +17,9 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """Takes a state and projected inputs, both (B, .), to the next state."""
 
 
-def exported_scan(
-    recurrence: Recurrence,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs a recurrence; see `scan` for the arguments, which are checked there. Complex states go as [Re h | Im h]."""
+def exported_scan(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a recurrence; see `scan` for the tensors, which are checked there. Complex states go as [Re h | Im h]."""
+    x, w, h0, u, bias, activation_bias = tensors
     if recurrence.sizes is not None:  # which a graph cannot hold
         who = "goru_scan" if recurrence.cell == GATED else "scan"
         raise OptionError(f"{who} needs sequences of one length for ONNX, got batch_sizes.")
@@ -82,9 +75,9 @@ def exported_gates(
     """
     (x,), last = _constant(x), []
     for k in range(0, len(weights), directions):
-        found = [_gates(x, _constant(*layer), is_lstm, i > 0) for i, layer in enumerate(weights[k : k + directions])]
-        x = torch.cat([out for out, _ in found], dim=-1)
-        last += [h for _, h in found]
+        runs = [_gates(x, _constant(*layer), is_lstm, i > 0) for i, layer in enumerate(weights[k : k + directions])]
+        x = torch.cat([out for out, _ in runs], dim=-1)
+        last += [h for _, h in runs]
     h, *c = torch.stack(last).chunk(2 if is_lstm else 1, dim=-1)
     return x, h, c[0] if is_lstm else h
 

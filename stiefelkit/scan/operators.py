@@ -9,7 +9,7 @@ from stiefelkit.functional._product import opaque
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.backends import engine, plain_engine
 from stiefelkit.scan.engines.chunks import segments
-from stiefelkit.scan.engines.problem import Problem
+from stiefelkit.scan.engines.problem import Outcome, Problem
 from stiefelkit.scan.recurrence import GATED, SETTINGS, TENSORS, Recurrence
 
 __all__ = ["scan_backward", "scan_deltas", "scan_forward"]
@@ -28,11 +28,11 @@ def _like_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     n, rows = h0.shape[-1], x.shape[:-1]
     width, dtype = find_activation(recurrence.activation, w.is_complex()).saved_like(n, w.dtype)
     # Between checkpoints, and of a gated recurrence, everything is worked out again.
-    kept = rows if keep and not recurrence.last_only and recurrence.cell != GATED else (0, *rows[1:])
+    saved = rows if keep and not recurrence.last_only and recurrence.cell != GATED else (0, *rows[1:])
     if recurrence.last_only:
         steps = x.shape[0] if recurrence.sizes is None else len(recurrence.sizes)
         rows = (_marks(steps, keep), *h0.shape[:-1])
-    return x.new_empty(*rows, n, dtype=h0.dtype), h0.new_empty(h0.shape), x.new_empty(*kept, width, dtype=dtype)
+    return x.new_empty(*rows, n, dtype=h0.dtype), h0.new_empty(h0.shape), x.new_empty(*saved, width, dtype=dtype)
 
 
 def _marks(steps: Any, keep: bool) -> Any:
@@ -65,9 +65,9 @@ def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list
 @opaque(_like_backward, dims=None, schema=f"({ARGUMENTS}, {STATES}, bool[] needs) -> Tensor[]")
 def scan_backward(*args: Any) -> list[Tensor]:
     """Gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
-    tensors, recurrence, (out, saved, g_out, g_last, needs) = _split(args)
-    found = engine(recurrence).backward(Problem(recurrence, *tensors), g_out, g_last, out, saved, needs)
-    return _wanted(needs, tensors, [getattr(found, name) for name in TENSORS])
+    tensors, recurrence, (*states, needs) = _split(args)
+    gradients = engine(recurrence).backward(Problem(recurrence, *tensors), Outcome(*states), needs)
+    return _wanted(needs, tensors, [getattr(gradients, name) for name in TENSORS])
 
 
 def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
@@ -78,5 +78,5 @@ def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
 @opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
 def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
     """Gradients by the pre-activations, like `out`, and by h0."""
-    tensors, recurrence, (out, saved, g_out, g_last) = _split(args)
-    return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), g_out, g_last, out, saved)
+    tensors, recurrence, states = _split(args)
+    return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), Outcome(*states))

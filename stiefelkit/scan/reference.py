@@ -18,16 +18,9 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """Takes projected inputs and a state, both (B, .), to the next state."""
 
 
-def reference_scan(
-    recurrence: Recurrence,
-    x: Tensor,
-    w: Tensor,
-    h0: Tensor,
-    u: Tensor | None,
-    bias: Tensor | None,
-    activation_bias: Tensor | None,
-) -> tuple[Tensor | None, Tensor]:
-    """Runs a recurrence step by step; see `scan` for the arguments, which are checked there."""
+def reference_scan(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
+    """Runs a recurrence step by step; see `scan` for the tensors, which are checked there."""
+    x, w, h0, u, bias, activation_bias = tensors
     with FullPrecision(x.device):
         times = _multiplication(x.device)
         rows = x.to(w.dtype).contiguous()
@@ -125,10 +118,6 @@ class _HalfGradientBackward(Function):
     def forward(g: Tensor, h: Tensor, wt: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         real = h.real.mT
         return product(g, wt.mH), torch.complex(product(real, g.real), product(real, g.imag))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps nothing."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:

@@ -38,8 +38,8 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
 def _blocked(m: Tensor) -> Tensor:
     inverse = torch.empty_like(m, memory_format=torch.contiguous_format)
     n = m.shape[-1]
-    for each, out in zip(m.reshape(-1, n, n), inverse.view(-1, n, n), strict=True):
-        _invert_safely(each, out)
+    for matrix, out in zip(m.reshape(-1, n, n), inverse.view(-1, n, n), strict=True):
+        _invert_safely(matrix, out)
     return inverse
 
 

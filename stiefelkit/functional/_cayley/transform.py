@@ -94,9 +94,8 @@ class _Square(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, phase, d, *_ = inputs
+        v, phase, d, ctx.n, _ = inputs
         ctx.dtype = v.dtype
-        ctx.n = inputs[3]
         keep(ctx, phase, d, output)
 
     @staticmethod
@@ -112,13 +111,13 @@ class _Square(Function):
     @staticmethod
     def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         phase, d, w = ctx.saved_tensors
-        found = phase_tangent(w, tp)
+        tw = phase_tangent(w, tp)
         if tv is None:
-            return found
+            return tw
         doubled = _add_diagonal(w, _entries(phase, d).to(w.dtype))
         ta = unpack_skew(tv.to(w.real.dtype), ctx.n, ctx.n, w.is_complex())[0]
         back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
-        return found - product(product(back, ta), doubled) / 2
+        return tw - product(product(back, ta), doubled) / 2
 
 
 class _Tall(Function):
@@ -154,16 +153,16 @@ class _Tall(Function):
     def tangent(ctx: Any, tv: Tensor | None, tp: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, phase, d, w = ctx.saved_tensors
         n, p = ctx.n, ctx.p
-        found = phase_tangent(w, tp)
+        tw = phase_tangent(w, tp)
         if tv is None:
-            return found
+            return tw
         doubled = _add_diagonal(w[..., :p, :], _entries(phase, d).to(w.dtype))
         back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
         a21 = unpack_skew(v.double(), n, p, phase is not None)[1]
         t11, t21 = unpack_skew(tv.double(), n, p, phase is not None)
         inner = a21.mH @ t21
         top = back @ (t11 + inner + inner.mH) @ doubled / -2
-        return found + torch.cat([top, -(t21 @ doubled) - a21 @ top], dim=-2)
+        return tw + torch.cat([top, -(t21 @ doubled) - a21 @ top], dim=-2)
 
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:

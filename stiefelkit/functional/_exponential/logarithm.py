@@ -30,9 +30,8 @@ def skew_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_square("skew_logarithm", w)
     n = w.shape[-1]
-    found = [_one(each) for each in w.reshape(-1, n, n)]
-    exists = torch.tensor([fits for _, fits in found], device=w.device)
-    return torch.stack([a for a, _ in found]).view(w.shape), exists.view(w.shape[:-2])
+    logarithms, exists = zip(*(_one(matrix) for matrix in w.reshape(-1, n, n)), strict=True)
+    return torch.stack(logarithms).view(w.shape), torch.tensor(exists, device=w.device).view(w.shape[:-2])
 
 
 def tall_logarithm(w: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """The matrix exponential by scaling and squaring, with its exact adjoint.
 
 Taylor's polynomial of degree 12 takes four products (Bader, Blanes, Casas 2019; the coefficients, one of a family, were
-solved for in 50 digits). The scaling depends on the norm of the
-matrix, so it is decided inside an opaque operator: nothing outside branches on values, and no TF32 enters.
+solved for in 50 digits). The scaling depends on the norm of the matrix, so it is decided inside an opaque operator:
+nothing outside branches on values, and no TF32 enters.
 """
 
 import functools
@@ -63,6 +63,7 @@ class _Kept(Function):
     """For plain eager mode: keeps what the adjoint needs."""
 
     generate_vmap_rule = False
+    setup_context = torch.autograd.Function.setup_context
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Tensor:  # type: ignore[override]
@@ -129,9 +130,9 @@ class _Adjoint(Function):
         a, g = (t.to(working_dtype(t.dtype)) for t in ctx.saved_tensors)
         # The adjoint is the upper right block of exp [[A^H, G], [0, A^H]], whose own adjoint this takes.
         n = a.shape[-1]
-        found = _Adjoint.apply(_blocks(a.mH, g), _blocks(torch.zeros_like(a), gg.to(g.dtype)), False, None)
-        ga = (found[..., :n, :n] + found[..., n:, n:]).mH  # type: ignore[index]
-        return ga.to(gg.dtype), found[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
+        adjoint = _Adjoint.apply(_blocks(a.mH, g), _blocks(torch.zeros_like(a), gg.to(g.dtype)), False, None)
+        ga = (adjoint[..., :n, :n] + adjoint[..., n:, n:]).mH  # type: ignore[index]
+        return ga.to(gg.dtype), adjoint[..., :n, n:].to(gg.dtype), None, None  # type: ignore[index]
 
     @staticmethod
     def tangent(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
@@ -248,10 +249,8 @@ def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.de
 def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
     """Linear combinations of the matrices stacked in m, by one product."""
     flat = (torch.view_as_real(m) if m.is_complex() else m).view(len(m), -1)
-    found = _coefficients(s, transposed, flat.dtype, flat.device) @ flat
-    if m.is_complex():
-        return torch.view_as_complex(found.view(-1, *m.shape[1:], 2))
-    return found.view(-1, *m.shape[1:])
+    rows = _coefficients(s, transposed, flat.dtype, flat.device) @ flat
+    return torch.view_as_complex(rows.view(-1, *m.shape[1:], 2)) if m.is_complex() else rows.view(-1, *m.shape[1:])
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:

@@ -55,9 +55,10 @@ def householder(
     Returns:
         Frames of shape (*, n, p).
     """
+    exact = precision == "exact"
     if k <= _panels(dtype)[0]:
-        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, precision)[0]  # type: ignore[index]
-    return _Panels.apply(v, phase, signs, n, k, p, dtype, precision)  # type: ignore[return-value]
+        return _OnePanel.apply(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
+    return _Panels.apply(v, phase, signs, n, k, p, dtype, exact)  # type: ignore[return-value]
 
 
 def householder_linear(
@@ -101,19 +102,12 @@ class _OnePanel(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        v: Tensor,
-        phase: Tensor | None,
-        signs: Tensor | None,
-        n: int,
-        k: int,
-        p: int,
-        dtype: torch.dtype,
-        precision: str,
+        v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> tuple[Tensor, ...]:
-        working = working_dtype(dtype) if precision == "exact" else dtype
+        working = working_dtype(dtype) if exact else dtype
         d = _diagonal(v, phase, signs, p, working)
-        w, *kept = form_panel(v, d, n, k, p, working, dtype)
-        return _rounded(w, dtype), *kept, d.to(dtype)
+        w, *factors = form_panel(v, d, n, k, p, working, dtype)
+        return _rounded(w, dtype), *factors, d.to(dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -148,19 +142,11 @@ class _Panels(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        v: Tensor,
-        phase: Tensor | None,
-        signs: Tensor | None,
-        n: int,
-        k: int,
-        p: int,
-        dtype: torch.dtype,
-        precision: str,
+        v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> Tensor:
-        working = working_dtype(dtype) if precision == "exact" else dtype
-        return _rounded(
-            form_columns(v, _diagonal(v, phase, signs, p, working), n, k, p, working, _panels(dtype)[1]), dtype
-        )
+        working = working_dtype(dtype) if exact else dtype
+        d = _diagonal(v, phase, signs, p, working)
+        return _rounded(form_columns(v, d, n, k, p, working, _panels(dtype)[1]), dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -208,8 +194,8 @@ class _Reflect(Function):
     @staticmethod
     def tangent(ctx: Any, tv: Tensor | None, tx: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
         v, x, y = ctx.saved_tensors
-        found = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.precision)
-        return found if tv is None else found + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]
+        ty = torch.zeros_like(y) if tx is None else _Reflect.apply(v, tx, ctx.k, ctx.precision)
+        return ty if tv is None else ty + _plain_tangent(v, tv, x.mT, ctx.k).mT  # type: ignore[operator, return-value]
 
 
 def _panels(dtype: torch.dtype) -> tuple[int, int]:
@@ -223,11 +209,7 @@ def _panels(dtype: torch.dtype) -> tuple[int, int]:
 def _diagonal(v: Tensor, phase: Tensor | None, signs: Tensor | None, p: int, dtype: torch.dtype) -> Tensor:
     if phase is None and signs is None:
         return v.new_ones(*v.shape[:-1], p, dtype=dtype)
-    if phase is not None:
-        return diagonal(phase=phase).to(dtype).expand(*v.shape[:-1], -1)
-    assert signs is not None
-    # 0, which averaging a model's buffers can leave, counts as 1.
-    return signs.to(dtype).add(0.5).sgn_().expand(*v.shape[:-1], -1)
+    return diagonal(signs=signs, phase=phase).to(dtype).expand(*v.shape[:-1], -1)
 
 
 def _rounded(w: Tensor, dtype: torch.dtype) -> Tensor:
@@ -242,11 +224,11 @@ def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
 
 def _frame_tangent(v: Tensor, d: Tensor, w: Tensor, tv: Tensor | None, tp: Tensor | None, n: int, k: int) -> Tensor:
     """The tangent of W by those of the reflectors and of the phases of D."""
-    found = phase_tangent(w, tp)
+    tw = phase_tangent(w, tp)
     if tv is None:
-        return found
+        return tw
     eye = torch.eye(n, d.shape[-1], dtype=d.dtype, device=d.device)
-    return found + _plain_tangent(v, tv, eye * d.unsqueeze(-2), k)
+    return tw + _plain_tangent(v, tv, eye * d.unsqueeze(-2), k)
 
 
 def _plain_tangent(v: Tensor, tv: Tensor, b: Tensor, k: int) -> Tensor:

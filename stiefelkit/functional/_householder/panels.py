@@ -35,25 +35,25 @@ _TINY = 1e-300
 
 
 @opaque(
-    lambda v, d, n, k, p, dtype, kept: (
+    lambda v, d, n, k, p, dtype, saved: (
         v.new_empty(*v.shape[:-1], n, p, dtype=dtype),
-        v.new_empty(*v.shape[:-1], n, k, dtype=kept),
-        v.new_empty(*v.shape[:-1], k, k, dtype=kept),
-        v.new_empty(*v.shape[:-1], p, k, dtype=kept),
+        v.new_empty(*v.shape[:-1], n, k, dtype=saved),
+        v.new_empty(*v.shape[:-1], k, k, dtype=saved),
+        v.new_empty(*v.shape[:-1], p, k, dtype=saved),
         v.new_empty(*v.shape[:-1], 1, k, dtype=torch.float64),
     )
 )
 def form_panel(
-    v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, kept: torch.dtype
+    v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, saved: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `form_columns`, for one panel; also U, T and D^H U T^-H in the dtype `kept`, and lengths."""
+    """As `form_columns`, for one panel; also U, T and D^H U T^-H in the dtype `saved`, and lengths."""
     u, length = _unpack(v, n, k, dtype)
     t = u.mH @ u
     x = _times_inverse_adjoint(_scale_rows(u[..., :p, :], d), t)
     w = _embed(d, n)
     add_product_(w, u, x.mH, -1)
     # Compiled code counts on contiguous results.
-    u, t, x = (m.to(kept, memory_format=torch.contiguous_format).contiguous() for m in (u, t, x))
+    u, t, x = (m.to(saved, memory_format=torch.contiguous_format).contiguous() for m in (u, t, x))
     return w, u, t, x, length
 
 
@@ -89,7 +89,7 @@ def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k:
     u, length = _unpack(v, n, k, w.dtype)
     minus = torch.zeros_like(u)
     for start in range(0, k, width):
-        panel, found = u[..., start:, start : start + width], minus[..., start:, start : start + width]
+        panel, gu = u[..., start:, start : start + width], minus[..., start:, start : start + width]
         t = panel.mH @ panel
         y = _times_inverse(g.mH @ panel, t)
         last = start + width >= k
@@ -98,16 +98,16 @@ def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k:
             x = -_times_inverse_adjoint(_scale_rows(panel[..., :top, :], d[..., start:]), t)
         else:
             x = _times_inverse(w.mH @ panel, t)
-        add_product_(found, panel, _symmetric(y.mH @ x))
-        add_product_(found, g, x, -1)
-        found[..., :top, :].addcmul_(y[..., :top, :], d[..., start : start + top, None])
+        add_product_(gu, panel, _symmetric(y.mH @ x))
+        add_product_(gu, g, x, -1)
+        gu[..., :top, :].addcmul_(y[..., :top, :], d[..., start : start + top, None])
         if not last:
             # Q' is D above, and zero beside D and beside what is left.
             w, g = w[..., top:, top:], g[..., top:, top:]
             w, g = (w.clone(), g.resolve_conj().clone()) if start == 0 else (w, g)
             add_product_(w, panel[..., top:, :], x[..., top:, :].mH, -1)
             add_product_(g, panel[..., top:, :], y[..., top:, :].mH, -1)
-            add_product_(found[..., top:, :], w, y[..., top:, :])
+            add_product_(gu[..., top:, :], w, y[..., top:, :])
     return _to_coordinates(minus, length, -1).to(v.dtype)
 
 
@@ -130,15 +130,15 @@ def reflect_rows_gradient(v: Tensor, y: Tensor, g: Tensor, k: int, width: int) -
     rows, gx = (t.resolve_conj().clone(memory_format=torch.contiguous_format) for t in (y, g))
     minus = torch.zeros_like(u)
     for start in range(0, k, width):
-        panel, found = u[..., start:, start : start + width], minus[..., start:, start : start + width]
+        panel, gu = u[..., start:, start : start + width], minus[..., start:, start : start + width]
         q, h = rows.mT[..., start:, :], gx.mT[..., start:, :]
         t = panel.mH @ panel
         x, y = _times_inverse(q.mH @ panel, t), _times_inverse(h.mH @ panel, t)
-        add_product_(found, panel, _symmetric(y.mH @ x))
-        add_product_(found, h, x, -1)
+        add_product_(gu, panel, _symmetric(y.mH @ x))
+        add_product_(gu, h, x, -1)
         add_product_(q, panel, x.mH, -1)
         add_product_(h, panel, y.mH, -1)
-        add_product_(found, q, y)
+        add_product_(gu, q, y)
     return _to_coordinates(minus, length, -1).to(v.dtype), gx
 
 

@@ -74,14 +74,14 @@ class _Brickwall(Function):
     @staticmethod
     def tangent(ctx: Any, tx: Tensor | None, ta: Tensor | None, tp: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
         y, angle, phase = ctx.saved_tensors
-        found = torch.zeros_like(y) if tx is None else _Brickwall.apply(tx, angle, phase, ctx.layers)
+        ty = torch.zeros_like(y) if tx is None else _Brickwall.apply(tx, angle, phase, ctx.layers)
         if ta is None and tp is None:
-            return found  # type: ignore[return-value]
+            return ty  # type: ignore[return-value]
 
         def pull_back(g: Tensor) -> tuple[Tensor, ...]:
             return _gradients(g, y, angle, phase, ctx.layers, False)[1 : 2 if phase is None else 3]
 
-        return found + transposed(pull_back, y, *(ta, tp)[: 1 if phase is None else 2])  # type: ignore[operator, return-value]
+        return ty + transposed(pull_back, y, *(ta, tp)[: 1 if phase is None else 2])  # type: ignore[operator, return-value]
 
 
 @opaque(lambda x, angle, phase, layers: x.new_empty(x.shape))
@@ -136,27 +136,27 @@ def _brickwall_gradients(
 
 def _by_factors(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor, with_x: bool) -> tuple[Tensor, Tensor]:
     """K behind every diamond of the rows, from G and Y taken back through them; and G in front, if asked for."""
-    z, found = [plan.pad(g), plan.pad(y)], []
+    z, ks = [plan.pad(g), plan.pad(y)], []
     for t, s in reversed(list(enumerate(rows))):
         z = [plan.cut(plan.roll(v, t)) for v in z]
         h = multiply(z[0], z[1].mH)
-        found.append(h - h.mH)
+        ks.append(h - h.mH)
         if t or with_x:
             z = [plan.unroll(multiply(s.mH, v), t) for v in z]
-    return torch.cat(found[::-1]), z[0][:, : plan.n]
+    return torch.cat(ks[::-1]), z[0][:, : plan.n]
 
 
 def _by_conjugation(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor) -> Tensor:
     """K behind every diamond of the rows, as blocks of the whole K taken back through them."""
     h = multiply(g.reshape(-1, *g.shape[-2:]), y.reshape(-1, *y.shape[-2:]).mH)
     h = plan.pad(plan.pad(h).mH)
-    k, sign, found = h.mH - h, 1, []
+    k, sign, ks = h.mH - h, 1, []
     for t, s in reversed(list(enumerate(rows))):
         k = k.roll((plan.m, plan.m), (-2, -1)) if t % 2 else k
-        found.append(sign * plan.diagonal(k))
+        ks.append(sign * plan.diagonal(k))
         if t:
             # F^H (F^H K)^H = -F^H K F
             k = multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
             k, sign = multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
             k = k.roll((-plan.m, -plan.m), (-2, -1)) if t % 2 else k
-    return torch.cat(found[::-1])
+    return torch.cat(ks[::-1])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._diagonal import rotations
 from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._product import product
 from stiefelkit.functional._shapes import check_square
@@ -65,12 +65,7 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
 def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
     """The first half of the layers, (*, 1, n1, n1, n2), and the second, (*, n1, n2, n2, 1), n1 n2 = n."""
     layers = n.bit_length() - 1
-    c, s = angle.cos(), angle.sin()
-    if phase is None:
-        gates = torch.stack([c, -s, s, c], dim=-2)
-    else:
-        e = complex_of(phase.cos(), phase.sin())
-        gates = torch.stack([c + 0j, -e * s, s + 0j, e * c], dim=-2)
+    gates = rotations(angle, phase, -2)
     if not layers:
         # No rotations, yet connected to the empty coordinates.
         one = (gates.sum((-2, -1)) + 1)[..., None, None, None, None]
@@ -78,8 +73,8 @@ def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tenso
 
     def factor(first: int, last: int) -> Tensor:
         if last - first == 1:
-            own = gates[..., first * n // 2 : last * n // 2].unflatten(-1, (-1, 1 << first))
-            return own.movedim(-1, -3).unflatten(-2, (2, 2))
+            layer = gates[..., first * n // 2 : last * n // 2].unflatten(-1, (-1, 1 << first))
+            return layer.movedim(-1, -3).unflatten(-2, (2, 2))
         middle = (first + last) // 2
         x, y = _aligned(factor(first, middle), factor(middle, last))
         return (x * y).flatten(-3, -2).flatten(-4, -3)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.functional._diagonal import rotations
 from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations.plan import Plan
 
@@ -21,14 +21,8 @@ _MANY = 100
 def diamonds(angle: Tensor, phase: Tensor | None, plan: Plan, dtype: torch.dtype) -> list[Tensor]:
     """Diamonds of every size 1, 2, 4, ..., each a tensor (count, 2m, 2m), its four quarters one after another."""
     t = plan.scatter(angle.to(dtype.to_real()))
-    c, s = t.cos(), t.sin()
-    if phase is None:
-        d = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
-    else:
-        f = plan.scatter(phase.to(dtype.to_real()))
-        e = complex_of(f.cos(), f.sin())
-        d = torch.stack([torch.stack([c + 0j, -e * s]), torch.stack([s + 0j, e * c])])
-    levels = [d.movedim(-1, 0)]
+    f = None if phase is None else plan.scatter(phase.to(dtype.to_real()))
+    levels = [rotations(t, f, 0).view(2, 2, *t.shape).movedim(-1, 0)]
     for m in plan.sizes[:-1]:
         layout = Layout.of(m, len(levels[-1]) // 4)
         levels[-1] = layout.store(levels[-1])
@@ -98,7 +92,7 @@ class Layout:
         out[:, : 2 * m, m : 3 * m] = self.times(l[:, :, m:], b[:, :m])
         out[:, 2 * m :, m : 3 * m] = self.times(r[:, :, :m], b[:, m:])
         out[:, 2 * m :, 3 * m :] = r[:, :, m:]
-        out[:, m : 3 * m] = self.times(a, _kept(out[:, m : 3 * m]))
+        out[:, m : 3 * m] = self.times(a, _unwritten(out[:, m : 3 * m]))
         return out
 
     def quarter(self, k: Tensor, d: Tensor) -> Tensor:
@@ -108,8 +102,8 @@ class Layout:
         count, inner = len(k), slice(m, 3 * m)
         out = self.empty(k, 4 * count, 2 * m, 2 * m)
         out[3 * count :] = k[:, inner, inner]
-        k[:, :, inner] = self.times(_kept(k[:, :, inner]), a)
-        k[:, inner] = self.times(a.mH, _kept(k[:, inner]))
+        k[:, :, inner] = self.times(_unwritten(k[:, :, inner]), a)
+        k[:, inner] = self.times(a.mH, _unwritten(k[:, inner]))
         out[count : 2 * count] = k[:, : 2 * m, : 2 * m]
         out[2 * count : 3 * count] = k[:, 2 * m :, 2 * m :]
         l, r = l[:, :, m:], r[:, :, :m]
@@ -121,7 +115,7 @@ class Layout:
         return out
 
 
-def _kept(x: Tensor) -> Tensor:
+def _unwritten(x: Tensor) -> Tensor:
     """What a product may keep for its derivative while X is overwritten."""
     return x.clone() if torch.is_grad_enabled() else x
 

@@ -73,16 +73,12 @@ def _thin(w: Tensor, om: Tensor, v: Tensor, vectors: tuple[Tensor, ...], alpha: 
     """
     p = w.shape[-1]
     m, b, c = on_span(alpha * om, v)
-    right = [_image(w, om, v, c, z, alpha) for z in vectors]
+    # N of each: [alpha Om W^H Z - V^H Z; C W^H Z].
+    inside = ((w.mH @ z, z) for z in vectors)
+    right = [torch.cat([alpha * (om @ along) - v.mH @ z, c @ along], dim=-2) for along, z in inside]
     block = torch.cat([m, *right], dim=-1)
     block = torch.cat([block, block.new_zeros(*block.shape[:-2], len(right) * p, block.shape[-1])], dim=-2)
     top = exponential(block)[..., : 2 * p, :]
     basis = torch.cat([w, b], dim=-1)
     steps = (basis @ top[..., k * p : (k + 1) * p] for k in range(2, 2 + len(vectors)))
     return basis @ top[..., :p], *(z + step for z, step in zip(vectors, steps, strict=True))
-
-
-def _image(w: Tensor, om: Tensor, v: Tensor, c: Tensor, z: Tensor, alpha: int) -> Tensor:
-    """N with A Z = B N."""
-    along = w.mH @ z
-    return torch.cat([alpha * (om @ along) - v.mH @ z, c @ along], dim=-2)

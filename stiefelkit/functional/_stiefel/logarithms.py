@@ -72,8 +72,8 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
 class _Logarithm(Function):
     @staticmethod
     def forward(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        u, found = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
-        return u.view(w.shape), found.view(w.shape[:-2])
+        u, exists = _logarithm(w.reshape(-1, *w.shape[-2:]), y.reshape(-1, *y.shape[-2:]), metric)
+        return u.view(w.shape), exists.view(w.shape[:-2])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -86,28 +86,21 @@ class _Logarithm(Function):
 
 def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
     u = torch.full_like(w, torch.nan)
-    found = _is_frame(w) & _is_frame(y)
-    frames = found.nonzero().squeeze(-1)
+    exists = _is_frame(w) & _is_frame(y)
+    frames = exists.nonzero().squeeze(-1)
     if not len(frames):
-        return u, found
+        return u, exists
     w, y = w[frames], y[frames]
-    u_frames = _square(w, y) if w.shape[-2] == w.shape[-1] else _tall(w, y, metric)
-    found[frames] = _ends_at(w, u_frames, y, metric)
+    n, p = w.shape[-2:]
+    u_frames = w @ skew_from(*spectrum(w.mH @ y), w.dtype) if n == p else _tall(w, y, metric)
+    off = torch.linalg.matrix_norm(geodesic(w, u_frames, metric=metric)[0] - y)
+    exists[frames] = off <= 2e-13 * math.sqrt(min(n, 2 * p))
     u[frames] = u_frames
-    return u.masked_fill(~found[:, None, None], torch.nan), found
+    return u.masked_fill(~exists[:, None, None], torch.nan), exists
 
 
 def _is_frame(w: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(defect(w)) <= 1e-9
-
-
-def _ends_at(w: Tensor, u: Tensor, y: Tensor, metric: str) -> Tensor:
-    m = min(w.shape[-2], 2 * w.shape[-1])
-    return torch.linalg.matrix_norm(geodesic(w, u, metric=metric)[0] - y) <= 2e-13 * math.sqrt(m)
-
-
-def _square(w: Tensor, y: Tensor) -> Tensor:
-    return w @ skew_from(*spectrum(w.mH @ y), w.dtype)
 
 
 def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:

@@ -126,8 +126,8 @@ class _Exponential:
         return one
 
     def turned(self, d: Tensor) -> Tensor:
-        found = self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH
-        return skew_part(found.real if self.real else found)
+        turned = self.q @ (self.phi * (self.q.mH @ d.to(self.q.dtype) @ self.q)) @ self.q.mH
+        return skew_part(turned.real if self.real else turned)
 
 
 def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:
@@ -150,5 +150,5 @@ def _gmres(end: _End, b: Tensor, enough: Tensor) -> Tensor:
         across[:, k + 1] = -(across[:, : k + 1] * h[:, : k + 1, k]).sum(-1) / length
         if not (size > enough * torch.linalg.vector_norm(across, dim=-1)).any():
             break
-    found = size[:, None] * torch.linalg.pinv(h[:, : k + 2, : k + 1])[..., 0]
-    return (found.mT[..., None, None] * basis[: k + 1]).sum(0)
+    coefficients = size[:, None] * torch.linalg.pinv(h[:, : k + 2, : k + 1])[..., 0]
+    return (coefficients.mT[..., None, None] * basis[: k + 1]).sum(0)

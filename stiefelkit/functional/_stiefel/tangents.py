@@ -75,10 +75,10 @@ def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *,
     Raises:
         OptionError: no metric has that name.
     """
-    found = (u.conj() * v).real.sum(dim=(-2, -1), keepdim=keepdim)
+    euclidean = (u.conj() * v).real.sum(dim=(-2, -1), keepdim=keepdim)
     if alpha_of("inner_product", metric) == 2:
-        return found
-    return found - ((w.mH @ u).conj() * (w.mH @ v)).real.sum(dim=(-2, -1), keepdim=keepdim) / 2
+        return euclidean
+    return euclidean - ((w.mH @ u).conj() * (w.mH @ v)).real.sum(dim=(-2, -1), keepdim=keepdim) / 2
 
 
 @dataclass

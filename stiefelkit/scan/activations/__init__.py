@@ -32,7 +32,7 @@ _activations = Registry(
     },
     _check,
 )
-_found: dict[tuple[str, bool], Activation] = {}
+_by_name: dict[tuple[str, bool], Activation] = {}
 _learnt = SimpleNamespace()
 
 
@@ -68,7 +68,7 @@ def find_activation(name: str, is_complex: bool) -> Activation:
     tensor([0., 0.])
     """
     try:
-        return _found[name, is_complex]
+        return _by_name[name, is_complex]
     except (KeyError, TypeError):
         pass
     _learn(name, is_complex)
@@ -79,8 +79,8 @@ def find_activation(name: str, is_complex: bool) -> Activation:
 @torch.compiler.assume_constant_result
 def _learn(name: str, is_complex: bool) -> None:
     """Makes a name known, outside of traced code: a compiler would look into the registry's imports."""
-    _found[name, is_complex] = found = _parsed(name, is_complex)
-    setattr(_learnt, f"{name} {is_complex}", found)
+    _by_name[name, is_complex] = activation = _parsed(name, is_complex)
+    setattr(_learnt, f"{name} {is_complex}", activation)
 
 
 def _parsed(name: Any, is_complex: bool) -> Activation:
@@ -99,8 +99,8 @@ def _parsed(name: Any, is_complex: bool) -> Activation:
             raise OptionError(
                 f"Only {example} takes a slope, as in '{example}(0.2)', and one above zero; got {name!r}."
             )
-    own = cls.of_complex() if is_complex else cls
-    if own is None:
-        fitting = [each for each, other in _activations.available().items() if other.of_complex()]
+    cls = cls.of_complex() if is_complex else cls
+    if cls is None:
+        fitting = [key for key, other in _activations.available().items() if other.of_complex()]
         raise DtypeError(f"Complex states need an activation in {fitting}, got {name!r}.")
-    return own(name, slope)
+    return cls(name, slope)

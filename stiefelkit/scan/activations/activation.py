@@ -91,5 +91,5 @@ class Activation(ABC):
         """Width and dtype of what is kept for each row of n units besides the states; width 0 for nothing."""
         if self.saved is None:
             return 0, dtype.to_real()
-        share, kept = self.saved
-        return n // share, dtype.to_real() if kept is None else kept
+        share, saved_dtype = self.saved
+        return n // share, saved_dtype or dtype.to_real()

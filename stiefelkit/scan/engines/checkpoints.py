@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.scan.engines.chunks import segments
 from stiefelkit.scan.engines.engine import Engine
-from stiefelkit.scan.engines.problem import Gradients, Problem
+from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
 
 __all__ = ["Checkpointed"]
 
@@ -33,30 +33,22 @@ class Checkpointed:
             ended[: sub.h0.shape[0]] = self.engine.forward(sub, False)[1]
         return torch.stack(marks) if marks else p.h0.new_empty(0, *p.h0.shape), ended, p.saved_like(False)
 
-    def backward(
-        self,
-        p: Problem,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        out: Tensor,
-        saved: Tensor,
-        needs: Sequence[bool],
-    ) -> Gradients:
+    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
         """Gradients from those by the last states alone: each segment is run once more from its checkpoint."""
         total = Gradients(x=torch.zeros_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None)
-        assert g_last is not None
-        carry = g_last.clone(memory_format=torch.contiguous_format)
-        for part, mark in reversed(list(zip(_parts(p), out, strict=True))):
+        assert outcome.g_last is not None
+        carry = outcome.g_last.clone(memory_format=torch.contiguous_format)
+        for part, mark in reversed(list(zip(_parts(p), outcome.out, strict=True))):
             sub = p.segment(part, mark)
             batch = sub.h0.shape[0]
-            states, _, kept = self.engine.forward(sub, True)
-            found = self.engine.backward(sub, None, carry[:batch], states, kept, needs)
-            assert found.h0 is not None
-            carry[:batch] = found.h0
-            if total.x is not None and found.x is not None:
-                total.x[p.rows(part)].copy_(found.x)
+            states, _, saved = self.engine.forward(sub, True)
+            gradients = self.engine.backward(sub, Outcome(states, saved, None, carry[:batch]), needs)
+            assert gradients.h0 is not None
+            carry[:batch] = gradients.h0
+            if total.x is not None and gradients.x is not None:
+                total.x[p.rows(part)].copy_(gradients.x)
             for name in ("w", "u", "bias", "activation_bias"):
-                more, before = getattr(found, name), getattr(total, name)
+                more, before = getattr(gradients, name), getattr(total, name)
                 setattr(total, name, more if before is None else before.add_(more))
         total.h0 = carry
         return total

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stiefelkit.scan.engines.problem import Gradients, Problem
+from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
 
 __all__ = ["Engine", "PlainEngine"]
 
@@ -17,33 +17,14 @@ class Engine(Protocol):
         """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
         ...
 
-    def backward(
-        self,
-        p: Problem,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        out: Tensor,
-        saved: Tensor,
-        needs: Sequence[bool],
-    ) -> Gradients:
-        """Gradients from those by the states (like `out`) and by the last ones (B, n).
-
-        Args:
-            p: the problem.
-            g_out: gradient by the states.
-            g_last: gradient by the last state of each sequence.
-            out: the states.
-            saved: as `forward` returned it.
-            needs: which of x, w, h0, u, bias and activation bias are wanted.
-        """
+    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
+        """Gradients by those of x, w, h0, u, bias and activation bias that are wanted."""
         ...
 
 
 class PlainEngine(Engine, Protocol):
     """One of `scan`, whose maps over samples fold into the batch."""
 
-    def deltas(
-        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
         """The gradients by all pre-activations, like `out`, and by the first states (B, n)."""
         ...

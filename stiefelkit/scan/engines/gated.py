@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.activations import Activation, Step
+from stiefelkit.scan.activations import Step
 from stiefelkit.scan.engines.chunks import Chunk
-from stiefelkit.scan.engines.problem import Gradients, Problem, shaped
+from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, shaped
+from stiefelkit.scan.engines.sums import Sums
 
 __all__ = ["Gated"]
 
@@ -25,28 +26,21 @@ class Gated:
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """All states, the last one of each sequence, and nothing more: `keep` has no effect."""
         out, state = p.states_like(), p.first.clone()
-        room, kept, steps = p.buffer(4 * p.n), _Kept(p), None
+        room, saved, steps = p.buffer(4 * p.n), _Saved(p), None
         for chunk in p.chunks:
             z, h = shaped(room, chunk, 4 * p.n), state[: chunk.batch]
             _project(p, z, chunk)
             if steps is None or steps[0] != chunk.batch:
                 steps = chunk.batch, p.activation.step(h, p.activation_bias)
-            h.copy_(_steps_forward(z, p.part(out, chunk), kept.of(chunk), h, p.wt, p.activation, steps[1], p.reverse))
+            h.copy_(_steps_forward(p, z, p.part(out, chunk), saved.of(chunk), h, steps[1]))
         return out, state, p.saved_like(False)
 
-    def backward(
-        self,
-        p: Problem,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        out: Tensor,
-        saved: Tensor,
-        needs: Sequence[bool],
-    ) -> Gradients:
+    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
         """Gradients from those by the states and by the last ones; see `Engine`."""
+        out, _, g_out, g_last = outcome
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         carry = torch.zeros_like(p.first) if g_last is None else g_last.clone(memory_format=torch.contiguous_format)
-        sums, room = _Sums(p, needs), _Room(p)
+        n, sums, room = p.n, Sums(p, needs), _Room(p)
         for i in range(len(p.chunks) - 1, -1, -1):
             chunk = p.chunks[i]
             _, before = p.states(out, i, room.states)
@@ -54,11 +48,12 @@ class Gated:
             g = None if g_out is None else p.part(g_out, chunk)
             # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
             part = carry[: chunk.batch]
-            _steps_back(z, others, g, part, shaped(room.gate, chunk, p.n), p.rows_w, p.reverse)
-            sums.add(chunk, z, before, shaped(room.c, chunk, p.n))
+            _steps_back(z, others, g, part, shaped(room.gate, chunk, n), p.rows_w, p.reverse)
+            d = z.flatten(0, 1)
+            sums.add(chunk, d[:, : 3 * n], d[:, n:], d[:, 3 * n :], before, shaped(room.c, chunk, n))
             if dx is not None and p.u is not None:
-                torch.mm(z.flatten(0, 1)[:, p.n :], p.u, out=p.part(dx, chunk).flatten(0, 1))
-        return Gradients(dx, sums.w, carry, sums.u, sums.bias, sums.inner)
+                torch.mm(d[:, n:], p.u, out=p.part(dx, chunk).flatten(0, 1))
+        return sums.gradients(dx, carry)
 
 
 class _Room:
@@ -72,7 +67,7 @@ class _Room:
         self.p = p
         self.z, self.states = p.buffer(4 * p.n), p.buffer(p.n, more=1)
         self.gate, self.c, self.rest, self.part = (p.buffer(p.n) for _ in range(4))
-        self.kept = _Kept(p)
+        self.saved = _Saved(p)
         self._step: tuple[int, Step] | None = None
 
     def fill(self, chunk: Chunk, before: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -91,7 +86,7 @@ class _Room:
         """
         n, buffers = self.p.n, (self.gate, self.c, self.rest, self.part)
         gate, c, rest, part = (shaped(buffer, chunk, n) for buffer in buffers)
-        z, kept = shaped(self.z, chunk, 4 * n), self.kept.of(chunk)
+        z, saved = shaped(self.z, chunk, 4 * n), self.saved.of(chunk)
         _project(self.p, z, chunk)
         z.flatten(0, 1)[:, : 3 * n].addmm_(before.flatten(0, 1), self.p.wt)
         z[..., n : 3 * n].sigmoid_()
@@ -100,7 +95,7 @@ class _Room:
         rows = c.flatten(0, 1)
         if self._step is None or self._step[0] != rows.shape[0]:
             self._step = rows.shape[0], self.p.activation.step(rows, self.p.activation_bias)
-        (views,) = self.p.activation.views(rows.unsqueeze(0), kept.flatten(0, 1).unsqueeze(0))
+        (views,) = self.p.activation.views(rows.unsqueeze(0), saved.flatten(0, 1).unsqueeze(0))
         self._step[1](*views)
         gate.copy_(g)
         torch.sub(1, gate, out=rest)
@@ -108,7 +103,7 @@ class _Room:
         torch.mul(qh, r, out=part).addcmul_(part, r, value=-1)
         qh.copy_(r)
         r.copy_(part)
-        factors = self.p.activation.factors(c, kept)
+        factors = self.p.activation.factors(c, saved)
         others = None
         if len(factors) == 2:
             others = z.clone()
@@ -126,33 +121,7 @@ def _spread(z: Tensor, factor: Tensor) -> None:
     c.copy_(factor)
 
 
-class _Sums:
-    """Gradients that are sums over all rows, added up chunk by chunk."""
-
-    def __init__(self, p: Problem, needs: Sequence[bool]):
-        self.p = p
-        _, needs_w, _, needs_u, needs_bias, needs_inner = needs
-        self.w, self.u, self.bias, self.inner = (
-            torch.zeros_like(t, memory_format=torch.contiguous_format) if needed and t is not None else None
-            for needed, t in ((needs_w, p.w), (needs_u, p.u), (needs_bias, p.bias), (needs_inner, p.activation_bias))
-        )
-        self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
-
-    def add(self, chunk: Chunk, delta: Tensor, before: Tensor, c: Tensor) -> None:
-        """Adds a chunk's share, from gradients by [q h; r; g; c], (k, batch, 4n), states and candidates."""
-        n, d = self.p.n, delta.flatten(0, 1)
-        if self.w is not None:
-            self.w.addmm_(d[:, : 3 * n].mT, before.flatten(0, 1))
-        if self.u is not None:
-            x = self.p.part(self.p.x, chunk)
-            self.u.addmm_(d[:, n:].mT, x.reshape(-1, x.shape[-1]))
-        if self.bias is not None and self.ones is not None:
-            self.bias.addmv_(d[:, n:].mT, self.ones[: d.shape[0]])
-        if self.inner is not None:
-            self.inner += self.p.activation.bias_gradient(c.flatten(0, 1), d[:, 3 * n :]).sum(0)
-
-
-class _Kept:
+class _Saved:
     """Room for what an activation keeps of a chunk besides its values."""
 
     def __init__(self, p: Problem):
@@ -170,25 +139,16 @@ def _project(p: Problem, z: Tensor, chunk: Chunk) -> None:
     p.project(z[..., p.n :], chunk, None)
 
 
-def _steps_forward(
-    z: Tensor, out: Tensor, kept: Tensor, h: Tensor, wt: Tensor, act: Activation, step: Step, reverse: bool
-) -> Tensor:
+def _steps_forward(p: Problem, z: Tensor, out: Tensor, saved: Tensor, h: Tensor, step: Step) -> Tensor:
     """Runs the steps of a chunk from h (batch, n) on; returns the last state.
 
-    Args:
-        z: [0 | projected inputs], (k, batch, 4n), overwritten.
-        out: the states, (k, batch, n), written.
-        kept: for the activation.
-        h: the state before.
-        wt: [q; w_r; w_g] transposed, (n, 3n).
-        act: the activation.
-        step: what applies it.
-        reverse: whether the last step comes first.
+    Overwrites z, [0 | projected inputs], (k, batch, 4n); writes the states into `out`, (k, batch, n), and what the
+    activation keeps into `saved`.
     """
-    n = h.shape[-1]
+    n, wt = p.n, p.wt
     blocks = (z[..., : 3 * n], z[..., n : 3 * n], *z.chunk(4, -1), out)
-    steps = zip(*(block.unbind(0) for block in blocks), act.views(z[..., 3 * n :], kept), strict=True)
-    for product, gates, qh, r, g, c, row, views in reversed(list(steps)) if reverse else steps:
+    steps = zip(*(block.unbind(0) for block in blocks), p.activation.views(z[..., 3 * n :], saved), strict=True)
+    for product, gates, qh, r, g, c, row, views in reversed(list(steps)) if p.reverse else steps:
         product.addmm_(h, wt)
         gates.sigmoid_()
         c.addcmul_(r, qh)

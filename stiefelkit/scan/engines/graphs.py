@@ -86,18 +86,18 @@ class Graphs:
                 if len(self._graphs) > self.most:
                     self._graphs.popitem(last=False)
             self._graphs.move_to_end(key)
-            for mine, given in zip(graph.inputs, inputs, strict=True):
-                mine.copy_(given)
+            for copy, tensor in zip(graph.inputs, inputs, strict=True):
+                copy.copy_(tensor)
             graph.replay()
-            for given, mine in zip(into, graph.results, strict=True):
-                given.copy_(mine)
+            for tensor, result in zip(into, graph.results, strict=True):
+                tensor.copy_(result)
 
     def _make(self, fn: Callable[..., Results], inputs: Sequence[Tensor], device: torch.device) -> _Graph:
         # Tensors that are made in inference mode could not be written to outside it.
         with torch.inference_mode(False), torch.no_grad():
-            own = [t.clone(memory_format=torch.contiguous_format) for t in inputs]
-            replay, results = self.capture(lambda: fn(*own), device)
-        return _Graph(replay, own, results)
+            copies = [t.clone(memory_format=torch.contiguous_format) for t in inputs]
+            replay, results = self.capture(lambda: fn(*copies), device)
+        return _Graph(replay, copies, results)
 
 
 GRAPHS = Graphs()
@@ -128,9 +128,9 @@ class GraphLoops(Loops):
         shape, dtype = saved.shape, saved.dtype
 
         def steps(z: Tensor, h: Tensor, wt: Tensor, *bias: Tensor) -> Results:
-            kept = z.new_empty(shape, dtype=dtype)
-            last = steps_forward(z, kept, h, wt, act, act.step(h, bias[0] if bias else None), reverse)
-            return z, kept, last
+            saved = z.new_empty(shape, dtype=dtype)
+            last = steps_forward(z, saved, h, wt, act, act.step(h, bias[0] if bias else None), reverse)
+            return z, saved, last
 
         last = torch.empty_like(h)
         self.graphs.run(("forward", self._settings), steps, [z, h, self.p.wt, *self._bias], [z, saved, last])

@@ -4,7 +4,6 @@ Only the states are kept. The derivative of the activation is worked out for a w
 one product and one multiplication, and the gradients by matrices take one product a chunk, while it is in the cache.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 from stiefelkit.scan.engines.blocks import row_blocks
 from stiefelkit.scan.engines.chunks import Chunk
 from stiefelkit.scan.engines.loops import Loops
-from stiefelkit.scan.engines.problem import Gradients, Problem, shaped
+from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, shaped
+from stiefelkit.scan.engines.sums import Sums
 
 __all__ = ["InPlace"]
 
@@ -41,31 +41,22 @@ class InPlace:
         spare = None if keep else p.buffer(saved.shape[-1], saved.dtype)
         for chunk in p.chunks:
             z = p.part(out, chunk) if room is None else shaped(room, chunk, p.width)
-            kept = p.part(saved, chunk) if spare is None else shaped(spare, chunk, saved.shape[-1])
+            part = p.part(saved, chunk) if spare is None else shaped(spare, chunk, saved.shape[-1])
             h = state[: chunk.batch]
             p.project(z, chunk, inputs)
-            last = loops.forward(z, kept, h)
-            if p.activation.is_ill(kept):
+            last = loops.forward(z, part, h)
+            if p.activation.is_ill(part):
                 p.project(z, chunk, inputs)
-                last = loops.forward_carefully(z, kept, h)
+                last = loops.forward_carefully(z, part, h)
             h.copy_(last)
             if room is not None:
                 p.write(out, chunk, z)
         return out, p.row_gradient(state), saved
 
-    def backward(
-        self,
-        p: Problem,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        out: Tensor,
-        saved: Tensor,
-        needs: Sequence[bool],
-    ) -> Gradients:
+    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
         """Gradients from those by the states (like `out`) and by the last ones (B, n); see `Engine`."""
-        needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
-        sums = _Sums(p, needs_w, needs_u, needs_bias, needs_inner)
-        dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs_x else None
+        sums = Sums(p, needs)
+        dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         # Without an input matrix, the gradient by pre-activations is that by the inputs.
         direct = dx is not None and p.u is None and not p.is_complex
         rows = p.buffer(0 if direct else p.width)
@@ -73,52 +64,41 @@ class InPlace:
         def place(chunk: Chunk) -> Tensor:
             return p.part(dx, chunk) if direct and dx is not None else shaped(rows, chunk, p.width)
 
-        def each(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
-            sums.add(chunk, delta, h, before)
+        def take(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
+            d = delta.flatten(0, 1)
+            sums.add(chunk, d, d, d, before, h)
             if dx is not None and not direct:
                 _input_gradient(p, dx, chunk, delta)
 
-        dh0 = self._run_back(p, g_out, g_last, out, saved, place, each)
-        found = sums.found()
-        return dataclasses.replace(found, x=dx, h0=p.row_gradient(dh0))
+        return sums.gradients(dx, self._run_back(p, outcome, place, take))
 
-    def deltas(
-        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
         """The gradients by all pre-activations, like `out`, and by the first states."""
-        found = torch.empty_like(out, memory_format=torch.contiguous_format)
+        deltas = torch.empty_like(outcome.out, memory_format=torch.contiguous_format)
         rows = p.buffer(p.width) if p.is_complex else None
 
         def place(chunk: Chunk) -> Tensor:
-            return p.part(found, chunk) if rows is None else shaped(rows, chunk, p.width)
+            return p.part(deltas, chunk) if rows is None else shaped(rows, chunk, p.width)
 
-        def each(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
+        def take(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
             if rows is not None:
-                p.write(found, chunk, delta)
+                p.write(deltas, chunk, delta)
 
-        return found, p.row_gradient(self._run_back(p, g_out, g_last, out, saved, place, each))
+        return deltas, p.row_gradient(self._run_back(p, outcome, place, take))
 
     def _run_back(
         self,
         p: Problem,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        out: Tensor,
-        saved: Tensor,
+        outcome: Outcome,
         place: Callable[[Chunk], Tensor],
-        each: Callable[[Chunk, Tensor, Tensor, Tensor], None],
+        take: Callable[[Chunk, Tensor, Tensor, Tensor], None],
     ) -> Tensor:
         """Goes through the chunks from the last to the first; returns the gradient by the first states, (B, N).
 
-        Args:
-            p: the problem.
-            g_out: as in `backward`.
-            g_last: as in `backward`.
-            out: as in `backward`.
-            saved: as in `backward`.
-            place: where the gradients by a chunk's pre-activations are written.
-            each: gets the chunk, those gradients, its states and the states before each of them, (k, batch, N).
+        `place` says where the gradients by a chunk's pre-activations are written. `take` gets the chunk, those
+        gradients, its states and the states before each of them, (k, batch, N).
         """
+        out, saved, g_out, g_last = outcome
         carry = torch.zeros_like(p.first) if g_last is None else row_blocks(g_last).clone()
         if not p.chunks:
             return carry
@@ -132,7 +112,7 @@ class InPlace:
             delta = place(chunk)
             # Rows beyond this chunk's batch belong to sequences that are not alive in it: their carry waits.
             carry[: chunk.batch] = loops.back(delta, g, carry[: chunk.batch], h, p.part(saved, chunk))
-            each(chunk, delta, h, before)
+            take(chunk, delta, h, before)
         return carry
 
 
@@ -147,44 +127,3 @@ def _input_gradient(p: Problem, dx: Tensor, chunk: Chunk, delta: Tensor) -> None
         p.write(dx, chunk, d)
     else:
         part.copy_(d[..., : part.shape[-1]])
-
-
-class _Sums:
-    """Gradients that are sums over all rows, added up chunk by chunk."""
-
-    def __init__(self, p: Problem, w: bool, u: bool, bias: bool, inner: bool):
-        self.p = p
-
-        def zeros(*shape: int) -> Tensor:
-            return p.first.new_zeros(shape)
-
-        columns = p.x.shape[-1] * (1 + p.x.is_complex())
-        self.w = zeros(p.width, p.width) if w else None
-        self.u = zeros(p.width, columns) if u and p.u is not None else None
-        self.bias = zeros(p.width) if bias and p.bias is not None else None
-        self.inner = zeros(p.n) if inner and p.activation_bias is not None else None
-        self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
-        self.inputs = p.buffer(columns) if self.u is not None and p.x.is_complex() else None
-
-    def add(self, chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
-        """Adds a chunk's share."""
-        d = delta.flatten(0, 1)
-        if self.w is not None:
-            self.w.addmm_(d.mT, before.flatten(0, 1))
-        if self.u is not None:
-            x = self.p.read(self.p.x, chunk, self.inputs)
-            self.u.addmm_(d.mT, x.flatten(0, 1))
-        if self.bias is not None and self.ones is not None:
-            self.bias.addmv_(d.mT, self.ones[: d.shape[0]])
-        if self.inner is not None:
-            self.inner += self.p.activation.bias_gradient(h.flatten(0, 1), d).sum(0)
-
-    def found(self) -> Gradients:
-        """The gradients, complex ones put together."""
-        p = self.p
-        return Gradients(
-            w=None if self.w is None else p.matrix_gradient(self.w, True, p.half),
-            u=None if self.u is None else p.matrix_gradient(self.u, p.x.is_complex()),
-            bias=None if self.bias is None else p.row_gradient(self.bias),
-            activation_bias=self.inner,
-        )

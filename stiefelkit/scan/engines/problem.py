@@ -3,23 +3,17 @@
 import copy
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.engines.blocks import (
-    fold,
-    from_blocks,
-    matrix_blocks,
-    read_blocks,
-    row_blocks,
-    write_blocks,
-)
+from stiefelkit.scan.engines.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
 from stiefelkit.scan.engines.chunks import Chunk, cut
 from stiefelkit.scan.recurrence import Recurrence
 
-__all__ = ["Gradients", "Problem"]
+__all__ = ["Gradients", "Outcome", "Problem", "shaped"]
 
 
 @dataclass
@@ -32,6 +26,22 @@ class Gradients:
     u: Tensor | None = None
     bias: Tensor | None = None
     activation_bias: Tensor | None = None
+
+
+class Outcome(NamedTuple):
+    """What a way forward has left, and the gradients by it: where the way back starts.
+
+    Attributes:
+        out: the states; or the checkpoints, if these alone were kept.
+        saved: what the derivative needs besides them.
+        g_out: gradient by the states, or None.
+        g_last: gradient by the last state of each sequence (B, n), or None.
+    """
+
+    out: Tensor
+    saved: Tensor
+    g_out: Tensor | None
+    g_last: Tensor | None
 
 
 class Problem:

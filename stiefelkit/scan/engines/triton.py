@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.engines.blocks import from_blocks, row_blocks
-from stiefelkit.scan.engines.problem import Gradients, Problem
+from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
 from stiefelkit.scan.kernels import launch
 
 __all__ = ["Triton"]
@@ -25,55 +25,42 @@ class Triton:
         out = p.row_gradient(z).view(*shape, p.n)
         return out, p.row_gradient(last), p.saved_like(keep) if saved is None else saved.view(*shape, saved.shape[1])
 
-    def backward(
-        self,
-        p: Problem,
-        g_out: Tensor | None,
-        g_last: Tensor | None,
-        out: Tensor,
-        saved: Tensor,
-        needs: Sequence[bool],
-    ) -> Gradients:
+    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
         """Gradients from those by the states (like `out`) and by the last ones (B, n)."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
-        h = row_blocks(out).flatten(0, -2)
-        delta, dh0 = self._rows_back(p, g_out, g_last, h, saved)
-        found = Gradients(h0=p.row_gradient(dh0))
+        delta, dh0, h = _rows_back(p, outcome)
+        gradients = Gradients(h0=p.row_gradient(dh0))
         if needs_w:
-            found.w = p.matrix_gradient(_by_states(p, delta, h), True, p.half)
+            gradients.w = p.matrix_gradient(_by_states(p, delta, h), True, p.half)
         if needs_u and p.u is not None:
             x = row_blocks(p.x).flatten(0, -2)
-            found.u = p.matrix_gradient(delta.mT @ x, p.x.is_complex())
+            gradients.u = p.matrix_gradient(delta.mT @ x, p.x.is_complex())
         if needs_x:
             dx = delta if p.ut is None else delta @ p.ut.mT
-            found.x = (from_blocks(dx) if p.x.is_complex() else dx[:, : p.x.shape[-1]].contiguous()).view(p.x.shape)
+            gradients.x = (from_blocks(dx) if p.x.is_complex() else dx[:, : p.x.shape[-1]].contiguous()).view(p.x.shape)
         if needs_bias and p.bias is not None:
-            found.bias = p.row_gradient(delta.sum(0))
+            gradients.bias = p.row_gradient(delta.sum(0))
         if needs_inner and p.activation_bias is not None:
-            found.activation_bias = p.activation.bias_gradient(h, delta).sum(0)
-        return found
+            gradients.activation_bias = p.activation.bias_gradient(h, delta).sum(0)
+        return gradients
 
-    def deltas(
-        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, out: Tensor, saved: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
         """The gradients by all pre-activations, like `out`, and by the first states (B, n)."""
-        delta, dh0 = self._rows_back(p, g_out, g_last, row_blocks(out).flatten(0, -2), saved)
-        return p.row_gradient(delta).view(out.shape), p.row_gradient(dh0)
+        delta, dh0, _ = _rows_back(p, outcome)
+        return p.row_gradient(delta).view(outcome.out.shape), p.row_gradient(dh0)
 
-    def _rows_back(
-        self, p: Problem, g_out: Tensor | None, g_last: Tensor | None, h: Tensor, saved: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return launch.backward(
-            None if g_out is None else row_blocks(g_out).flatten(0, -2),
-            None if g_last is None else row_blocks(g_last),
-            h,
-            saved.flatten(0, -2) if saved.numel() else None,
-            p.rows_w,
-            p.activation,
-            _sizes(p),
-            p.reverse,
-            batch=len(p.first),
-        )
+
+def _rows_back(p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by the pre-activations of all rows (rows, N) and by the first states (B, N); and the states as rows."""
+    out, saved, g_out, g_last = outcome
+    h, reverse = row_blocks(out).flatten(0, -2), p.reverse
+    g_rows = None if g_out is None else row_blocks(g_out).flatten(0, -2)
+    g_ends = None if g_last is None else row_blocks(g_last)
+    saved = saved.flatten(0, -2) if saved.numel() else None
+    delta, dh0 = launch.backward(
+        g_rows, g_ends, h, saved, p.rows_w, p.activation, _sizes(p), reverse, batch=len(p.first)
+    )
+    return delta, dh0, h
 
 
 def _sizes(p: Problem) -> Tensor | None:

@@ -124,16 +124,9 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by the first states.
 
-    Args:
-        g_out: gradient by the states, shape (rows, N), or None.
-        g_last: gradient by the last state of each sequence, shape (B, N), or None.
-        out: the states, as `forward` left them.
-        saved: the second result of `forward` with `keep`.
-        w: recurrent matrix, shape (N, N): the transpose of that of `forward`.
-        activation: as in `forward`.
-        sizes: as in `forward`.
-        reverse: as in `forward`.
-        batch: B, sequences.
+    `g_out` (rows, N) and `g_last` (B, N) are the gradients by the states and by the last state of each sequence, or
+    None; `out` are the states that `forward` left and `saved` its second result, with `keep`; `w` (N, N) is the
+    transpose of its `wt`; `batch` is B. The others are as in `forward`.
 
     Returns:
         delta of shape (rows, N) and the gradient by h0, (B, N). With h_{t-1} from `out`, the gradient by w is the sum

@@ -74,8 +74,8 @@ def run_forward(
     if RESIDENT:
         units = tl.arange(0, BLOCK_N)
         matrix = tl.load(wt + units[:, None] * WIDTH + units[None, :])
-        known = (rows < batch)[:, None] & (units < N)[None, :]
-        h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=known, other=0.0)
+        fits = (rows < batch)[:, None] & (units < N)[None, :]
+        h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=fits, other=0.0)
     # Not pipelined: loads would overtake the stores of the step before.
     for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
         if REVERSE:
@@ -212,29 +212,10 @@ def run_back(
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
 
-    Args:
-        delta: written here.
-        w: recurrent matrix (N, N) for rows, the transpose of `run_forward`'s, padded in the same way.
-        g_out: gradient by the states (rows, N), with HAS_OUT.
-        g_last: gradient by the last state of each sequence (batch, N), with HAS_LAST.
-        out: states (rows, N).
-        saved: as `run_forward` left it.
-        starts: first row of each step, with PACKED.
-        sizes: rows of each step, with PACKED.
-        slope: of leaky ReLU.
-        steps: how many.
-        batch: rows of each step, without PACKED.
-        N: width of a row.
-        ACTIVATION: as in `run_forward`.
-        PAIRS: as in `run_forward`.
-        PACKED: as in `run_forward`.
-        REVERSE: as in `run_forward`: whether the first step comes first here.
-        HAS_OUT: whether there is g_out.
-        HAS_LAST: whether there is g_last.
-        RESIDENT: as in `run_forward`.
-        BLOCK_B: rows of a program.
-        BLOCK_K: rows of a tile of w.
-        BLOCK_N: columns of a tile of w.
+    Arguments mean what they mean for `run_forward`, whose results `out`, shape (rows, N), and `saved` are; w is the
+    transpose of its wt, padded in the same way, and REVERSE puts the first step first here. With HAS_OUT there is
+    g_out, the gradient by the states (rows, N); with HAS_LAST there is g_last, that by the last state of each sequence
+    (batch, N).
     """
     COLUMNS: tl.constexpr = N // 2 if PAIRS else N
     PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
