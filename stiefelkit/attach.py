@@ -110,9 +110,9 @@ def orthogonal(
         tied.setdefault(id(plain_weight(place)), []).append(place)
     plan = _Plan(find_parametrization(parametrization), view, gain, {"precision": precision, **options})
     start = Start(init, generator)
-    made = [(places, _carry(plan, places, start)) for places in tied.values()]
+    carried = [(places, _carry(plan, places, start)) for places in tied.values()]
     notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
-    for places, coordinate_list in made:
+    for places, coordinate_list in carried:
         share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -325,8 +325,8 @@ def _seen(plan: _Plan, place: Place) -> View:
     if weight.numel() == 0:
         raise ShapeError(f"{where} needs at least one row and one column, got shape {tuple(weight.shape)}.")
     if convolution and plan.view is None:
-        known = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
-        *most, last = [f'"{key}"' for key in known]
+        views = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
+        *most, last = [f'"{key}"' for key in views]
         choices = f"{', '.join(most)} or {last}"
         raise ShapeError(f"{where} needs view={choices} for a kernel, got shape {tuple(weight.shape)}.")
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
@@ -350,11 +350,11 @@ def _of_groups(plan: _Plan, chosen: Sequence[Place]) -> list[str]:
     """Says which convolutions of groups have a view that does not make them isometries."""
     if plan.view is None or plan.view.startswith("group_"):
         return []
-    found = [place.title for place in chosen if _groups(place) > 1]
-    if not found:
+    titles = [place.title for place in chosen if _groups(place) > 1]
+    if not titles:
         return []
     return [
-        f"{', '.join(found)}: a convolution of several groups is no isometry with view={plan.view!r}, which makes one "
+        f"{', '.join(titles)}: a convolution of several groups is no isometry with view={plan.view!r}, which makes one "
         f'matrix of all groups; view="group_{plan.view}" makes one of each.'
     ]
 

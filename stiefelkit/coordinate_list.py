@@ -250,8 +250,8 @@ class CoordinateList(parametrize.ParametrizationList):
     def check_assignable(self) -> None:
         """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
         parametrized: Any = self._modules.get("parametrizations") or {}
-        for name, own in parametrized.items():
-            for parametrization in own:
+        for name, parametrizations in parametrized.items():
+            for parametrization in parametrizations:
                 if not hasattr(parametrization, "right_inverse"):
                     raise ImageError(
                         f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
@@ -355,10 +355,10 @@ class CoordinateList(parametrize.ParametrizationList):
                 child._apply(fn)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         # torch's to_empty calls fn = empty_like: only what fn does to values known to nobody tells it from a move.
-        known = torch.rand(64, device="cpu").bfloat16().float()
-        probe = fn(known.clone())
-        kept = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), known)
-        if was_meta or not kept:
+        sample = torch.rand(64, device="cpu").bfloat16().float()
+        probe = fn(sample.clone())
+        keeps_values = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), sample)
+        if was_meta or not keeps_values:
             self._remember_emptied()
         for name, dtype in before.items():
             self._refine_(name, dtype)

@@ -42,7 +42,7 @@ def drift(model: nn.Module) -> dict[str, Drift]:
         NonFiniteError: a weight holds NaN or infinity.
     """
     check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
-    found = {}
+    drifts = {}
     for weight in orthogonal_weights(model):
         coordinate_list = weight.coordinate_list
         frames = coordinate_list.param.bare(*coordinate_list.gathered())
@@ -52,5 +52,5 @@ def drift(model: nn.Module) -> dict[str, Drift]:
                 f"{weight.qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
             )
         limit = rounding_limit(frames.shape[-1], frames.dtype)
-        found[weight.qualified] = Drift(error, limit, bits_lost(error, limit))
-    return found
+        drifts[weight.qualified] = Drift(error, limit, bits_lost(error, limit))
+    return drifts

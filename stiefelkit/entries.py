@@ -60,11 +60,11 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
         why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
     if why is None:
         try:
-            found = json.loads(bytes(state.tolist()).decode())
+            description = json.loads(bytes(state.tolist()).decode())
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            return found
+            description = None
+        if isinstance(description, dict):
+            return description
     raise CheckpointError(
         f"{weight} needs a checkpoint that names its map, JSON in a uint8 tensor, got an unreadable entry"
         f"{f' ({why})' if why else ''}."
@@ -73,8 +73,8 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
 
 def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
-    (gain, rest), (wanted, own) = _split_gain(theirs), _split_gain(ours)
-    _check_same(rest, own, weight)
+    (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
+    _check_same(rest, bare, weight)
     if not _is_same(gain, wanted):
         raise CheckpointError(
             f"{weight} needs a checkpoint {_with(wanted)}, got one {_with(gain)}; {_to_change_gain(gain, wanted)}."
@@ -167,10 +167,10 @@ def in_words(value: Any, depth: int = 3) -> str:
         except RecursionError:
             text = f"a deep {type(value).__name__}"
         return text if len(text) <= 200 else f"{text[:200]}..."
-    own = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
+    title = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
     held = value.get("inner")
-    inner = [in_words(each, depth - 1) for each in held[:3]] if isinstance(held, list) else []
-    return f"{own} ({'; '.join(inner)})" if inner else own
+    inner = [in_words(child, depth - 1) for child in held[:3]] if isinstance(held, list) else []
+    return f"{title} ({'; '.join(inner)})" if inner else title
 
 
 def _flaw(value: Any) -> str | None:

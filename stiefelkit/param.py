@@ -294,10 +294,10 @@ class OrthogonalParam(nn.Module, ABC):
         permitted = frame_tolerance(self.shape[-1], coarser(self.dtype, w.dtype))
         if not error <= permitted:
             scale = scale_of(w, coarser(self.dtype, w.dtype))
-            kept = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
+            hint = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
             raise NotAFrameError(
                 f"{self.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
-                f"{error:.2g}; sk.functional.nearest_frame gives the nearest{kept}."
+                f"{error:.2g}; sk.functional.nearest_frame gives the nearest{hint}."
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 

@@ -83,9 +83,9 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Te
             return _mean_frame(mean, averaged, current, count, packed)
         if not (averaged.is_floating_point() or averaged.is_complex()):
             return current.clone()
-        found = averaged.clone()
-        mean([found], [current], count)
-        return found
+        updated = averaged.clone()
+        mean([updated], [current], count)
+        return updated
 
     return averaged_with
 
@@ -108,13 +108,13 @@ def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, co
 
 def _places() -> dict[tuple[Any, ...], bool]:
     """Where in memory each tensor alive lies that must stay a frame, and whether it is complex and stored as real."""
-    found = {}
+    places = {}
     for coordinate_list in guard.coordinate_lists():
         for c, packed in coordinate_list.frame_tensors():
-            found[_place(c)] = packed
+            places[_place(c)] = packed
     for p in guard.frames_alone():
-        found[_place(p)] = False
-    return found
+        places[_place(p)] = False
+    return places
 
 
 def _place(t: Tensor) -> tuple[Any, ...]:

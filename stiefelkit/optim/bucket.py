@@ -50,15 +50,15 @@ class Bucket:
 
     def shares_of_overflow(self) -> list[Tensor]:
         """A bound of each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
-        found = []
+        shares = []
         for p in self.params:
             grad, most = _gradient(p), torch.finfo(p.dtype).max ** 0.5
             if is_sharded(grad):  # the largest of all ranks would lose a NaN, a sum does not
-                found.append(whole(torch.linalg.vector_norm(grad)).double() / most)
+                shares.append(whole(torch.linalg.vector_norm(grad)).double() / most)
             else:
                 largest = torch.linalg.vector_norm(grad, ord=math.inf)
-                found.append(largest.double() * (p.numel() ** 0.5 / most))
-        return found
+                shares.append(largest.double() * (p.numel() ** 0.5 / most))
+        return shares
 
     def local_gradients(self) -> list[Tensor]:
         """The gradients, of sharded frames this rank's part."""
@@ -164,18 +164,18 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
     for p in params:
         if p.grad is not None:
             sorted_.setdefault((p.shape[-2:], p.dtype, p.device, is_sharded(p)), []).append(p)
-    found = []
+    filled = []
     for alike in sorted_.values():
         at_once: list[Tensor] = []
         count = 0
         for p in alike:
             if at_once and count + p.numel() > _LARGEST:
-                found.append(Bucket(at_once, [states[q] for q in at_once]))
+                filled.append(Bucket(at_once, [states[q] for q in at_once]))
                 at_once, count = [], 0
             at_once.append(p)
             count += p.numel()
-        found.append(Bucket(at_once, [states[q] for q in at_once]))
-    return found
+        filled.append(Bucket(at_once, [states[q] for q in at_once]))
+    return filled
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ __all__ = ["check_group", "check_members", "check_spelling"]
 
 def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> None:
     """Raises OptionError unless the settings of a group are in range."""
-    name, own = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
-    for key, check in {**OF_TORCH, **own}.items():
+    name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
+    for key, check in {**OF_TORCH, **checks}.items():
         if key in group:
             check.require(name, key, group[key])
     manifold = group["manifold"]
@@ -40,8 +40,8 @@ def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> Non
 
 def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
     """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
-    known = inspect.signature(plain.__init__).parameters
-    settings = {key: value for key, value in group.items() if key in known and key != "params"}
+    parameters = inspect.signature(plain.__init__).parameters
+    settings = {key: value for key, value in group.items() if key in parameters and key != "params"}
     try:
         plain([torch.zeros(1)], **settings)  # type: ignore[call-arg]
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
@@ -50,11 +50,11 @@ def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: 
         ) from error
 
 
-def check_spelling(name: str, given: Collection[str], known: Collection[str]) -> None:
+def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> None:
     """Raises OptionError for a key that is nearly one of those known; others are the user's own."""
-    for key in given:
-        if key not in known and difflib.get_close_matches(key, known, n=1, cutoff=0.85):
-            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, known)}")
+    for key in keys:
+        if key not in names and difflib.get_close_matches(key, names, n=1, cutoff=0.85):
+            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, names)}")
 
 
 def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
@@ -65,13 +65,13 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         ShapeError, OptionError, NotAFrameError: a parameter of a manifold is no frame.
     """
     if manifold is None:
-        known = frames()
+        watched = frames()
         for p in params:
-            if id(p) in known:
-                alone = known[id(p)].coordinate_list is None
+            if id(p) in watched:
+                alone = watched[id(p)].coordinate_list is None
                 remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
                 raise OptimizerError(
-                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].title} in one without; "
+                    f"{name} needs groups that name the manifold of frames, got {watched[id(p)].title} in one without; "
                     f"give it {remedy}."
                 )
         return

@@ -77,7 +77,7 @@ def clip_grad_norm_(
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """The parameters that have a gradient, each once: free ones, and frames by their manifold."""
-    known = {key: frame.manifold for key, frame in frames().items()}
+    manifolds = {key: frame.manifold for key, frame in frames().items()}
     if isinstance(parameters, torch.optim.Optimizer):
         parameters = parameters.param_groups
     elif isinstance(parameters, nn.Module):
@@ -87,13 +87,13 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     plain: list[Tensor] = []
     by_manifold: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
-    for each in parameters:
-        group: dict[str, Any] = each if isinstance(each, dict) else {"params": [each]}
+    for entry in parameters:
+        group: dict[str, Any] = entry if isinstance(entry, dict) else {"params": [entry]}
         for p in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
             if p.grad is None or id(p) in seen:
                 continue
             seen.add(id(p))
-            manifold = group.get("manifold") or known.get(id(p))
+            manifold = group.get("manifold") or manifolds.get(id(p))
             (plain if manifold is None else by_manifold.setdefault(manifold, [])).append(p)
     return plain, by_manifold
 

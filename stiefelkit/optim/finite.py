@@ -24,11 +24,11 @@ def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
 
 def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
     """Returns the error for gradients that are not finite, or too large, and names theirs."""
-    known = frames()
+    watched = frames()
     bad, overflows, sharded = [], [], False
     for bucket in buckets:
         for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
-            coordinate_list = known[id(p)].coordinate_list if id(p) in known else None
+            coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
             name = f"a frame of shape {tuple(p.shape)}" if coordinate_list is None else coordinate_list.weight
             sharded = sharded or is_sharded(p)
             if not torch.isfinite(grad).all():

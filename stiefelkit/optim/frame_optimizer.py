@@ -36,7 +36,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     Args:
         params: groups, as `sk.optim.parameter_groups` gives them: those of frames have "manifold".
         *args: the rate.
-        **given: the settings.
+        **settings: the settings.
     """
 
     moves_frames: ClassVar[bool] = True
@@ -57,16 +57,16 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if cls.__init__ is FrameOptimizer.__init__:
             cls.__signature__ = cls._call
         else:  # or what a base has would hold for it
-            own = inspect.signature(cls.__init__)
-            cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
+            constructor = inspect.signature(cls.__init__)
+            cls.__signature__ = constructor.replace(parameters=list(constructor.parameters.values())[1:])
         if cls.__doc__ and cls.settings and "Args:\n" not in cls.__doc__:
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
-    def __init__(self, params: Iterable[Any], *args: Any, **given: Any):
-        call = self._call.bind(params, *args, **given)
+    def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
+        call = self._call.bind(params, *args, **settings)
         call.apply_defaults()
-        own = {key: value for key, value in call.arguments.items() if key != "params"}
-        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **own}  # type: ignore[call-arg]
+        chosen = {key: value for key, value in call.arguments.items() if key != "params"}
+        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         self._versions = {}
         super().__init__(params, defaults)
         if not self._of_frames():
@@ -93,8 +93,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             full = {**self.defaults, **param_group}
             check_spelling(type(self).__name__, set(param_group), [*self.defaults, "params", "name", "param_names"])
             check_group(type(self), full)
-            given = full["params"] if isinstance(full["params"], list) else [full["params"]]
-            members = [p[1] if isinstance(p, tuple) else p for p in given]
+            entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
+            members = [p[1] if isinstance(p, tuple) else p for p in entries]
             check_members(type(self).__name__, full["manifold"], members)
             check_readers(type(self).__name__, full, members)
         super().add_param_group(param_group)
@@ -112,7 +112,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if not isinstance(state_dict, Mapping):
             raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
         # As the last of the hooks, since those before it may mend what they are given.
-        check = self.register_load_state_dict_pre_hook(lambda _, given: self._checked(given))
+        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._checked(loaded))
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -122,26 +122,26 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         check_states(self, state_dict)
         state_dict = {**state_dict, "param_groups": [_with_present_words(g) for g in state_dict["param_groups"]]}
-        for i, (own, theirs) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if theirs.get("manifold") != own["manifold"]:
+        for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            if saved.get("manifold") != group["manifold"]:
                 raise CheckpointError(
-                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {own['manifold']!r}, "
-                    f"got {theirs.get('manifold')!r}."
+                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {group['manifold']!r}, "
+                    f"got {saved.get('manifold')!r}."
                 )
-            full = {**self.defaults, **own, **theirs}
+            full = {**self.defaults, **group, **saved}
             check_group(type(self), full)
-            check_entries(self, i, full, theirs["params"], state_dict["state"])
+            check_entries(self, i, full, saved["params"], state_dict["state"])
         return state_dict
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""
-        known, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
+        watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
         for group in state["param_groups"]:
             for key, value in defaults.items():
                 group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
-            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in known])
+            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
         self._versions: dict[int, int] = {}
         for group in self.param_groups:
@@ -167,13 +167,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
+        batches = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
         for group in self.param_groups:
             if not RATE.holds(group["lr"]):
                 RATE.require(type(self).__name__, "lr", group["lr"])
-        if len(found) > 1:  # a single one is checked on the way
-            check_gradients(type(self).__name__, [bucket for _, bucket in found])
-        for group, bucket in found:
+        if len(batches) > 1:  # a single one is checked on the way
+            check_gradients(type(self).__name__, [bucket for _, bucket in batches])
+        for group, bucket in batches:
             if self._were_changed(bucket):
                 bucket.forget()
             with FullPrecision(bucket.params[0].device):

@@ -12,9 +12,9 @@ def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
     """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
     if group["manifold"] is None or group.get("gradient", "exact") == "exact":
         return
-    known = frames()
+    watched = frames()
     for p in params:
-        coordinate_list = known[id(p)].coordinate_list if id(p) in known else None
+        coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
         can = (
             coordinate_list is not None
             and group["gradient"] in coordinate_list.gradients
@@ -36,9 +36,9 @@ def ask_readers(group: dict[str, Any]) -> None:
     """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
     if group["manifold"] is None:
         return
-    known = frames()
+    watched = frames()
     for p in group["params"]:
-        if id(p) not in known:
+        if id(p) not in watched:
             watch_frame(p, group["manifold"])
-        elif known[id(p)].coordinate_list is not None:
-            known[id(p)].coordinate_list.gradient = group.get("gradient", "exact")
+        elif watched[id(p)].coordinate_list is not None:
+            watched[id(p)].coordinate_list.gradient = group.get("gradient", "exact")

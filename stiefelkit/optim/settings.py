@@ -87,11 +87,9 @@ def at_least(low: float, below: float = math.inf) -> Check:
     return Check(f"{{key}} >= {low:g}{upper}", lambda value: is_number(value) and low <= value < below)
 
 
-def one_of(*known: Any) -> Check:
+def one_of(*values: Any) -> Check:
     """One of some values, of the same type."""
-    return Check(
-        f"{{key}} in {known}", lambda value: any(type(value) is type(each) and value == each for each in known)
-    )
+    return Check(f"{{key}} in {values}", lambda value: any(type(value) is type(v) and value == v for v in values))
 
 
 def _is_rate(lr: Any) -> bool:

@@ -22,8 +22,8 @@ def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tup
     for p, state in zip(bucket.params, bucket.states, strict=True):
         moment = state.get("exp_avg_sq")
         old = [0.0] * math.prod(p.shape[:-2]) if moment is None else moment.reshape(-1).tolist()
-        own = norms[len(squares) : len(squares) + len(old)]
-        squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, own, strict=True)]
+        gradient_norms = norms[len(squares) : len(squares) + len(old)]
+        squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, gradient_norms, strict=True)]
         counts += [state.get("step", 0) + 1] * len(old)
     largest = torch.finfo(bucket.params[0].dtype).max
     if not all(square < largest for square in squares):  # also for NaN

@@ -20,12 +20,12 @@ T = TypeVar("T")
 class Inner:
     """A map inside another, by name or class and options, worked out in float32 or better."""
 
-    given: Parametrization
+    parametrization: Parametrization
     options: Mapping[str, Any] | None = None
 
     @property
     def cls(self) -> type[OrthogonalParam]:
-        return find_parametrization(self.given)
+        return find_parametrization(self.parametrization)
 
     def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """What `supports` says of frames of this shape in weights of this dtype; checks the options."""

@@ -121,9 +121,9 @@ class Cayley(OrthogonalParam):
     @property
     def schemes(self) -> tuple[str, ...]:
         """Those of the contract and "helfrich"; of a band fewer, and no identity where signs are -1."""
-        known = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
+        schemes = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
         reflects = self.negative is not None and -1 in self.negative
-        return tuple(scheme for scheme in known if not (reflects and scheme == "identity"))
+        return tuple(scheme for scheme in schemes if not (reflects and scheme == "identity"))
 
     @property
     def takes_nearest(self) -> bool:
@@ -182,8 +182,8 @@ class Cayley(OrthogonalParam):
             if rest <= rounding_limit(self.shape[-1], coordinate_dtype(self.dtype)):
                 if signs is not None:
                     self._check_reached(skew, signs, w)
-                own, chart = diagonal_coordinates(d)
-                return (packed, *own), chart
+                phases, chart = diagonal_coordinates(d)
+                return (packed, *phases), chart
         raise ImageError(
             f"Cayley with bandwidth={self.bandwidth} needs a frame whose A, with the present signs or with those first "
             "given, is zero off the band, got another; without bandwidth= it fits."
@@ -254,7 +254,7 @@ def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
         if not 0 <= negative <= p:
             raise OptionError(f"Cayley needs negative between 0 and p = {p}, got {negative}.")
         return (1,) * (p - negative) + (-1,) * negative
-    given = negative.tolist() if isinstance(negative, Tensor) else negative
-    if not isinstance(given, Sequence) or len(given) != p or any(s not in (1, -1) for s in given):
+    signs = negative.tolist() if isinstance(negative, Tensor) else negative
+    if not isinstance(signs, Sequence) or len(signs) != p or any(s not in (1, -1) for s in signs):
         raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r}.")
-    return tuple(int(s) for s in given)
+    return tuple(int(s) for s in signs)

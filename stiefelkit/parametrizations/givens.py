@@ -184,9 +184,9 @@ class Givens(OrthogonalParam):
         # With few layers float64 costs less than a polish.
         few = self.layout == "fft" or 32 * self.layers <= self.shape[-2]
         work = torch.float64 if exact and few else coordinate_dtype(self.dtype)
-        own, d = self._split(phase, work)
+        f, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
-        w = self.mesh.frame(angle.to(work), own, d, self.shape[-1], rounded)
+        w = self.mesh.frame(angle.to(work), f, d, self.shape[-1], rounded)
         return (polish(w) if exact and work == angle.dtype else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
@@ -199,9 +199,9 @@ class Givens(OrthogonalParam):
             return super().linear(x, *coordinates)
         angle, phase = coordinates if self.is_complex else (*coordinates, None)
         work = torch.float64 if exact else coordinate_dtype(self.dtype)
-        own, d = self._split(phase, work)
+        f, d = self._split(phase, work)
         z = F.pad(x.reshape(-1, p).to(dtype_of_parts(work, self.is_complex)), (0, n - p))
-        z = self.mesh.rotate(z, angle.to(work), own)
+        z = self.mesh.rotate(z, angle.to(work), f)
         return (z * d.to(z.dtype)).reshape(*x.shape[:-1], n).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
@@ -215,8 +215,8 @@ class Givens(OrthogonalParam):
         for angle, phase, d in self.mesh.readings(w):
             back = w if self.mesh.is_full else self.mesh.frame(angle, phase, d, p, None)
             if torch.linalg.matrix_norm(back - w).max().item() <= permitted:
-                own, chart = diagonal_coordinates(d)
-                return ((angle,) if phase is None else (angle, torch.cat([phase, *own], -1))), chart
+                phases, chart = diagonal_coordinates(d)
+                return ((angle,) if phase is None else (angle, torch.cat([phase, *phases], -1))), chart
         remedy = 'layout="brickwall"' if self.layout == "fft" else f"layers={n}"
         raise ImageError(
             f"Givens needs a frame that {self.layers} layers of the {self.layout} mesh make, and that can be read off "

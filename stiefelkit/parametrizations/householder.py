@@ -185,8 +185,8 @@ class Householder(OrthogonalParam):
         for signs in tried:
             v, d, _ = householder_inverse(w, self.reflections, signs)
             if self.traits.onto or self._comes_back(w, v, d):
-                own, chart = diagonal_coordinates(d)
-                return (v, *own), chart
+                phases, chart = diagonal_coordinates(d)
+                return (v, *phases), chart
         raise ImageError(
             f"Householder needs a frame that {self.reflections} reflections reduce to a diagonal, got another; with "
             f"reflections={self.shape[-1]} any frame fits."

@@ -78,9 +78,9 @@ class Margin(OrthogonalParam):
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """What U and V do."""
         *batch, _, p = shape
-        for name, own in (("u", tuple(shape)), ("v", (*batch, p, p))):
+        for name, frame_shape in (("u", tuple(shape)), ("v", (*batch, p, p))):
             inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
-            reason = inner.flaw(own, dtype)
+            reason = inner.flaw(frame_shape, dtype)
             if reason is not None:
                 return f"{reason} for {name}={parametrizations.registered.name_of(inner.cls) or inner.cls.__name__!r}"
         return None
@@ -215,8 +215,8 @@ class Margin(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws U by the scheme, with V the identity where its map can be that, and q = 0."""
         of_u, chart_u = self.u.initial(scheme, generator)
-        own = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
-        of_v, chart_v = self.v.initial(own, generator)
+        scheme_of_v = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
+        of_v, chart_v = self.v.initial(scheme_of_v, generator)
         q = torch.zeros(self.coordinates["spectrum"], dtype=torch.float64, device=of_u[0].device)
         return (*of_u, *of_v, q), prefixed(u=chart_u, v=chart_v)
 

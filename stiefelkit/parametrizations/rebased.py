@@ -62,15 +62,15 @@ class Rebased(OrthogonalParam):
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        given = Inner(inner, inner_options)
-        reason = given.flaw(self.shape, self.dtype)
+        wrapped = Inner(inner, inner_options)
+        reason = wrapped.flaw(self.shape, self.dtype)
         if reason is not None:
             raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
-        precision = precision if precision in given.cls.precisions else "exact"
-        self.inner = given.build(self, self.shape, device, precision=precision)
+        precision = precision if precision in wrapped.cls.precisions else "exact"
+        self.inner = wrapped.build(self, self.shape, device, precision=precision)
         if "identity" not in self.inner.schemes:
             raise OptionError(
-                f"Rebased needs an inner map that can be the identity, got {given.cls.__name__} with "
+                f"Rebased needs an inner map that can be the identity, got {wrapped.cls.__name__} with "
                 f"inner_options={dict(inner_options or {})}; the base takes any frame, whatever the inner map's signs."
             )
         *batch, n, _ = self.shape

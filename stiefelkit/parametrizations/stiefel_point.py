@@ -55,8 +55,8 @@ class StiefelPoint(OrthogonalParam):
     @property
     def traits(self) -> Traits:
         """Onto; a square real frame keeps its determinant."""
-        own = component(self.shape, self.is_complex)
-        return Traits(onto=True, invertible=True, exact=True, component=own, cost_exponent=2.0)
+        reached = component(self.shape, self.is_complex)
+        return Traits(onto=True, invertible=True, exact=True, component=reached, cost_exponent=2.0)
 
     @property
     def schemes(self) -> tuple[str, ...]:

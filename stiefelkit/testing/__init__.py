@@ -81,7 +81,7 @@ def check_parametrization(
                 check()
             except LawBroken as broken:
                 # An impure map fails many laws by the one.
-                failures |= {(each.law, each.where): each for each in broken.failures}
+                failures |= {(f.law, f.where): f for f in broken.failures}
     if failures:
         raise LawBroken(*failures.values())
 
@@ -114,15 +114,15 @@ def _checks(
         if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
             raise OptionError(f"The laws need a subclass of OrthogonalParam, got {cls!r}.")
         seen: set[tuple[Any, ...]] = set()
-        found = cases(cls)
-        if not found:
+        chosen = cases(cls)
+        if not chosen:
             raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
         if only is not None:
-            names = [str(case) for case in found]
+            names = [str(case) for case in chosen]
             if only not in names:
                 raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
-            found = [case for case in found if str(case) == only]
-        for case in found:
+            chosen = [case for case in chosen if str(case) == only]
+        for case in chosen:
             for law in laws:
                 # Slow: one square, one tall and one batched frame of each field (of each dtype and option) tell.
                 kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
@@ -182,8 +182,8 @@ def _line(law: str, case: Case) -> str:
     cls = case.cls
     # A class of a script or inside a function has to be in scope already.
     is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
-    known = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
+    imports = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
     return (
-        f"{known}from stiefelkit.testing import check_parametrization; "
+        f"{imports}from stiefelkit.testing import check_parametrization; "
         f"check_parametrization({cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()})"
     )

@@ -74,18 +74,18 @@ def law_derivative(act: Activation, is_complex: bool) -> None:
 def law_scan(act: Activation, is_complex: bool) -> None:
     """States and gradients in place are those of the loop, which has the gradients of finite differences."""
     dtype = torch.complex128 if is_complex else torch.float64
-    given = {
+    inputs = {
         "x": torch.randn(3, 2, UNITS, dtype=dtype),
         "w": torch.linalg.qr(torch.randn(UNITS, UNITS, dtype=dtype))[0],
     }
-    given |= {
+    inputs |= {
         "h0": torch.randn(2, UNITS, dtype=dtype),
         "activation_bias": 0.5 * torch.randn(UNITS, dtype=torch.float64),
     }
-    leaves = [t.contiguous().requires_grad_() for t in given.values()]
+    leaves = [t.contiguous().requires_grad_() for t in inputs.values()]
 
     def states(*tensors: Tensor, backend: str = "reference") -> Any:
-        named = dict(zip(given, tensors, strict=True))
+        named = dict(zip(inputs, tensors, strict=True))
         return scan(**named, activation=act.name, backend=backend)[0]  # type: ignore[arg-type]
 
     try:
@@ -93,10 +93,10 @@ def law_scan(act: Activation, is_complex: bool) -> None:
     except torch.autograd.gradcheck.GradcheckError as error:
         raise _broken("scan", act, f"the loop fails gradcheck, {str(error).splitlines()[0]}") from error
     g = torch.randn(3, 2, UNITS, dtype=dtype)
-    loop, own = (
+    loop, inplace = (
         (out, *torch.autograd.grad(out, leaves, g)) for out in (states(*leaves), states(*leaves, backend="inplace"))
     )
-    for a, b, what in zip(own, loop, ("states", *given), strict=True):
+    for a, b, what in zip(inplace, loop, ("states", *inputs), strict=True):
         _near("scan", act, a, b, what if what == "states" else f"the gradient by {what}")
 
 
@@ -105,15 +105,15 @@ def law_zero(act: Activation, is_complex: bool) -> None:
     zero = torch.zeros(1, 1, UNITS, dtype=torch.complex128 if is_complex else torch.float64)
     w, b = torch.eye(UNITS, dtype=zero.dtype), torch.full((UNITS,), 0.25, dtype=torch.float64)
     for bias in (b, -b) if act.bias_inside else (None,):
-        found = []
+        results = []
         for backend in ("inplace", "reference"):
             leaf = zero.clone().requires_grad_()
             last = scan(leaf, w, zero[0], activation=act.name, activation_bias=bias, backend=backend)[1]
-            found.append((last, torch.autograd.grad(last.real.sum(), leaf)[0]))
-        for own, loop, what in zip(*found, ("a value", "a gradient"), strict=True):
+            results.append((last, torch.autograd.grad(last.real.sum(), leaf)[0]))
+        for inplace, loop, what in zip(*results, ("a value", "a gradient"), strict=True):
             if not bool(torch.isfinite(_rows(loop)).all()):
                 raise _broken("zero", act, f"{what} at z = 0 is not finite")
-            _near("zero", act, own, loop, f"{what} at z = 0")
+            _near("zero", act, inplace, loop, f"{what} at z = 0")
 
 
 ACTIVATION_LAWS = {"step": law_step, "derivative": law_derivative, "scan": law_scan, "zero": law_zero}
@@ -158,12 +158,12 @@ def _rows(z: Tensor) -> Tensor:
     return torch.cat([z.real, z.imag], -1) if z.is_complex() else z
 
 
-def _near(law: str, act: Activation, found: Tensor, exact: Tensor, what: str) -> None:
+def _near(law: str, act: Activation, value: Tensor, exact: Tensor, what: str) -> None:
     scale = max(1.0, exact.detach().abs().max().item())
-    figure = (found.detach() - exact.detach()).abs().max().item() / scale
+    figure = (value.detach() - exact.detach()).abs().max().item() / scale
     if not figure <= CLOSE:
         raise _broken(law, act, f"{what} differs by {figure:.3g}, permitted {CLOSE:.3g}", figure)
 
 
-def _broken(law: str, act: Activation, found: str, figure: float | None = None) -> LawBroken:
-    return LawBroken(Failure(law, f"{type(act).__name__}({act.name!r})", found, figure, CLOSE))
+def _broken(law: str, act: Activation, words: str, figure: float | None = None) -> LawBroken:
+    return LawBroken(Failure(law, f"{type(act).__name__}({act.name!r})", words, figure, CLOSE))

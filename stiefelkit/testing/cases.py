@@ -98,7 +98,7 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 def cases(cls: type[OrthogonalParam]) -> list[Case]:
     """Every example of a parametrization in every dtype that it does, the first ones in each precision."""
-    found = []
+    every = []
     examples = list(cls.examples())
     for precision in cls.precisions:
         if precision != "exact" and not any(options.get("precision") == precision for _, options in examples):
@@ -106,8 +106,8 @@ def cases(cls: type[OrthogonalParam]) -> list[Case]:
     for shape, options in examples:
         for dtype in _DTYPES:
             if cls.supports(shape, dtype, **options) is None:
-                found.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
-    return found
+                every.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
+    return every
 
 
 class _Layer(nn.Module):

@@ -76,15 +76,15 @@ def require_second_along(law: str, case: Case, fn: Function, leaves: tuple[Tenso
 def _check_along(law: str, case: Case, fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
     generator = seeds.generator(12)
     along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
-    found = fn(*leaves)
-    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in found]
+    ys = fn(*leaves)
+    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in ys]
 
     def value(step: float) -> float:
         with torch.no_grad():
             moved = fn(*(c + step * d for c, d in zip(leaves, along, strict=True)))
             return sum((y * g.conj()).sum().real.item() for y, g in zip(moved, gs, strict=True))
 
-    grads = torch.autograd.grad(found, leaves, gs)
+    grads = torch.autograd.grad(ys, leaves, gs)
     ours = sum((a.conj() * d).sum().real.item() for a, d in zip(grads, along, strict=True))
     size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
     difference = (value(1e-5) - value(-1e-5)) / 2e-5
@@ -126,13 +126,13 @@ def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) ->
 
     v = torch.cat([_real(c.detach()) for c in inputs]).requires_grad_()
     y = of(v)
-    ours = torch.stack([torch.autograd.grad(each, v, retain_graph=True)[0] for each in y])
+    ours = torch.stack([torch.autograd.grad(y_i, v, retain_graph=True)[0] for y_i in y])
     steps = _STEP * torch.eye(v.numel(), dtype=v.dtype)
     columns = [(of(v + step).detach() - of(v - step).detach()) / (2 * _STEP) for step in steps]
-    theirs = torch.stack(columns, dim=1)
-    off, bound = (ours - theirs).abs(), _ABSOLUTE + _RELATIVE * theirs.abs()
+    differences = torch.stack(columns, dim=1)
+    off, bound = (ours - differences).abs(), _ABSOLUTE + _RELATIVE * differences.abs()
     i, j = divmod(int((off / bound).nan_to_num(torch.inf).argmax()), v.numel())
-    entry = f"d y[{i}] / d x[{j}] = {ours[i, j].item():.8g}, by differences {theirs[i, j].item():.8g},"
+    entry = f"d y[{i}] / d x[{j}] = {ours[i, j].item():.8g}, by differences {differences[i, j].item():.8g},"
     return off[i, j].item(), bound[i, j].item(), entry
 
 

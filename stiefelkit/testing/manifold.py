@@ -63,12 +63,12 @@ class _Sample:
     def tolerance(self) -> float:
         return 50 * torch.finfo(self.w.dtype).eps * self.w.shape[-1] ** 0.5
 
-    def require(self, holds: bool, found: str, figure: float | None = None, bound: float | None = None) -> None:
+    def require(self, holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
         """Raises LawBroken with what was found unless the law holds."""
         if not holds:
             shape, dtype = "x".join(map(str, self.w.shape)), str(self.w.dtype).removeprefix("torch.")
             raise LawBroken(
-                Failure(self.law, f"{self.manifold!r}-{shape}-{dtype}", found, figure, bound, (machine(),), self.line)
+                Failure(self.law, f"{self.manifold!r}-{shape}-{dtype}", words, figure, bound, (machine(),), self.line)
             )
 
     @property
@@ -90,16 +90,16 @@ class _Sample:
         """Requires the rounding limit, and the shape and dtype of the sample."""
         self.require(w.shape == self.w.shape and w.dtype == self.w.dtype, f"{what} has {tuple(w.shape)}, {w.dtype}")
         error, permitted = orthogonality_error(w).max().item(), permitted_error(w.shape[-1], w.dtype)
-        found = f"{what}: ||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}"
-        self.require(error <= permitted, found, error, permitted)
+        words = f"{what}: ||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}"
+        self.require(error <= permitted, words, error, permitted)
 
     def require_tangent(self, w: Tensor, u: Tensor, what: str) -> None:
         """Requires W^H U to be skew up to rounding."""
         s = w.to(working_dtype(w.dtype)).mH @ u.to(working_dtype(w.dtype))
         off = torch.linalg.matrix_norm(s + s.mH).max().item()
         permitted = self.tolerance * max(1.0, torch.linalg.vector_norm(u).item())
-        found = f"{what}: ||W^H U + U^H W||_F = {off:.2g}, permitted {permitted:.2g}"
-        self.require(off <= permitted, found, off, permitted)
+        words = f"{what}: ||W^H U + U^H W||_F = {off:.2g}, permitted {permitted:.2g}"
+        self.require(off <= permitted, words, off, permitted)
 
 
 def law_projections(s: _Sample) -> None:
@@ -122,10 +122,10 @@ def law_projections(s: _Sample) -> None:
 def law_inner(s: _Sample) -> None:
     """The inner product is real, symmetric, linear and positive, and `norm` is its square root."""
     m, shape = s.manifold, s.w.shape[:-2]
-    found = m.inner(s.w, s.u, s.v)
-    s.require(found.shape == shape and not found.is_complex(), f"inner has {tuple(found.shape)}, {found.dtype}")
-    s.require_equal(found, m.inner(s.w, s.v, s.u), "inner with its arguments swapped")
-    s.require_equal(m.inner(s.w, s.u + s.v, s.v), found + m.inner(s.w, s.v), "inner of a sum")
+    value = m.inner(s.w, s.u, s.v)
+    s.require(value.shape == shape and not value.is_complex(), f"inner has {tuple(value.shape)}, {value.dtype}")
+    s.require_equal(value, m.inner(s.w, s.v, s.u), "inner with its arguments swapped")
+    s.require_equal(m.inner(s.w, s.u + s.v, s.v), value + m.inner(s.w, s.v), "inner of a sum")
     squares = m.inner(s.w, s.u)
     least = squares.min().item() if s.u.norm() > 0 else 1.0
     s.require(least > 0, f"the square of a tangent vector is {least:.2g}")
@@ -177,11 +177,11 @@ def law_logarithm(s: _Sample) -> None:
     """`logmap`, where there is one, undoes `expmap`, and `dist` is the length of it."""
     end = s.manifold.expmap(s.w, s.u)
     try:
-        found = s.manifold.logmap(s.w, end)
+        direction = s.manifold.logmap(s.w, end)
     except NotImplementedError:
         return
-    s.require_tangent(s.w, found, "logmap")
-    s.require_equal(found, s.u, "logmap of expmap", 20)
+    s.require_tangent(s.w, direction, "logmap")
+    s.require_equal(direction, s.u, "logmap of expmap", 20)
     s.require_equal(s.manifold.dist(s.w, end), s.manifold.norm(s.w, s.u), "dist to expmap", 20)
 
 
@@ -239,8 +239,8 @@ def law_batch(s: _Sample) -> None:
         tensors = (s.w,) if name == "projx" else (s.w, s.u)
         depth = s.w.dim() - 2
         members = zip(*(t.flatten(0, depth - 1) for t in (*tensors, method(*tensors))), strict=True)
-        for *own, found in members:
-            s.require_equal(found, method(*own), f"a member of the batch in {name}")
+        for *inputs, member in members:
+            s.require_equal(member, method(*inputs), f"a member of the batch in {name}")
 
 
 def law_checks(s: _Sample) -> None:

@@ -140,11 +140,11 @@ def law_threads(case: Case) -> None:
     alone = [results(coordinates) for coordinates in drawn]
     together = threading.Barrier(count)
     with ThreadPoolExecutor(count) as pool:
-        found = list(pool.map(work, range(count)))
+        threaded = list(pool.map(work, range(count)))
     names = ["the frame", *(f"the gradient of {name}" for name in param.coordinates)]
     for k, expected in enumerate(alone):
         record(f"thread {k} of law_threads({case!r})", param.coordinates, drawn[k])
-        for name, b, *of_rounds in zip(names, expected, *found[k], strict=True):
+        for name, b, *of_rounds in zip(names, expected, *threaded[k], strict=True):
             for a in of_rounds:
                 off = torch.linalg.vector_norm((a - b).to(working_dtype(a.dtype))).item()
                 require("threads", case, torch.equal(a, b), f"{name} in a thread is off by {off:.3g}", off, 0.0)
@@ -158,9 +158,9 @@ def law_batch(case: Case) -> None:
     w = param(*coordinates).flatten(0, -3)
     single = case.build(case.shape[-2:])
     depth = len(case.shape) - 2
-    for i, own in enumerate(zip(*(c.flatten(0, depth - 1) for c in coordinates), strict=True)):
+    for i, member in enumerate(zip(*(c.flatten(0, depth - 1) for c in coordinates), strict=True)):
         single.load_chart_({name: value.flatten(0, depth - 1)[i] for name, value in param.chart.items()})
-        off = torch.linalg.matrix_norm((single(*own) - w[i]).to(working_dtype(case.dtype))).item()
+        off = torch.linalg.matrix_norm((single(*member) - w[i]).to(working_dtype(case.dtype))).item()
         permitted = same_frame(case) + slack(param, coordinates)
         require_within("batch", case, off, permitted, "off the loop by")
 
@@ -195,13 +195,13 @@ def law_round_trip(case: Case) -> None:
         require_within("round_trip", case, off, permitted, f"{name} comes back away by")
     param, coordinates = case.drawn()
     w = param(*coordinates).detach()
-    kept = w.clone()
+    before = w.clone()
     coordinates = param.right_inverse(w)
     back = param(*coordinates)
     off = torch.linalg.matrix_norm((back - w).to(working_dtype(case.dtype))).max().item()
     permitted = limit + orthogonality_error(w).max().item() + slack(param, coordinates)
     require_within("round_trip", case, off, permitted, "its own frame comes back away by")
-    require("round_trip", case, torch.equal(w, kept), "right_inverse changes its argument")
+    require("round_trip", case, torch.equal(w, before), "right_inverse changes its argument")
     chart = {name: value.clone() for name, value in param.chart.items()}
     poisoned = w.clone()
     poisoned[..., 0, 0] = float("nan")
@@ -263,8 +263,10 @@ def law_precision(case: Case) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         layer = layer_of(case).to(dtype)
         coordinate_list = coordinate_list_of(layer)
-        kept = all(c.dtype == torch.float32 for c in coordinate_list.coordinates.values())
-        require("precision", case, layer.weight.dtype == dtype and kept, f"{dtype}: coordinates cast, or weight not")
+        are_single = all(c.dtype == torch.float32 for c in coordinate_list.coordinates.values())
+        require(
+            "precision", case, layer.weight.dtype == dtype and are_single, f"{dtype}: coordinates cast, or weight not"
+        )
         require_frame_of("precision", case, layer)
 
 

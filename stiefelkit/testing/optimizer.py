@@ -108,15 +108,17 @@ def law_batch(case: OptimizerCase) -> None:
     """Several frames in one group, and those of a batch, go where each matrix goes alone."""
     together = case.frames(*SHAPES)
     alone = [[nn.Parameter(m.clone()) for m in w.detach().reshape(-1, *w.shape[-2:])] for w in together]
-    optimizers = [case.on(together), *(case.on([m]) for own in alone for m in own)]
+    optimizers = [case.on(together), *(case.on([m]) for matrices in alone for m in matrices)]
     for number in range(3):
         give_gradients(together, number)
-        for w, own in zip(together, alone, strict=True):
-            for m, g in zip(own, w.grad.reshape(-1, *w.shape[-2:]), strict=True):  # type: ignore[union-attr]
+        for w, matrices in zip(together, alone, strict=True):
+            for m, g in zip(matrices, w.grad.reshape(-1, *w.shape[-2:]), strict=True):  # type: ignore[union-attr]
                 m.grad = g.clone()
         for optimizer in optimizers:
             optimizer.step()
-    off = distance(together, [torch.stack(tuple(own)).view_as(w) for w, own in zip(together, alone, strict=True)])
+    off = distance(
+        together, [torch.stack(tuple(matrices)).view_as(w) for w, matrices in zip(together, alone, strict=True)]
+    )
     case.require("batch", off <= SAME, f"a frame among others ends {off:.3g} from where it goes alone", off, SAME)
 
 
@@ -237,17 +239,17 @@ def law_groups(case: OptimizerCase) -> None:
     ws, optimizer = mixed(case)
     plain: Any = getattr(case.cls, "plain", None)
     if plain is not None:
-        known = inspect.signature(plain).parameters
+        parameters = inspect.signature(plain).parameters
         twin = nn.Parameter(ws[5].detach().clone())
-        theirs = plain(
+        reference = plain(
             [twin],
-            **{key: value for key, value in optimizer.param_groups[2].items() if key in known and key != "params"},
+            **{key: value for key, value in optimizer.param_groups[2].items() if key in parameters and key != "params"},
         )
         for number in range(3):
             give_gradients(ws, number)
             twin.grad = ws[5].grad.clone()  # type: ignore[union-attr]
             optimizer.step()
-            theirs.step()
+            reference.step()
         case.require("groups", torch.equal(twin, ws[5]), f"free parameters do not go as {plain.__name__} moves them")
     optimizer.param_groups[1]["lr"] = 0.0  # as a schedule sets it
     before = [w.detach().clone() for w in ws]
@@ -259,12 +261,14 @@ def law_groups(case: OptimizerCase) -> None:
     walk(optimizer, fresh, [0])
     case.require("groups", equal(fresh, case.frames(*SHAPES)), "a rate of 0 moves frames at their first step")
     case.require("groups", len(optimizer.state) == len(fresh), "a rate of 0 makes no states")
-    loss, calls, kept = torch.tensor(2.0), [], fresh[1].detach().clone()
+    loss, calls, unmoved = torch.tensor(2.0), [], fresh[1].detach().clone()
     give_gradients(fresh, 1)
     fresh[1].grad = None
-    found = case.on(fresh).step(lambda: calls.append(1) or loss)
-    case.require("groups", found is loss and len(calls) == 1, "a closure is not called once, or its loss not returned")
-    case.require("groups", torch.equal(fresh[1], kept), "a frame without a gradient moves")
+    returned = case.on(fresh).step(lambda: calls.append(1) or loss)
+    case.require(
+        "groups", returned is loss and len(calls) == 1, "a closure is not called once, or its loss not returned"
+    )
+    case.require("groups", torch.equal(fresh[1], unmoved), "a frame without a gradient moves")
     for what, group in {
         "an unknown manifold": {"manifold": "stiefel:cannonical"},
         "weight decay of a frame": {"manifold": MANIFOLDS[0], "weight_decay": 0.1},
@@ -276,9 +280,9 @@ def law_groups(case: OptimizerCase) -> None:
 
 def law_settings(case: OptimizerCase) -> None:
     """Settings are named in the signature, are what groups hold, and are refused where they make no sense."""
-    known = [name for name in inspect.signature(case.cls).parameters if name != "params"]
+    names = [name for name in inspect.signature(case.cls).parameters if name != "params"]
     (group,) = case.on(case.frames((3, 3))).param_groups
-    for name in known:
+    for name in names:
         case.require("settings", name in group, f"groups do not hold {name}")
         nonsense = {"params": case.frames((3, 3)), "manifold": MANIFOLDS[0], name: object()}
         case.require_refused(
@@ -297,9 +301,9 @@ def law_settings(case: OptimizerCase) -> None:
     misspelt = {
         "params": case.frames((3, 3)),
         "manifold": MANIFOLDS[0],
-        f"{known[-1]}s": getattr(group, known[-1], None),
+        f"{names[-1]}s": getattr(group, names[-1], None),
     }
-    case.require_refused("settings", OptionError, lambda: case.make([misspelt]), f"{known[-1]}s in a group")
+    case.require_refused("settings", OptionError, lambda: case.make([misspelt]), f"{names[-1]}s in a group")
 
 
 OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = {
@@ -356,11 +360,11 @@ def optimizer_checks(
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise OptionError(f"The laws of optimizers need a subclass of torch.optim.Optimizer, got {cls!r}.")
-        found = optimizer_cases(cls)
-        names = [str(case) for case in found]
+        chosen = optimizer_cases(cls)
+        names = [str(case) for case in chosen]
         if only is not None and only not in names:
             raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
-        for case in found:
+        for case in chosen:
             for law in laws if only in (None, str(case)) else ():
                 yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
 
@@ -380,8 +384,8 @@ def _run(law: str, case: OptimizerCase) -> None:
     cls = case.cls
     # A class of a script or inside a function has to be in scope already.
     is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
-    known = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
+    imports = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
     again = f"check_optimizer({cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()})"
     raise LawBroken(
-        failure.with_details([machine()], f"{known}from stiefelkit.testing import check_optimizer; {again}")
+        failure.with_details([machine()], f"{imports}from stiefelkit.testing import check_optimizer; {again}")
     )

@@ -63,11 +63,11 @@ class OptimizerCase:
         return self.make([{"params": list(ws), "manifold": manifold}], **settings)
 
     def require(
-        self, law: str, holds: bool, found: str, figure: float | None = None, bound: float | None = None
+        self, law: str, holds: bool, words: str, figure: float | None = None, bound: float | None = None
     ) -> None:
         """Raises LawBroken with what was found unless the law holds."""
         if not holds:
-            raise LawBroken(Failure(law, str(self), found, figure, bound))
+            raise LawBroken(Failure(law, str(self), words, figure, bound))
 
     def require_refused(self, law: str, error: type[Exception], act: Callable[[], Any], what: str) -> None:
         """Raises LawBroken unless an act raises an error of some type, in one sentence."""

@@ -151,8 +151,8 @@ def law_contract(case: Case) -> None:
     require("contract", case, not unknown, f"coordinates {unknown} are not in coordinate_names")
     # By identity: a map around another keeps the chart under longer keys.
     persistent = {id(value) for value in param.state_dict(keep_vars=True).values()}
-    kept = all(id(choice) in persistent for choice in param.chart.values())
-    require("contract", case, kept, "a chart that state dicts leave out")
+    are_saved = all(id(choice) in persistent for choice in param.chart.values())
+    require("contract", case, are_saved, "a chart that state dicts leave out")
     require("contract", case, not list(param.parameters()), "a map that owns parameters")
     options: dict[str, Any] = {"dtype": case.dtype, "no_such_option": 1}
     try:

@@ -24,11 +24,11 @@ __all__ = [
 
 
 def require(
-    law: str, case: Case, holds: bool, found: str, figure: float | None = None, bound: float | None = None
+    law: str, case: Case, holds: bool, words: str, figure: float | None = None, bound: float | None = None
 ) -> None:
     """Raises LawBroken with what was found unless the law holds."""
     if not holds:
-        raise LawBroken(Failure(law, str(case), found, figure, bound))
+        raise LawBroken(Failure(law, str(case), words, figure, bound))
 
 
 def require_within(law: str, case: Case, figure: float, bound: float, what: str) -> None:
