@@ -112,13 +112,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if not isinstance(state_dict, Mapping):
             raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
         # As the last of the hooks, since those before it may mend what they are given.
-        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._checked(loaded))
+        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))
         try:
             super().load_state_dict(state_dict)
         finally:
             check.remove()
 
-    def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         check_states(self, state_dict)
         state_dict = {**state_dict, "param_groups": [_with_present_words(g) for g in state_dict["param_groups"]]}

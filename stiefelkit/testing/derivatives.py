@@ -10,7 +10,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
-from stiefelkit.testing.require import require, require_within
+from stiefelkit.testing.running import require, require_within
 
 __all__ = ["of_free", "require_along", "require_derivatives", "require_second_along", "require_second_derivatives"]
 
@@ -40,12 +40,12 @@ def _turned(s: Tensor, x: Tensor) -> Tensor:
     return (torch.matrix_exp(wide - wide.mH) @ s.to(wide.dtype)).to(s.dtype)
 
 
-def require_derivatives(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+def require_derivatives(fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Requires gradcheck; where it fails, says which entry of the Jacobian is off the most."""
-    _check(law, case, torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),), leaves)
+    _check(torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),), leaves)
 
 
-def require_second_derivatives(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+def require_second_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Requires gradgradcheck; where it fails, says which entry of the second derivatives is off the most."""
     g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype).requires_grad_()
     count = len(leaves)
@@ -53,15 +53,15 @@ def require_second_derivatives(law: str, case: Case, fn: Function, leaves: tuple
     def gradient(*both: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(fn(*both[:count]), both[:count], both[count], create_graph=True)
 
-    _check(law, case, torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g))
+    _check(torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g))
 
 
-def require_along(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+def require_along(fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Compares the gradient with a central difference along one random direction."""
-    _check_along(law, case, lambda *c: (fn(*c),), leaves)
+    _check_along(lambda *c: (fn(*c),), leaves)
 
 
-def require_second_along(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+def require_second_along(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """Compares the gradient of the gradient with a central difference along one random direction."""
     g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
 
@@ -70,10 +70,10 @@ def require_second_along(law: str, case: Case, fn: Function, leaves: tuple[Tenso
             c = tuple(x if x.requires_grad else x.requires_grad_() for x in c)
             return torch.autograd.grad(fn(*c), c, g, create_graph=True)
 
-    _check_along(law, case, gradient, leaves)
+    _check_along(gradient, leaves)
 
 
-def _check_along(law: str, case: Case, fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
+def _check_along(fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
     generator = seeds.generator(12)
     along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
     ys = fn(*leaves)
@@ -89,12 +89,10 @@ def _check_along(law: str, case: Case, fn: Callable[..., tuple[Tensor, ...]], le
     size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
     difference = (value(1e-5) - value(-1e-5)) / 2e-5
     what = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}: off by"
-    require_within(law, case, abs(ours - difference), 1e-6 * size, what)
+    require_within(abs(ours - difference), 1e-6 * size, what)
 
 
 def _check(
-    law: str,
-    case: Case,
     check: Callable[..., bool],
     fn: Function,
     leaves: tuple[Tensor, ...],
@@ -109,12 +107,12 @@ def _check(
     if check(plain, leaves, raise_exception=False, **options):
         return
     figure, bound, entry = _worst(measured, inputs)
-    require_within(law, case, figure, bound, f"{check.__name__} fails, {entry} is off by")
+    require_within(figure, bound, f"{check.__name__} fails, {entry} is off by")
     try:
         check(plain, leaves, **options)
     except Exception as error:
-        require(law, case, False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
-    require(law, case, False, f"{check.__name__} fails, and passes when it is asked again")
+        require(False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
+    require(False, f"{check.__name__} fails, and passes when it is asked again")
 
 
 def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> tuple[float, float, str]:
