@@ -24,16 +24,7 @@ from stiefelkit.parametrizations.scaled import Scaled
 from stiefelkit.parametrizations.view import VIEWS, View
 from stiefelkit.parametrizations.viewed import Viewed
 
-__all__ = [
-    "assign_",
-    "available",
-    "bake",
-    "coordinates",
-    "orthogonal",
-    "rebase_",
-    "register",
-    "reset_",
-]
+__all__ = ["assign_", "available", "bake", "coordinates", "orthogonal", "rebase_", "register", "reset_"]
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -12,14 +12,7 @@ from torch.nn.utils import parametrize
 from stiefelkit import guard, notices
 from stiefelkit._torch import held_buffers, is_exported, is_transformed, write_count
 from stiefelkit.dtypes import coarser, keep_precision
-from stiefelkit.entries import (
-    check_description,
-    check_entry,
-    check_frame,
-    check_weight,
-    describe_map,
-    read_description,
-)
+from stiefelkit.entries import check_description, check_entry, check_frame, check_weight, describe_map, read_description
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
@@ -290,10 +283,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False) -> None:
         """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
 
-        Args:
-            state_dict: a whole state dict.
-            prefix: where this weight's entries begin, "layer.parametrizations.weight.".
-            assign: whether its tensors will take the place of the coordinates, not only their values.
+        "layer.parametrizations.weight." is such a prefix; with `assign` tensors will take the place of the coordinates.
         """
         if not any(key.startswith(prefix) for key in state_dict):
             return

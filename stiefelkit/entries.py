@@ -46,15 +46,7 @@ def describe_map(param: OrthogonalParam) -> dict[str, Any]:
 
 
 def read_description(state: Any, weight: str) -> dict[str, Any]:
-    """Reads what a checkpoint says of a weight.
-
-    Args:
-        state: the entry: JSON in a uint8 tensor.
-        weight: the weight's name, for messages.
-
-    Raises:
-        CheckpointError: it is nothing of the kind.
-    """
+    """Reads what a checkpoint says of a weight; raises CheckpointError if that is no JSON in a uint8 tensor."""
     why = _flaw(state)
     if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
         why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
@@ -185,14 +177,7 @@ def _flaw(value: Any) -> str | None:
 
 
 def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> Tensor:
-    """Returns the tensor under a key of a state dict if it can take the place of ours.
-
-    Args:
-        value: the entry, None if there is none.
-        key: its key.
-        what: the weight and the name of the coordinate or choice, for messages.
-        ours: what it is copied into.
-        may_be_meta: whether a tensor without values will do.
+    """Returns the tensor under a key of a state dict, None if there is none, if it can take the place of ours.
 
     Raises:
         CheckpointError: no dense tensor of this shape and kind.
@@ -239,11 +224,7 @@ def check_frame(value: Tensor, what: str) -> None:
 def check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
     """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
 
-    Args:
-        param: the map.
-        values: name to tensor of every coordinate, checked one by one already.
-        chart: name of the buffer to tensor.
-        weight: the weight's name, for messages.
+    They were checked one by one already; the chart is by the names of buffers.
     """
     if any(t.is_meta for t in (*values.values(), *chart.values())):
         return

@@ -26,25 +26,14 @@ _log = logging.getLogger("stiefelkit")
 
 
 class Start(NamedTuple):
-    """How a weight starts.
-
-    Attributes:
-        init: as in `stiefelkit.orthogonal`.
-        generator: source of randomness; torch's default when None.
-    """
+    """How a weight starts: `init` and `generator` of `stiefelkit.orthogonal`."""
 
     init: str | Tensor | None
     generator: torch.Generator | None
 
 
 def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title: str) -> None:
-    """Fills the coordinates of a weight, and logs once if they are not the weight's own.
-
-    Args:
-        coordinate_list: holds the coordinates.
-        weight: what the parameter was.
-        start: what is asked for.
-        title: the weight's name, for the log.
+    """Fills the coordinates of what was a weight, and logs once, by its title, if they are not the weight's own.
 
     Raises:
         NonFiniteError, NotAFrameError, RankError, ImageError: as `stiefelkit.orthogonal`.

@@ -36,13 +36,7 @@ class SupportsCoordinates(Protocol):
 
 
 class Frame(NamedTuple):
-    """Where a parameter that is a frame belongs.
-
-    Attributes:
-        coordinate_list: the `CoordinateList` that holds it, None for a frame without a module.
-        name: the coordinate's name, "stiefel".
-        manifold: what it must stay on, "stiefel:canonical".
-    """
+    """Where a parameter that is a frame belongs; the coordinate list is None for one without a module."""
 
     coordinate_list: Any
     name: str
@@ -51,11 +45,8 @@ class Frame(NamedTuple):
     @property
     def title(self) -> str:
         """In messages: "the frame of Linear.weight"."""
-        return (
-            "a frame without a module"
-            if self.coordinate_list is None
-            else f"the frame of {self.coordinate_list.weight}"
-        )
+        weight = None if self.coordinate_list is None else self.coordinate_list.weight
+        return "a frame without a module" if weight is None else f"the frame of {weight}"
 
 
 _coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()

@@ -19,13 +19,7 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
 class Place(NamedTuple):
-    """Where a weight stands.
-
-    Attributes:
-        qualified: its name in the model that was given, "encoder.0.weight", as `sk.drift` prints it.
-        host: the module that owns it.
-        name: its name there, "weight".
-    """
+    """Where a weight stands: its name in a model, "encoder.0.weight", the module that owns it, and its name there."""
 
     qualified: str
     host: nn.Module
@@ -46,12 +40,7 @@ class Place(NamedTuple):
 
 
 def find_place(model: nn.Module, name: str, who: str) -> Place:
-    """Returns where a qualified name points to, whether or not there is a weight.
-
-    Args:
-        model: the model.
-        name: "encoder.0.weight", or "weight" of the model itself.
-        who: begins the sentences of the errors.
+    """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
 
     Raises:
         DtypeError: the model is no module.
@@ -94,12 +83,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
 
 
 def choose(model: nn.Module, where: Where) -> list[Place]:
-    """Returns the weights of two dimensions or more that are meant, in the model's order, each once.
-
-    Args:
-        model: the model.
-        where: a pattern of qualified names, in which * stands for any characters, dots too; several of them; or a
-            predicate of qualified name and host.
+    """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once.
 
     Raises:
         DtypeError: the model is no module.

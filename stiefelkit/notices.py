@@ -20,16 +20,7 @@ _LISTED = 3
 
 
 class _Retired(NamedTuple):
-    """A parameter that a module has given up.
-
-    Attributes:
-        parameter: the parameter.
-        weight: the weight's name, "Linear.weight", for want of the qualified one.
-        event: what took it, "sk.orthogonal".
-        is_coordinate: whether it was one, and not the weight itself.
-        heir: the coordinate list, or the parameter, that took its place.
-        gradient: its gradient then, and how often that had been written to.
-    """
+    """What `retire` was told of a parameter, and its gradient then, with how often that had been written to."""
 
     parameter: weakref.ref[Tensor]
     weight: str

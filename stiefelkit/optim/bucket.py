@@ -16,19 +16,13 @@ _LARGEST = 1 << 22
 
 
 class Bucket:
-    """Frames of one shape, dtype and device as one tensor: (n, p) for a single matrix, else (b, n, p).
-
-    Args:
-        params: the frames, each with a gradient.
-        states: the optimizer's state of each.
-    """
+    """Frames of one shape, dtype and device that have a gradient, as one tensor: (n, p) of one, else (b, n, p)."""
 
     def __init__(self, params: list[Tensor], states: list[dict[str, Any]]):
         self.params = params
         self.states = states
         self.is_single = len(params) == 1 and params[0].dim() == 2
-        self._staged: list[tuple[str, Tensor]] = []
-        self._staged_each: list[tuple[str, list[Any]]] = []
+        self._staged: list[tuple[str, Tensor | list[Any]]] = []
 
     @property
     def wear(self) -> float:
@@ -138,23 +132,20 @@ class Bucket:
                 state[key] = state[key].to(p.dtype)
         return self.gather([state[key] for state in self.states])
 
-    def stage(self, key: str, value: Tensor) -> None:
-        """Keeps what `state` shall read from `commit` on."""
+    def stage(self, key: str, value: Tensor | list[Any]) -> None:
+        """Keeps what `state` shall read from `commit` on; a list has for each frame what is no tensor of its shape."""
         self._staged.append((key, value))
-
-    def stage_each(self, key: str, values: list[Any]) -> None:
-        """The same for a state that is no tensor of the frame's shape, one for each frame."""
-        self._staged_each.append((key, values))
 
     def commit(self) -> None:
         """Writes what was staged."""
-        for key, values in self._staged_each:
-            for state, value in zip(self.states, values, strict=True):
-                state[key] = value
-        self._staged_each.clear()
         for key, value in self._staged:
-            for state, part in zip(self.states, self.scatter(value), strict=True):
-                local_part(state[key]).copy_(part)
+            for state, part in zip(
+                self.states, self.scatter(value) if isinstance(value, Tensor) else value, strict=True
+            ):
+                if isinstance(value, Tensor):
+                    local_part(state[key]).copy_(part)
+                else:
+                    state[key] = part
         self._staged.clear()
 
 

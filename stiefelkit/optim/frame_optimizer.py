@@ -14,9 +14,14 @@ from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket, buckets
-from stiefelkit.optim.checks import check_group, check_members, check_spelling
-from stiefelkit.optim.finite import check_gradients
-from stiefelkit.optim.readers import ask_readers, check_readers
+from stiefelkit.optim.checks import (
+    ask_readers,
+    check_gradients,
+    check_group,
+    check_members,
+    check_readers,
+    check_spelling,
+)
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.optim.states import check_entries, check_states
 from stiefelkit.sharding import is_sharded
@@ -186,10 +191,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
 
-        Args:
-            group: the settings.
-            bucket: the frames, their gradients and states, as batches; the gradients of several buckets are known to be
-                finite, those of a single one are not.
+        The gradients of several buckets are known to be finite, those of a single one are not.
 
         Raises:
             NonFiniteError: a gradient is not finite, or what would come of the step.

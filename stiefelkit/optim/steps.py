@@ -30,8 +30,8 @@ def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tup
         raise OverflowError
     sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
     new = torch.tensor(squares, dtype=bucket.params[0].real.dtype, device=bucket.params[0].device).split(sizes)
-    bucket.stage_each("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
-    bucket.stage_each("step", [state.get("step", 0) + 1 for state in bucket.states])
+    bucket.stage("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
+    bucket.stage("step", [state.get("step", 0) + 1 for state in bucket.states])
     return list(zip(counts, squares, strict=True))
 
 

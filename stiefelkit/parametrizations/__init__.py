@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from stiefelkit.parametrizations.view import VIEWS, View
     from stiefelkit.parametrizations.viewed import Viewed
 
-__all__ = [
-    "VIEWS",
-    "Scaled",
-    "View",
-    "Viewed",
-    "check_options",
-    "find_parametrization",
-    "option_names",
-    "registered",
-]
+__all__ = ["VIEWS", "Scaled", "View", "Viewed", "check_options", "find_parametrization", "option_names", "registered"]
 
 
 def _check(cls: Any) -> None:
@@ -53,12 +44,7 @@ registered = Registry(
 
 
 def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for.
-
-    Raises:
-        UnknownNameError: no parametrization has this name.
-        OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
-    """
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
     return registered.find(parametrization)
 
 

@@ -42,9 +42,7 @@ class Givens(OrthogonalParam):
     `linear` does not form W where that is cheaper.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the signs live.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
         precision: "exact": polished in float64 ("fft": made in float64). "fast": neither; ||W^H W - I||_F is below
             (L + 16) eps sqrt(p), and a twentieth of that for random angles.
         layout: "brickwall" or "fft"; the latter needs n to be a power of two.
@@ -170,15 +168,12 @@ class Givens(OrthogonalParam):
         return rounded + (self.layers + 16) * eps * math.sqrt(p)
 
     def forward(self, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             angle: angles of the rotations in radians, shape (*, d), d = n(n - 1)/2 for n layers of a brick wall,
                 n/2 log2(n) for "fft".
             phase: phases of the rotations, then of D, shape (*, d + n), complex frames only.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
         exact = self.precision == "exact"
         # With few layers float64 costs less than a polish.

@@ -42,9 +42,7 @@ class Householder(OrthogonalParam):
     `linear` does not form W where that pays: O(nk) a vector.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the signs live.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
         precision: "exact": the frame in float64, rounded once, the gradient in the frame's dtype. "fast": a float32 or
             complex64 frame is worked out in its dtype, within `error_bound`, 32 (1 + min(k, 128)) limits. Equal
             reflectors come near to that; random ones stay within about 30. It saves a quarter of the time.
@@ -125,14 +123,11 @@ class Householder(OrthogonalParam):
         return {"reflections": self.reflections}
 
     def forward(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             reflectors: packed reflectors, shape (*, d), d = nk - k(k - 1)/2, twice that for complex frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
         dtype = self.dtype if self.is_complex else coordinate_dtype(self.dtype)

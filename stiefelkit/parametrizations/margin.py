@@ -28,9 +28,7 @@ class Margin(OrthogonalParam):
     orthonormal. The papers divide the learning rate of q by 2 m.
 
     Args:
-        shape: shape of the weight, (*, n, p).
-        dtype: real or complex dtype.
-        device: where the charts live.
+        shape, dtype, device: of the weight, (*, n, p), real or complex, and where the charts live.
         precision: "exact": both frames are exact, in float32 at least.
         margin: m, 0 <= m < 1.
         u: parametrization of U, a registered name or a class.
@@ -151,13 +149,10 @@ class Margin(OrthogonalParam):
         return torch.linalg.vector_norm(s * s - 1, dim=-1).max().item() + rounding
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to weights.
+        """Maps coordinates to weights of shape (*, n, p).
 
         Args:
             *coordinates: those of U, those of V, and q of shape (*, p).
-
-        Returns:
-            Weights of shape (*, n, p).
         """
         of_u, of_v, q = self._split(coordinates)
         u, v = self.u(*of_u), self.v(*of_v)

@@ -33,9 +33,7 @@ class MatrixExp(OrthogonalParam):
     backward, n x n or 2p x 2p. Not for square real weights with determinant -1.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the rotation lives.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the rotation lives.
         precision: "exact", or "fast": float32 frames with n <= 2p may be up to 100 rounding limits off, and take 0.7 to
             0.85 of the time.
 
@@ -113,13 +111,10 @@ class MatrixExp(OrthogonalParam):
         return None if fits else "an orthogonal rotation"
 
     def forward(self, skew: Tensor) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             skew: packed skew matrix, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
         rotation = None if n == p else from_buffer(self.rotation, self.is_complex)

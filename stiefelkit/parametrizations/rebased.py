@@ -29,9 +29,7 @@ class Rebased(OrthogonalParam):
     precision, a polish. For tall frames B takes n^2 numbers. Not for inner maps that cannot be the identity.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the base lives.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the base lives.
         precision: "exact", or "fast": without the polish, 10 rounding limits beyond the inner map's bound.
         inner: the map that is wrapped, a registered name or a class.
         inner_options: its options.
@@ -138,14 +136,7 @@ class Rebased(OrthogonalParam):
         return exact + self.inner.error_bound(*coordinates) + 10 * rounding_limit(self.shape[-2], torch.float32)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to frames.
-
-        Args:
-            *coordinates: those of the inner map.
-
-        Returns:
-            Frames of shape (*, n, p).
-        """
+        """Maps the inner map's coordinates to frames of shape (*, n, p)."""
         w = self._frame(*coordinates)
         if self._is_exact:
             # A base of float32 is no frame of float64 after one polish.

@@ -30,9 +30,7 @@ class StiefelPoint(OrthogonalParam):
     restricted-capacity map `fourier`, from which the full-capacity nets of Wisdom et al. start.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: unused; the map has no chart.
+        shape, dtype, device: of the frame, (*, n, p), real or complex; no device, as the map has no chart.
         precision: "exact": the frame, rounded once to the weight's dtype.
 
     References:
@@ -75,14 +73,7 @@ class StiefelPoint(OrthogonalParam):
         return {"stiefel": "stiefel:canonical"}
 
     def forward(self, stiefel: Tensor) -> Tensor:
-        """Rounds the frame to the weight's dtype.
-
-        Args:
-            stiefel: frames of shape (*, n, p), of the field of the map.
-
-        Returns:
-            Frames of shape (*, n, p), never the coordinate's own memory.
-        """
+        """Rounds frames of shape (*, n, p) to the weight's dtype; never the coordinate's own memory."""
         # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
         return stiefel.to(self.dtype, copy=True)
 

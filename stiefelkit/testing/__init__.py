@@ -22,17 +22,26 @@ import torch
 
 from stiefelkit.errors import OptionError
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing import seeds
+from stiefelkit.testing import forward, numerical, portable, seeds
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
-from stiefelkit.testing.failure import Failure, LawBroken, drawing, last_draw, machine
-from stiefelkit.testing.laws import LAWS
+from stiefelkit.testing.failure import (
+    Failure,
+    LawBroken,
+    again,
+    check_laws,
+    drawing,
+    failures_of,
+    last_draw,
+    machine,
+    named,
+    only_case,
+)
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
-from stiefelkit.testing.running import again, check_laws, failures_of, only_case
 
 __all__ = [
     "ACTIVATION_LAWS",
@@ -56,12 +65,33 @@ __all__ = [
     "retraction_order",
 ]
 
+LAWS: dict[str, Callable[[Case], None]] = named(
+    {
+        "frames": numerical.law_frames,
+        "gradients": numerical.law_gradients,
+        "second_derivatives": numerical.law_second_derivatives,
+        "forward_mode": forward.law_forward_mode,
+        "batched_gradients": forward.law_batched_gradients,
+        "pure": numerical.law_pure,
+        "threads": numerical.law_threads,
+        "batch": numerical.law_batch,
+        "round_trip": numerical.law_round_trip,
+        "finite_gradients": numerical.law_finite_gradients,
+        "decay": numerical.law_decay,
+        "precision": numerical.law_precision,
+        "schemes": portable.law_schemes,
+        "linear": portable.law_linear,
+        "checkpoint": portable.law_checkpoint,
+        "functional_call": portable.law_functional_call,
+        "compile": portable.law_compile,
+        "contract": portable.law_contract,
+    }
+)
+"""Name to law. Each takes a case and raises `LawBroken`."""
+
 
 def check_parametrization(
-    cls: type[OrthogonalParam],
-    laws: Iterable[str] = tuple(LAWS),
-    only: str | None = None,
-    offset: int | None = None,
+    cls: type[OrthogonalParam], laws: Iterable[str] = tuple(LAWS), only: str | None = None, offset: int | None = None
 ) -> None:
     """Checks a parametrization against the laws, and returns if it keeps them all.
 

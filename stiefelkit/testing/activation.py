@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stiefelkit.scan import Activation, find_activation, scan
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, machine
-from stiefelkit.testing.running import check_laws, failures_of, named, require, require_within
+from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, machine, named
+from stiefelkit.testing.require import require, require_within
 
 __all__ = ["ACTIVATION_LAWS", "check_activation"]
 
@@ -19,13 +19,7 @@ CLOSE = 1e-12
 
 
 class _Drawn:
-    """Pre-activations of a chunk, what the function makes of them, and what the step does.
-
-    Args:
-        act: the activation.
-        is_complex: whether states are.
-        scale: of the pre-activations.
-    """
+    """Pre-activations of a chunk, what the function makes of them, and what the step does."""
 
     def __init__(self, act: Activation, is_complex: bool, scale: float = 1.0):
         dtype = torch.complex128 if is_complex else torch.float64

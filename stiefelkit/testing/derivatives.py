@@ -10,7 +10,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
-from stiefelkit.testing.running import require, require_within
+from stiefelkit.testing.require import require, require_within
 
 __all__ = ["of_free", "require_along", "require_derivatives", "require_second_along", "require_second_derivatives"]
 

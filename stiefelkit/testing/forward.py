@@ -7,8 +7,7 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.derivatives import of_free
-from stiefelkit.testing.require import double, in_double
-from stiefelkit.testing.running import require_within
+from stiefelkit.testing.require import double, in_double, require_within
 
 __all__ = ["law_batched_gradients", "law_forward_mode"]
 

@@ -15,8 +15,8 @@ from stiefelkit import init
 from stiefelkit.errors import OptionError
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, machine
-from stiefelkit.testing.running import check_laws, failures_of, named, require, require_within
+from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, machine, named
+from stiefelkit.testing.require import require, require_within
 
 if TYPE_CHECKING:
     from geoopt import Manifold

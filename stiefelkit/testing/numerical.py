@@ -23,8 +23,16 @@ from stiefelkit.testing.derivatives import (
 )
 from stiefelkit.testing.failure import record
 from stiefelkit.testing.lowered import lowered_products
-from stiefelkit.testing.require import double, in_double, require_frame, require_frame_of, same_frame, slack
-from stiefelkit.testing.running import require, require_within
+from stiefelkit.testing.require import (
+    double,
+    in_double,
+    require,
+    require_frame,
+    require_frame_of,
+    require_within,
+    same_frame,
+    slack,
+)
 
 _ENTRIES = 25
 """Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""

@@ -13,20 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import attach
-from stiefelkit.errors import (
-    CheckpointError,
-    NonFiniteError,
-    NotAFrameError,
-    OptimizerError,
-    OptionError,
-    ShapeError,
-)
+from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.groups import frames, parameter_groups
 from stiefelkit.optim.rounding import PROMISED
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, machine
+from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
     RATE,
@@ -41,7 +34,7 @@ from stiefelkit.testing.optimizer_cases import (
     snapshot,
     walk,
 )
-from stiefelkit.testing.running import again, check_laws, failures_of, named, only_case, require, require_refused
+from stiefelkit.testing.require import require, require_refused
 
 __all__ = ["OPTIMIZER_LAWS", "check_optimizer", "optimizer_checks"]
 

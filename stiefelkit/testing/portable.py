@@ -17,8 +17,7 @@ from stiefelkit.functional._product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of
-from stiefelkit.testing.require import require_frame, same_frame, slack
-from stiefelkit.testing.running import require, require_within
+from stiefelkit.testing.require import require, require_frame, require_within, same_frame, slack
 
 
 def law_schemes(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""What the laws of maps require of frames."""
+"""What the laws require with, and how they word what they found."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,9 +9,42 @@ from torch import Tensor
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, coordinate_list_of
-from stiefelkit.testing.running import require_within
+from stiefelkit.testing.failure import Failure, LawBroken
 
-__all__ = ["double", "in_double", "require_frame", "require_frame_of", "same_frame", "slack"]
+__all__ = [
+    "double",
+    "in_double",
+    "require",
+    "require_frame",
+    "require_frame_of",
+    "require_refused",
+    "require_within",
+    "same_frame",
+    "slack",
+]
+
+
+def require(holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
+    """Raises LawBroken with what was found unless the law holds; `named` adds which law, and in which case."""
+    if not holds:
+        raise LawBroken(Failure("", "", words, figure, bound))
+
+
+def require_within(figure: float, bound: float, what: str) -> None:
+    """Raises LawBroken unless what is measured stays within what is permitted."""
+    require(figure <= bound, f"{what} {figure:.3g}, permitted {bound:.3g}", figure, bound)
+
+
+def require_refused(error: type[Exception], act: Callable[[], Any], what: str) -> None:
+    """Raises LawBroken unless an act raises an error of some type, in one sentence."""
+    try:
+        act()
+    except error as caught:
+        require("\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
+    except Exception as caught:
+        require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
+    else:
+        require(False, f"{what} is not refused")
 
 
 def require_frame(w: Tensor, in_double: Callable[[], Tensor]) -> None:
