@@ -111,12 +111,9 @@ def orthogonal(
 
 
 def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
-    """Sets an orthogonal weight to a given frame; the same as `module.name = weight`.
+    """Sets an orthogonal weight to any frame in its map's image, as `module.name = weight` does.
 
-    Args:
-        module: the module.
-        name: the weight's name.
-        weight: any frame in the map's image; checked first, copied, never aliased.
+    The frame is checked first, copied, never aliased.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
@@ -148,12 +145,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     """Takes the present frame of a `"rebased"` weight into its base, and its coordinates back to the identity's.
 
     The weight stays the same up to rounding; what changes is where the coordinates' origin is, and with it the meaning
-    of an optimizer's moments.
-
-    Args:
-        module: the module.
-        name: the weight's name.
-        optimizer: forgets its state of these coordinates, as if they were new; without it the stale moments stay.
+    of an optimizer's moments: one that is given forgets its state of these coordinates, as if they were new.
 
     Raises:
         OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
@@ -211,12 +203,10 @@ def bake(module: M, name: str | None = None) -> M:
     if name is not None:
         weight = find_weight(module, name, "bake")
         _bake(weight, None)
-        others = [
-            other.qualified for other in orthogonal_weights(module) if other.coordinate_list is weight.coordinate_list
-        ]
-        if others:
+        tied = [w.qualified for w in orthogonal_weights(module) if w.coordinate_list is weight.coordinate_list]
+        if tied:
             warnings.warn(
-                f"{weight.qualified} and {', '.join(others)} were one weight, and are no longer; without a name "
+                f"{weight.qualified} and {', '.join(tied)} were one weight, and are no longer; without a name "
                 "sk.bake makes one parameter of them.",
                 stacklevel=2,
             )
@@ -237,11 +227,7 @@ def available() -> dict[str, type[OrthogonalParam]]:
 
 
 def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
-    """Adds a parametrization to those that `sk.orthogonal` knows by name.
-
-    Args:
-        name: the new name.
-        parametrization: a class, or a dotted string "package.module:Class" that is imported at first use.
+    """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
 
     Raises:
         OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.

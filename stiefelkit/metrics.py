@@ -108,12 +108,8 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
     """How far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
 
     8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
-    float64 and complex128.
-
-    Args:
-        shape: of the frame.
-        dtype: of the frame.
-        unspared: a fixed chart, which may put the frame where rounding the coordinates costs as much.
+    float64 and complex128, or where it is "unspared" by a fixed chart that may put the frame where rounding the
+    coordinates costs as much.
     """
     wide = unspared or dtype == working_dtype(dtype)
     return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)

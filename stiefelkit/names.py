@@ -69,9 +69,9 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
         UnknownNameError: it has no orthogonal weight of this name.
     """
     place = find_place(model, name, who)
-    coordinate_list = coordinate_list_of(place.host, place.name) if isinstance(name, str) else None
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
+    coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."

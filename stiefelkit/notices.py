@@ -140,12 +140,7 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
         return
     order, names = {key: i for i, key in enumerate(decayed)}, _qualified_names()
     shrunk.sort(key=lambda entry: order[id(entry[0].coordinates[entry[1]])])
-    weights = list(
-        {
-            id(coordinate_list): names.get(id(coordinate_list), coordinate_list.weight)
-            for coordinate_list, _, _ in shrunk
-        }.values()
-    )
+    weights = list({id(owner): names.get(id(owner), owner.weight) for owner, _, _ in shrunk}.values())
     coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in shrunk))
     decays = {float(group["weight_decay"]) for _, _, group in shrunk}
     warn_caller(

@@ -45,11 +45,7 @@ class Registry:
         return twin
 
     def register(self, name: str, target: Any) -> None:
-        """Adds a name.
-
-        Args:
-            name: the new name.
-            target: the object itself or a dotted string `"package.module:attribute"`.
+        """Adds a name of an object, or of a dotted string `"package.module:attribute"`.
 
         Raises:
             OptionError: the name is taken by something else, or is no plain word.

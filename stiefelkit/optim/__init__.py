@@ -72,11 +72,7 @@ def available() -> "dict[str, type[Optimizer]]":
 
 
 def register(name: str, optimizer: "type[Optimizer] | str") -> None:
-    """Adds an optimizer to those that runs, races and measurements know by name.
-
-    Args:
-        name: the name.
-        optimizer: a class, or a dotted string "package.module:Class" that is imported at first use.
+    """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
 
     Raises:
         OptionError: the name is taken, or the object is no subclass of `torch.optim.Optimizer`.

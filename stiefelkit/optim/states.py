@@ -76,13 +76,8 @@ def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], id
         kind = (p.dim(), p.dtype)
         if kind not in templates:
             templates[kind] = _made(optimizer, group, p)
-        _check_entry(
-            f"{type(optimizer).__name__} (group {i}, parameter {key})",
-            entry,
-            templates[kind],
-            p,
-            group["manifold"] is not None,
-        )
+        who = f"{type(optimizer).__name__} (group {i}, parameter {key})"
+        _check_entry(who, entry, templates[kind], p, group["manifold"] is not None)
 
 
 def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:

@@ -172,11 +172,9 @@ class Householder(OrthogonalParam):
         Raises:
             ImageError: no D that is tried makes a product of so few reflectors of W.
         """
-        tried = (
-            [None]
-            if self.is_complex or self.traits.onto
-            else [None, self.signs.to(w.device), torch.ones_like(w[..., 0, :])]
-        )
+        tried: list[Tensor | None] = [None]
+        if not (self.is_complex or self.traits.onto):
+            tried += [self.signs.to(w.device), torch.ones_like(w[..., 0, :])]
         for signs in tried:
             v, d, _ = householder_inverse(w, self.reflections, signs)
             if self.traits.onto or self._comes_back(w, v, d):

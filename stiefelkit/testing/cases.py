@@ -19,14 +19,7 @@ __all__ = ["Case", "cases", "coordinate_list_of", "layer_of", "random_coordinate
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """One parametrization at one shape, with options and a dtype.
-
-    Attributes:
-        cls: the parametrization.
-        shape: of the frame.
-        dtype: of the frame.
-        options: of the parametrization.
-    """
+    """One parametrization with options, and the shape and dtype of its frames."""
 
     cls: type[OrthogonalParam]
     shape: tuple[int, ...]
@@ -76,13 +69,7 @@ class Case:
 def random_coordinates(
     param: OrthogonalParam, scale: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:
-    """Draws Gaussian coordinates of the given size for a map, and Haar frames for those that must stay on a manifold.
-
-    Args:
-        param: the map.
-        scale: standard deviation of the free coordinates.
-        generator: source of randomness; torch's default when None.
-    """
+    """Draws Gaussian coordinates of a standard deviation for a map, Haar frames for those that must stay frames."""
 
     def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name in param.manifolds:

@@ -306,13 +306,9 @@ def check_optimizer(
     only: str | None = None,
     offset: int | None = None,
 ) -> None:
-    """Checks an optimizer of frames against the laws, and returns if it keeps them all.
+    """Checks an optimizer of frames, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
 
-    Args:
-        cls: the optimizer; the settings in its `examples` are those that it is checked with.
-        laws: names in `OPTIMIZER_LAWS`, all by default.
-        only: the name of a case as failures print it, such as "CayleySGD-float32"; every case by default.
-        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+    All else is as in `check_parametrization`: `only` is the name of a case such as "CayleySGD-float32".
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.

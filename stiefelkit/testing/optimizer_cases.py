@@ -36,13 +36,7 @@ SAME = 1e-6
 
 @dataclass(frozen=True)
 class OptimizerCase:
-    """One optimizer with settings, and the dtype of the frames that it moves.
-
-    Attributes:
-        cls: the optimizer.
-        dtype: of the frames.
-        options: its settings.
-    """
+    """One optimizer with settings, its options, and the dtype of the frames that it moves."""
 
     cls: type[torch.optim.Optimizer]
     dtype: torch.dtype
