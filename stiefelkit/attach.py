@@ -18,7 +18,7 @@ from stiefelkit.names import Place, Where, choose, elsewhere, find_place, find_w
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam, Parametrization
 from stiefelkit.parametrizations import check_options, find_parametrization
-from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations._inner import Wrapper
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.scaled import Scaled
 from stiefelkit.parametrizations.view import VIEWS, View

@@ -14,7 +14,7 @@ from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs
+from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
 
 __all__ = ["Cayley"]
 

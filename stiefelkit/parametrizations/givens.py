@@ -15,7 +15,7 @@ from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
 
 __all__ = ["Givens"]

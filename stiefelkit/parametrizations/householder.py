@@ -20,7 +20,7 @@ from stiefelkit.functional import (
 from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 
 __all__ = ["Householder"]
 

@@ -1,6 +1,6 @@
 """Near-orthogonal weights whose singular values stay within a margin of 1."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,13 +11,13 @@ from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, workin
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
-from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
-from stiefelkit.parametrizations._inner import Inner, prefixed, within
+from stiefelkit.param import Parametrization, Position, Traits
+from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
 __all__ = ["Margin"]
 
 
-class Margin(OrthogonalParam):
+class Margin(Composite):
     r"""W = U diag(s) V^H with s = 1 + 2 m (sigmoid(q) - 1/2), so that every singular value lies in (1 - m, 1 + m).
 
     U (n x p) and V (p x p) are frames by any parametrizations, whose coordinates and charts carry the prefixes `u.` and
@@ -214,8 +214,3 @@ class Margin(OrthogonalParam):
         of_v, chart_v = self.v.initial(scheme_of_v, generator)
         q = torch.zeros(self.coordinates["spectrum"], dtype=torch.float64, device=of_u[0].device)
         return (*of_u, *of_v, q), prefixed(u=chart_u, v=chart_v)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Margin":
-        super()._apply(fn, recurse)
-        self.u.dtype = self.v.dtype = computing_dtype(self.dtype)
-        return self

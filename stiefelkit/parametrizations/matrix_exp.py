@@ -13,8 +13,7 @@ from stiefelkit.functional import matrix_exp, pack_skew, skew_logarithm, skew_si
 from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
-from stiefelkit.parametrizations._diagonal import component
+from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
 
 __all__ = ["MatrixExp"]
 
@@ -104,11 +103,7 @@ class MatrixExp(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """The rotation is orthogonal or unitary."""
-        if "rotation" not in chart:
-            return None
-        rotation = from_buffer(chart["rotation"], self.is_complex)
-        fits = orthogonality_error(rotation).max().item() <= 100 * rounding_limit(self.shape[-1], torch.float32)
-        return None if fits else "an orthogonal rotation"
+        return flaw_of_matrix(chart, "rotation", self.is_complex)
 
     def forward(self, skew: Tensor) -> Tensor:
         """Maps coordinates to frames of shape (*, n, p).

@@ -1,24 +1,23 @@
 """Dynamic trivialization: any parametrization, moved so that the present weight is its identity."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import computing_dtype, coordinate_dtype, working_dtype
+from stiefelkit.dtypes import coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
-from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
-from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
-from stiefelkit.parametrizations._diagonal import component
-from stiefelkit.parametrizations._inner import Inner, prefixed, within
+from stiefelkit.metrics import rounding_limit
+from stiefelkit.param import Parametrization, Position, Traits
+from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
+from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
 __all__ = ["Rebased"]
 
 
-class Rebased(OrthogonalParam):
+class Rebased(Composite):
     r"""W = B Q with Q by any parametrization and a fixed orthogonal or unitary B (n x n), the chart `base`.
 
     `sk.rebase_` takes the present frame into B and the coordinates back to Q = I: done every so many steps, training
@@ -123,10 +122,7 @@ class Rebased(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """The base is orthogonal or unitary, and the inner map agrees."""
-        base = from_buffer(chart["base"], self.is_complex)
-        if not orthogonality_error(base).max().item() <= 100 * rounding_limit(self.shape[-2], torch.float32):
-            return "an orthogonal base"
-        return self.inner.check_chart(within(chart, "inner"))
+        return flaw_of_matrix(chart, "base", self.is_complex) or self.inner.check_chart(within(chart, "inner"))
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of an exact frame, or the inner map's and 10 limits."""
@@ -170,8 +166,3 @@ class Rebased(OrthogonalParam):
             w = self._frame(*coordinates)
             self.check_tensor(w)
             return self.invert(nearest_frame(w.to(working_dtype(w.dtype))))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rebased":
-        super()._apply(fn, recurse)
-        self.inner.dtype = computing_dtype(self.dtype)
-        return self

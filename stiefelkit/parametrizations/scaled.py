@@ -12,7 +12,7 @@ from stiefelkit.dtypes import coarser, coordinate_dtype, working_dtype
 from stiefelkit.errors import NotAFrameError, OptionError
 from stiefelkit.metrics import scale_of
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations._inner import Wrapper
 
 __all__ = ["GAIN", "Scaled"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._diagonal import component
+from stiefelkit.parametrizations._charts import component
 from stiefelkit.parametrizations.fourier import Fourier
 
 __all__ = ["StiefelPoint"]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from stiefelkit.errors import DtypeError, ShapeError
 from stiefelkit.param import OrthogonalParam, Position
-from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations._inner import Wrapper
 from stiefelkit.parametrizations.view import View
 
 __all__ = ["Viewed"]
