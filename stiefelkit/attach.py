@@ -122,13 +122,9 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
-    """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`).
+    """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`), by a scheme of its map.
 
-    Args:
-        module: the module.
-        name: the weight's name.
-        init: a scheme of the map; when None the one given to `orthogonal`, or else the default (Haar).
-        generator: source of randomness; torch's default when None.
+    When `init` is None that is the scheme given to `orthogonal`, or else the default (Haar).
 
     Raises:
         OptionError: the map has no such scheme.

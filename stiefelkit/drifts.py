@@ -30,12 +30,9 @@ class Drift:
 
 @torch.no_grad()
 def drift(model: nn.Module) -> dict[str, Drift]:
-    """Measures every orthogonal weight of a model, under FSDP2 too (then on every rank).
+    """Returns qualified name, "rnn.weight_hh_l0", to `Drift` of every orthogonal weight, under FSDP2 on every rank.
 
     What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it.
-
-    Returns:
-        Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
 
     Raises:
         DtypeError: the model is no module.

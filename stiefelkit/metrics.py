@@ -31,13 +31,7 @@ the bound.
 
 
 def orthogonality_error(w: Tensor) -> Tensor:
-    r"""Frobenius norm of W^H W - I, computed in float64 whatever the dtype of W.
-
-    Args:
-        w: matrices of shape (*, n, p), n >= p, real or complex, any floating dtype.
-
-    Returns:
-        Float64 tensor of shape (*).
+    r"""Frobenius norm of W^H W - I in float64, shape (*), of W of shape (*, n, p), real or complex, any floating dtype.
 
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()

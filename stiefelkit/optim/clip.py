@@ -27,8 +27,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales all gradients down together so that their norm is at most `max_norm`, and returns the norm before.
 
-    A frame counts with its Riemannian gradient in the norm of its metric, since what is normal to the manifold moves
-    nothing; any other parameter with its 2-norm.
+    That is a float64 tensor without dimensions. A frame counts with its Riemannian gradient in the norm of its metric,
+    since what is normal to the manifold moves nothing; any other parameter with its 2-norm.
 
     Args:
         parameters: a module, an optimizer, parameter groups, parameters, or one parameter; frames are known by their
@@ -36,9 +36,6 @@ def clip_grad_norm_(
         max_norm: the largest norm that is left as it is; infinity to measure only.
         error_if_nonfinite: raise if the norm is NaN or infinite; else the gradients get a factor of 0 or NaN, as from
             torch.nn.utils.clip_grad_norm_.
-
-    Returns:
-        The norm before, a float64 tensor without dimensions.
 
     Raises:
         OptionError: `max_norm` is negative or NaN.

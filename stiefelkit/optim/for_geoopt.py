@@ -20,14 +20,8 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
         optimizer = geoopt.optim.RiemannianAdam(sk.optim.geoopt_parameters(model), lr=1e-3)
 
     A second call changes nothing but the metric. Not under FSDP2, which replaces the tensors by its own, nor where the
-    optimizers of this package do: those need no such parameters, and hold frames closer.
-
-    Args:
-        model: the model.
-        metric: "canonical" or "euclidean"; that of the coordinate, canonical, when None.
-
-    Returns:
-        All parameters of the model, in its order.
+    optimizers of this package do: those need no such parameters, and hold frames closer. The metric is "canonical" or
+    "euclidean"; that of the coordinate, canonical, when None.
 
     Raises:
         DtypeError: the model is no module.

@@ -36,12 +36,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     rank and scattered. A gradient with NaN or infinity raises before anything is written.
 
     A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
-    go along a tangent vector derive from `TangentOptimizer`, which has that.
-
-    Args:
-        params: groups, as `sk.optim.parameter_groups` gives them: those of frames have "manifold".
-        *args: the rate.
-        **settings: the settings.
+    go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
+    `sk.optim.parameter_groups` gives them: those of frames have "manifold"; with the rate, and other settings by name.
     """
 
     moves_frames: ClassVar[bool] = True
@@ -154,13 +150,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does one step.
-
-        Args:
-            closure: computes the loss and the gradients again; called once.
-
-        Returns:
-            What the closure returns.
+        """Does one step, after a closure that computes the loss and the gradients again, and returns what that does.
 
         Raises:
             OptionError: a learning rate is negative or not finite.

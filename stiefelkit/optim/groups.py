@@ -19,7 +19,7 @@ __all__ = ["frames", "parameter_groups"]
 def frames(
     params: Tensor | Iterable[Tensor], *, manifold: str = "stiefel:canonical", **settings: Any
 ) -> list[dict[str, Any]]:
-    """Makes a parameter group of frames that need no module, for the optimizers of this package.
+    """Makes a list of one parameter group, of frames that need no module, for the optimizers of this package.
 
     What PCA, Procrustes or ICA need: a leaf tensor with orthonormal columns, a loss, an optimizer.
 
@@ -33,9 +33,6 @@ def frames(
         params: a frame or several, leaf tensors of shape (*, n, p), n >= p, float32 or better, real or complex.
         manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric.
         **settings: the group's, `lr=0.01`.
-
-    Returns:
-        A list of one group; add others to it for what moves freely.
 
     Raises:
         NotAFrameError: the columns of a tensor are not orthonormal.

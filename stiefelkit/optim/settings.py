@@ -37,12 +37,7 @@ OF_PLAIN = "of the groups without a manifold."
 
 @dataclass(frozen=True)
 class Check:
-    """What a setting must be.
-
-    Args:
-        words: after "needs", with {key} for the name of the setting.
-        holds: whether a value is such.
-    """
+    """What a setting must be: in words that go after "needs", with {key} for its name, and as a test of values."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -55,14 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of an optimizer, which each of its groups may have another value of.
-
-    Args:
-        name: the keyword.
-        default: its value where none is given.
-        check: what it must be.
-        words: what it is, in a sentence for help texts.
-    """
+    """One setting of an optimizer, of which each group may have another value; words tell of it in help texts."""
 
     name: str
     default: Any

@@ -69,9 +69,7 @@ def _of_inner(name: str) -> Any:
 class Wrapper(OrthogonalParam):
     """Says of a map what the map inside says of itself, under its name; a wrapper adds how its weights differ.
 
-    Args:
-        inner: the map inside.
-        shape: of the weight, which need be no frame's.
+    The shape is that of the weight, which need be no frame's.
     """
 
     title = _of_inner("title")

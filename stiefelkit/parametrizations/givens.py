@@ -62,6 +62,7 @@ class Givens(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("angle", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    further_schemes: ClassVar[tuple[str, ...]] = ("uniform",)
 
     signs: Tensor
 
@@ -137,11 +138,6 @@ class Givens(OrthogonalParam):
             component=component(self.shape, self.is_complex),
             cost_exponent=self.mesh.cost_exponent,
         )
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "uniform"."""
-        return (*super().schemes, "uniform")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:

@@ -62,6 +62,7 @@ class Householder(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    further_schemes: ClassVar[tuple[str, ...]] = ("mhammedi",)
 
     signs: Tensor
 
@@ -105,11 +106,6 @@ class Householder(OrthogonalParam):
             exact=self.precision == "exact",
             component=component(self.shape, self.is_complex),
         )
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "mhammedi"."""
-        return (*super().schemes, "mhammedi")
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:

@@ -48,6 +48,7 @@ class MatrixExp(OrthogonalParam):
     """
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    further_schemes: ClassVar[tuple[str, ...]] = ("gaussian",)
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
 
@@ -79,11 +80,6 @@ class MatrixExp(OrthogonalParam):
         square = component(self.shape, self.is_complex) == "chart"
         reached = "rotations" if square else "connected"
         return Traits(onto=not square, invertible=True, exact=not self._is_fast, component=reached)
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "gaussian"."""
-        return (*super().schemes, "gaussian")
 
     @property
     def _is_fast(self) -> bool:

@@ -23,14 +23,10 @@ GAIN = "gain"
 class Scaled(Wrapper):
     """A parametrization times a gain: the weight is g inner(...).
 
-    A fixed g is an option, as `torch.nn.init.calculate_gain` gives it. A learned one is a coordinate more, `gain`, one
-    number of shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may
-    take any value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner
-    map, but that a weight is no frame.
-
-    Args:
-        inner: the map.
-        gain: g > 0, or "learned".
+    A fixed g > 0 is an option, as `torch.nn.init.calculate_gain` gives it. A "learned" one is one more coordinate, `gain`,
+    of shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may take any
+    value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner map, but
+    that a weight is no frame.
 
     Raises:
         OptionError: the gain is neither, or the map has a coordinate of that name.

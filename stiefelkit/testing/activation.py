@@ -118,12 +118,9 @@ ACTIVATION_LAWS = named(
 
 
 def check_activation(name: str, laws: Iterable[str] = tuple(ACTIVATION_LAWS), offset: int | None = None) -> None:
-    """Checks an activation against the laws, for real states and for complex ones where it has them.
+    """Checks a registered activation against laws of `ACTIVATION_LAWS`, with real states and any complex ones.
 
-    Args:
-        name: that it is registered under.
-        laws: names in `ACTIVATION_LAWS`, all by default.
-        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+    The offset is that of `check_parametrization`.
 
     Raises:
         LawBroken: lists every failure: the law, the field, the figure and its bound.

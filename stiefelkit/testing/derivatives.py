@@ -1,5 +1,6 @@
 """Derivatives against finite differences, with the figure when they differ."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.require import require, require_within
 
-__all__ = ["of_free", "require_along", "require_derivatives", "require_second_along", "require_second_derivatives"]
+__all__ = ["of_free", "require_derivatives", "require_second_derivatives"]
 
 _RELATIVE, _ABSOLUTE, _STEP = 1e-5, 1e-7, 1e-6
+_ENTRIES = 25
+"""Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""
 
 Function = Callable[..., Tensor]
 
@@ -40,37 +43,32 @@ def _turned(s: Tensor, x: Tensor) -> Tensor:
     return (torch.matrix_exp(wide - wide.mH) @ s.to(wide.dtype)).to(s.dtype)
 
 
-def require_derivatives(fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Requires gradcheck; where it fails, says which entry of the Jacobian is off the most."""
-    _check(torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),), leaves)
+def require_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+    """Requires gradcheck, which says where the Jacobian is off the most; of large frames along one direction."""
+
+    def values(*c: Tensor) -> tuple[Tensor, ...]:
+        return (fn(*c),)
+
+    if math.prod(case.shape) <= _ENTRIES:
+        _check(torch.autograd.gradcheck, fn, leaves, values, leaves)
+    else:
+        _check_along(values, leaves)
 
 
 def require_second_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Requires gradgradcheck; where it fails, says which entry of the second derivatives is off the most."""
-    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype).requires_grad_()
+    """The same for second derivatives, by gradgradcheck."""
+    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
     count = len(leaves)
 
     def gradient(*both: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(fn(*both[:count]), both[:count], both[count], create_graph=True)
-
-    _check(torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g))
-
-
-def require_along(fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Compares the gradient with a central difference along one random direction."""
-    _check_along(lambda *c: (fn(*c),), leaves)
-
-
-def require_second_along(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Compares the gradient of the gradient with a central difference along one random direction."""
-    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
-
-    def gradient(*c: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            c = tuple(x if x.requires_grad else x.requires_grad_() for x in c)
-            return torch.autograd.grad(fn(*c), c, g, create_graph=True)
+            both = tuple(x if x.requires_grad else x.requires_grad_() for x in both)
+            return torch.autograd.grad(fn(*both[:count]), both[:count], both[count], create_graph=True)
 
-    _check_along(gradient, leaves)
+    if math.prod(case.shape) <= _ENTRIES:
+        _check(torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g.requires_grad_()))
+    else:
+        _check_along(lambda *c: gradient(*c, g), leaves)
 
 
 def _check_along(fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:

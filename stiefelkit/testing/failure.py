@@ -70,11 +70,7 @@ class Failure:
 
 
 class LawBroken(AssertionError):
-    """A parametrization does not keep one of the laws, or several.
-
-    Attributes:
-        failures: all that were found, one for each law and case.
-    """
+    """One of the laws does not hold, or several: `failures` has all that were found, one for each law and case."""
 
     def __init__(self, *failures: Failure):
         super().__init__("\n".join(map(str, failures)))

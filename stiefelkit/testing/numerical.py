@@ -1,6 +1,5 @@
 """The laws of the numbers: orthogonality, gradients, purity, inverses, precision."""
 
-import math
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,7 @@ from stiefelkit.metrics import orthogonality_error, permitted_return, working_dt
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of, random_coordinates, special_frames
-from stiefelkit.testing.derivatives import (
-    of_free,
-    require_along,
-    require_derivatives,
-    require_second_along,
-    require_second_derivatives,
-)
+from stiefelkit.testing.derivatives import of_free, require_derivatives, require_second_derivatives
 from stiefelkit.testing.failure import record
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.require import (
@@ -33,9 +26,6 @@ from stiefelkit.testing.require import (
     same_frame,
     slack,
 )
-
-_ENTRIES = 25
-"""Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""
 
 
 def law_frames(case: Case) -> None:
@@ -58,10 +48,7 @@ def law_gradients(case: Case) -> None:
     if case.dtype in (torch.float64, torch.complex128):
         param, coordinates = case.random(1.0)
         fn, leaves = of_free(param, coordinates)
-        if math.prod(case.shape) <= _ENTRIES:
-            require_derivatives(fn, leaves)
-        else:
-            require_along(fn, leaves)
+        require_derivatives(case, fn, leaves)
         return
     fast = case.build().precision == "fast"
     for scale, tolerance in ((1.0, 1e-3),) if fast else ((1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
@@ -83,8 +70,7 @@ def law_second_derivatives(case: Case) -> None:
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
     if param.traits.twice_differentiable:
-        every = math.prod(case.shape) <= _ENTRIES
-        (require_second_derivatives if every else require_second_along)(case, fn, leaves)
+        require_second_derivatives(case, fn, leaves)
         return
     first = torch.autograd.grad(fn(*leaves).abs().square().sum(), leaves, create_graph=True)
     try:
