@@ -8,15 +8,7 @@ from torch import Tensor
 
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.dtypes import coarser, working_dtype
-from stiefelkit.errors import (
-    ImageError,
-    NonFiniteError,
-    NotAFrameError,
-    OptionError,
-    RankError,
-    StiefelkitError,
-    did_you_mean,
-)
+from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, OptionError, RankError, did_you_mean
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.param import OrthogonalParam
 
@@ -89,7 +81,7 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
         try:
             coordinate_list.right_inverse(param.nearest(weight))
         except (ImageError, NonFiniteError, RankError) as error:
-            why = _without_stop(error)
+            why = str(error).removesuffix(".")
         else:
             away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
             _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
@@ -99,10 +91,6 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
         away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
         scheme = param.schemes[0]
         _log.info("%s, which was no frame, is drawn anew by %r, %.3g away: %s.", title, scheme, away.item(), why)
-
-
-def _without_stop(error: StiefelkitError) -> str:
-    return str(error).removesuffix(".")
 
 
 def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:

@@ -173,7 +173,7 @@ class OrthogonalParam(nn.Module, ABC):
 
     @abstractmethod
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws coordinates and the whole chart by one of `schemes`; where there is `invert`, `initial_frame` does it."""
+        """Draws coordinates and the whole chart by one of `schemes`; `initial_frame` does it if there is `invert`."""
 
     def invert(self, w: Tensor) -> Position:
         """Finds coordinates and a chart whose image is W, exact to rounding in float64 or complex128; writes nothing.

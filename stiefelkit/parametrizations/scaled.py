@@ -23,8 +23,8 @@ GAIN = "gain"
 class Scaled(Wrapper):
     """A parametrization times a gain: the weight is g inner(...).
 
-    A fixed g > 0 is an option, as `torch.nn.init.calculate_gain` gives it. A "learned" one is one more coordinate, `gain`,
-    of shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may take any
+    A fixed g > 0 is an option, as `torch.nn.init.calculate_gain` gives it. A "learned" one is the coordinate `gain`, of
+    shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may take any
     value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner map, but
     that a weight is no frame.
 
