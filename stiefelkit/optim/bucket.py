@@ -139,13 +139,12 @@ class Bucket:
     def commit(self) -> None:
         """Writes what was staged."""
         for key, value in self._staged:
-            for state, part in zip(
-                self.states, self.scatter(value) if isinstance(value, Tensor) else value, strict=True
-            ):
-                if isinstance(value, Tensor):
-                    local_part(state[key]).copy_(part)
-                else:
-                    state[key] = part
+            if value.__class__ is list:
+                for state, entry in zip(self.states, value, strict=True):
+                    state[key] = entry
+                continue
+            for state, part in zip(self.states, self.scatter(value), strict=True):  # type: ignore[arg-type]
+                local_part(state[key]).copy_(part)
         self._staged.clear()
 
 

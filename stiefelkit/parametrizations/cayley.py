@@ -153,10 +153,10 @@ class Cayley(OrthogonalParam):
             skew: packed skew part, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
         """
-        n, p = self.shape[-2:]
-        signs = None if self.is_complex else self.signs
+        (n, p), is_complex = self.shape[-2:], self.is_complex
+        signs = None if is_complex else self.signs
         if self.bandwidth is not None:
-            skew = spread_band(skew, n, p, self.is_complex, self.bandwidth)
+            skew = spread_band(skew, n, p, is_complex, self.bandwidth)
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
