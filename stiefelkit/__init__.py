@@ -80,8 +80,8 @@ if not TYPE_CHECKING:  # else a checker would believe that every name is here
         for home in _HOMES if name in __all__ else ():
             module = importlib.import_module(f"stiefelkit.{home}")
             if name in module.__all__:
-                globals()[name] = found = getattr(module, name)
-                return found
+                globals()[name] = value = getattr(module, name)
+                return value
         package = importlib.import_module(__name__)  # of which Python offers the nearest name
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=package)
 

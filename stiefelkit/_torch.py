@@ -114,9 +114,9 @@ def is_batched(g: Any) -> bool:
 def unbatched(g: Tensor) -> tuple[Tensor, int]:
     """The tensor with its batch dimension in front, and the number of the batching that hid it."""
     for level in range(1, 65):
-        found = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
-        if not is_batched(found):
-            return found, level
+        plain = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
+        if not is_batched(plain):
+            return plain, level
     raise NotImplementedError("Batched gradients need one batch dimension, got a gradient that is batched twice.")
 
 

@@ -18,22 +18,13 @@ from stiefelkit.names import Place, Where, choose, elsewhere, find_place, find_w
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam, Parametrization
 from stiefelkit.parametrizations import check_options, find_parametrization
-from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations._inner import Wrapper
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.scaled import Scaled
 from stiefelkit.parametrizations.view import VIEWS, View
 from stiefelkit.parametrizations.viewed import Viewed
 
-__all__ = [
-    "assign_",
-    "available",
-    "bake",
-    "coordinates",
-    "orthogonal",
-    "rebase_",
-    "register",
-    "reset_",
-]
+__all__ = ["assign_", "available", "bake", "coordinates", "orthogonal", "rebase_", "register", "reset_"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -110,9 +101,9 @@ def orthogonal(
         tied.setdefault(id(plain_weight(place)), []).append(place)
     plan = _Plan(find_parametrization(parametrization), view, gain, {"precision": precision, **options})
     start = Start(init, generator)
-    made = [(places, _carry(plan, places, start)) for places in tied.values()]
+    carried = [(places, _carry(plan, places, start)) for places in tied.values()]
     notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
-    for places, coordinate_list in made:
+    for places, coordinate_list in carried:
         share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -120,12 +111,9 @@ def orthogonal(
 
 
 def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
-    """Sets an orthogonal weight to a given frame; the same as `module.name = weight`.
+    """Sets an orthogonal weight to any frame in its map's image, as `module.name = weight` does.
 
-    Args:
-        module: the module.
-        name: the weight's name.
-        weight: any frame in the map's image; checked first, copied, never aliased.
+    The frame is checked first, copied, never aliased.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
@@ -134,13 +122,9 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
 
 
 def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
-    """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`).
+    """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`), by a scheme of its map.
 
-    Args:
-        module: the module.
-        name: the weight's name.
-        init: a scheme of the map; when None the one given to `orthogonal`, or else the default (Haar).
-        generator: source of randomness; torch's default when None.
+    When `init` is None that is the scheme given to `orthogonal`, or else the default (Haar).
 
     Raises:
         OptionError: the map has no such scheme.
@@ -157,12 +141,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     """Takes the present frame of a `"rebased"` weight into its base, and its coordinates back to the identity's.
 
     The weight stays the same up to rounding; what changes is where the coordinates' origin is, and with it the meaning
-    of an optimizer's moments.
-
-    Args:
-        module: the module.
-        name: the weight's name.
-        optimizer: forgets its state of these coordinates, as if they were new; without it the stale moments stay.
+    of an optimizer's moments: one that is given forgets its state of these coordinates, as if they were new.
 
     Raises:
         OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
@@ -220,12 +199,10 @@ def bake(module: M, name: str | None = None) -> M:
     if name is not None:
         weight = find_weight(module, name, "bake")
         _bake(weight, None)
-        others = [
-            other.qualified for other in orthogonal_weights(module) if other.coordinate_list is weight.coordinate_list
-        ]
-        if others:
+        tied = [w.qualified for w in orthogonal_weights(module) if w.coordinate_list is weight.coordinate_list]
+        if tied:
             warnings.warn(
-                f"{weight.qualified} and {', '.join(others)} were one weight, and are no longer; without a name "
+                f"{weight.qualified} and {', '.join(tied)} were one weight, and are no longer; without a name "
                 "sk.bake makes one parameter of them.",
                 stacklevel=2,
             )
@@ -246,11 +223,7 @@ def available() -> dict[str, type[OrthogonalParam]]:
 
 
 def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
-    """Adds a parametrization to those that `sk.orthogonal` knows by name.
-
-    Args:
-        name: the new name.
-        parametrization: a class, or a dotted string "package.module:Class" that is imported at first use.
+    """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
 
     Raises:
         OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.
@@ -325,8 +298,8 @@ def _seen(plan: _Plan, place: Place) -> View:
     if weight.numel() == 0:
         raise ShapeError(f"{where} needs at least one row and one column, got shape {tuple(weight.shape)}.")
     if convolution and plan.view is None:
-        known = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
-        *most, last = [f'"{key}"' for key in known]
+        views = [key for key in VIEWS if key != "matrix" and key.startswith("group_") == (groups > 1)]
+        *most, last = [f'"{key}"' for key in views]
         choices = f"{', '.join(most)} or {last}"
         raise ShapeError(f"{where} needs view={choices} for a kernel, got shape {tuple(weight.shape)}.")
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
@@ -350,11 +323,11 @@ def _of_groups(plan: _Plan, chosen: Sequence[Place]) -> list[str]:
     """Says which convolutions of groups have a view that does not make them isometries."""
     if plan.view is None or plan.view.startswith("group_"):
         return []
-    found = [place.title for place in chosen if _groups(place) > 1]
-    if not found:
+    titles = [place.title for place in chosen if _groups(place) > 1]
+    if not titles:
         return []
     return [
-        f"{', '.join(found)}: a convolution of several groups is no isometry with view={plan.view!r}, which makes one "
+        f"{', '.join(titles)}: a convolution of several groups is no isometry with view={plan.view!r}, which makes one "
         f'matrix of all groups; view="group_{plan.view}" makes one of each.'
     ]
 

@@ -12,14 +12,7 @@ from torch.nn.utils import parametrize
 from stiefelkit import guard, notices
 from stiefelkit._torch import held_buffers, is_exported, is_transformed, write_count
 from stiefelkit.dtypes import coarser, keep_precision
-from stiefelkit.entries import (
-    check_description,
-    check_entry,
-    check_frame,
-    check_weight,
-    describe_map,
-    read_description,
-)
+from stiefelkit.entries import check_description, check_entry, check_frame, check_weight, describe_map, read_description
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
@@ -250,8 +243,8 @@ class CoordinateList(parametrize.ParametrizationList):
     def check_assignable(self) -> None:
         """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
         parametrized: Any = self._modules.get("parametrizations") or {}
-        for name, own in parametrized.items():
-            for parametrization in own:
+        for name, parametrizations in parametrized.items():
+            for parametrization in parametrizations:
                 if not hasattr(parametrization, "right_inverse"):
                     raise ImageError(
                         f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
@@ -290,10 +283,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False) -> None:
         """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
 
-        Args:
-            state_dict: a whole state dict.
-            prefix: where this weight's entries begin, "layer.parametrizations.weight.".
-            assign: whether its tensors will take the place of the coordinates, not only their values.
+        "layer.parametrizations.weight." is such a prefix; with `assign` tensors will take the place of the coordinates.
         """
         if not any(key.startswith(prefix) for key in state_dict):
             return
@@ -355,10 +345,10 @@ class CoordinateList(parametrize.ParametrizationList):
                 child._apply(fn)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         # torch's to_empty calls fn = empty_like: only what fn does to values known to nobody tells it from a move.
-        known = torch.rand(64, device="cpu").bfloat16().float()
-        probe = fn(known.clone())
-        kept = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), known)
-        if was_meta or not kept:
+        sample = torch.rand(64, device="cpu").bfloat16().float()
+        probe = fn(sample.clone())
+        keeps_values = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), sample)
+        if was_meta or not keeps_values:
             self._remember_emptied()
         for name, dtype in before.items():
             self._refine_(name, dtype)

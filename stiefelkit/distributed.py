@@ -19,11 +19,7 @@ def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) 
 
     Call it once. A mixed-precision policy with `param_dtype` belongs to none of the units, since frames are computed
     from coordinates as they are: make the model bfloat16 instead. FSDP2 takes no weight without coordinates (1 x 1).
-
-    Args:
-        model: the model.
-        mesh: the device mesh, as `fully_shard` takes it.
-        **options: further options of `fully_shard`.
+    The device mesh and the options are those of `fully_shard`.
 
     Raises:
         OptionError: `mp_policy` would cast the coordinates.

@@ -30,19 +30,16 @@ class Drift:
 
 @torch.no_grad()
 def drift(model: nn.Module) -> dict[str, Drift]:
-    """Measures every orthogonal weight of a model, under FSDP2 too (then on every rank).
+    """Returns qualified name, "rnn.weight_hh_l0", to `Drift` of every orthogonal weight, under FSDP2 on every rank.
 
     What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it.
-
-    Returns:
-        Qualified name of the weight, "rnn.weight_hh_l0", to `Drift`.
 
     Raises:
         DtypeError: the model is no module.
         NonFiniteError: a weight holds NaN or infinity.
     """
     check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
-    found = {}
+    drifts = {}
     for weight in orthogonal_weights(model):
         coordinate_list = weight.coordinate_list
         frames = coordinate_list.param.bare(*coordinate_list.gathered())
@@ -52,5 +49,5 @@ def drift(model: nn.Module) -> dict[str, Drift]:
                 f"{weight.qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
             )
         limit = rounding_limit(frames.shape[-1], frames.dtype)
-        found[weight.qualified] = Drift(error, limit, bits_lost(error, limit))
-    return found
+        drifts[weight.qualified] = Drift(error, limit, bits_lost(error, limit))
+    return drifts

@@ -63,10 +63,10 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
 
 def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
     """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
-    found = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
+    result = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
     if not dtype.is_complex:
-        return found
-    return torch.complex128 if found in (torch.float64, torch.complex128) else torch.complex64
+        return result
+    return torch.complex128 if result in (torch.float64, torch.complex128) else torch.complex64
 
 
 def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:

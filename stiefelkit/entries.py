@@ -46,25 +46,17 @@ def describe_map(param: OrthogonalParam) -> dict[str, Any]:
 
 
 def read_description(state: Any, weight: str) -> dict[str, Any]:
-    """Reads what a checkpoint says of a weight.
-
-    Args:
-        state: the entry: JSON in a uint8 tensor.
-        weight: the weight's name, for messages.
-
-    Raises:
-        CheckpointError: it is nothing of the kind.
-    """
+    """Reads what a checkpoint says of a weight; raises CheckpointError if that is no JSON in a uint8 tensor."""
     why = _flaw(state)
     if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
         why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
     if why is None:
         try:
-            found = json.loads(bytes(state.tolist()).decode())
+            description = json.loads(bytes(state.tolist()).decode())
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            return found
+            description = None
+        if isinstance(description, dict):
+            return description
     raise CheckpointError(
         f"{weight} needs a checkpoint that names its map, JSON in a uint8 tensor, got an unreadable entry"
         f"{f' ({why})' if why else ''}."
@@ -73,8 +65,8 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
 
 def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
-    (gain, rest), (wanted, own) = _split_gain(theirs), _split_gain(ours)
-    _check_same(rest, own, weight)
+    (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
+    _check_same(rest, bare, weight)
     if not _is_same(gain, wanted):
         raise CheckpointError(
             f"{weight} needs a checkpoint {_with(wanted)}, got one {_with(gain)}; {_to_change_gain(gain, wanted)}."
@@ -167,10 +159,10 @@ def in_words(value: Any, depth: int = 3) -> str:
         except RecursionError:
             text = f"a deep {type(value).__name__}"
         return text if len(text) <= 200 else f"{text[:200]}..."
-    own = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
+    title = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
     held = value.get("inner")
-    inner = [in_words(each, depth - 1) for each in held[:3]] if isinstance(held, list) else []
-    return f"{own} ({'; '.join(inner)})" if inner else own
+    inner = [in_words(child, depth - 1) for child in held[:3]] if isinstance(held, list) else []
+    return f"{title} ({'; '.join(inner)})" if inner else title
 
 
 def _flaw(value: Any) -> str | None:
@@ -185,14 +177,7 @@ def _flaw(value: Any) -> str | None:
 
 
 def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> Tensor:
-    """Returns the tensor under a key of a state dict if it can take the place of ours.
-
-    Args:
-        value: the entry, None if there is none.
-        key: its key.
-        what: the weight and the name of the coordinate or choice, for messages.
-        ours: what it is copied into.
-        may_be_meta: whether a tensor without values will do.
+    """Returns the tensor under a key of a state dict, None if there is none, if it can take the place of ours.
 
     Raises:
         CheckpointError: no dense tensor of this shape and kind.
@@ -239,11 +224,7 @@ def check_frame(value: Tensor, what: str) -> None:
 def check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
     """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
 
-    Args:
-        param: the map.
-        values: name to tensor of every coordinate, checked one by one already.
-        chart: name of the buffer to tensor.
-        weight: the weight's name, for messages.
+    They were checked one by one already; the chart is by the names of buffers.
     """
     if any(t.is_meta for t in (*values.values(), *chart.values())):
         return

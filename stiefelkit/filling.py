@@ -8,15 +8,7 @@ from torch import Tensor
 
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.dtypes import coarser, working_dtype
-from stiefelkit.errors import (
-    ImageError,
-    NonFiniteError,
-    NotAFrameError,
-    OptionError,
-    RankError,
-    StiefelkitError,
-    did_you_mean,
-)
+from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, OptionError, RankError, did_you_mean
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.param import OrthogonalParam
 
@@ -26,25 +18,14 @@ _log = logging.getLogger("stiefelkit")
 
 
 class Start(NamedTuple):
-    """How a weight starts.
-
-    Attributes:
-        init: as in `stiefelkit.orthogonal`.
-        generator: source of randomness; torch's default when None.
-    """
+    """How a weight starts: `init` and `generator` of `stiefelkit.orthogonal`."""
 
     init: str | Tensor | None
     generator: torch.Generator | None
 
 
 def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title: str) -> None:
-    """Fills the coordinates of a weight, and logs once if they are not the weight's own.
-
-    Args:
-        coordinate_list: holds the coordinates.
-        weight: what the parameter was.
-        start: what is asked for.
-        title: the weight's name, for the log.
+    """Fills the coordinates of what was a weight, and logs once, by its title, if they are not the weight's own.
 
     Raises:
         NonFiniteError, NotAFrameError, RankError, ImageError: as `stiefelkit.orthogonal`.
@@ -100,7 +81,7 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
         try:
             coordinate_list.right_inverse(param.nearest(weight))
         except (ImageError, NonFiniteError, RankError) as error:
-            why = _without_stop(error)
+            why = str(error).removesuffix(".")
         else:
             away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
             _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
@@ -110,10 +91,6 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
         away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
         scheme = param.schemes[0]
         _log.info("%s, which was no frame, is drawn anew by %r, %.3g away: %s.", title, scheme, away.item(), why)
-
-
-def _without_stop(error: StiefelkitError) -> str:
-    return str(error).removesuffix(".")
 
 
 def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:

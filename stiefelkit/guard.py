@@ -36,13 +36,7 @@ class SupportsCoordinates(Protocol):
 
 
 class Frame(NamedTuple):
-    """Where a parameter that is a frame belongs.
-
-    Attributes:
-        coordinate_list: the `CoordinateList` that holds it, None for a frame without a module.
-        name: the coordinate's name, "stiefel".
-        manifold: what it must stay on, "stiefel:canonical".
-    """
+    """Where a parameter that is a frame belongs; the coordinate list is None for one without a module."""
 
     coordinate_list: Any
     name: str
@@ -51,11 +45,8 @@ class Frame(NamedTuple):
     @property
     def title(self) -> str:
         """In messages: "the frame of Linear.weight"."""
-        return (
-            "a frame without a module"
-            if self.coordinate_list is None
-            else f"the frame of {self.coordinate_list.weight}"
-        )
+        weight = None if self.coordinate_list is None else self.coordinate_list.weight
+        return "a frame without a module" if weight is None else f"the frame of {weight}"
 
 
 _coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()
@@ -92,16 +83,16 @@ def frames() -> dict[int, Frame]:
     Under FSDP2 these are the sharded parameters, as the optimizer has them. Look up at once: an id means nothing once
     its parameter is replaced.
     """
-    found = {}
+    watched = {}
     for key, (alive, manifold) in list(_alone.items()):
         if alive() is not None:
-            found[key] = Frame(None, "stiefel", manifold)
+            watched[key] = Frame(None, "stiefel", manifold)
     for coordinate_list in list(_coordinate_lists):
         manifolds = coordinate_list.param.manifolds
         for name, c in coordinate_list.coordinates.items() if manifolds else ():
             if name in manifolds:
-                found[id(c)] = Frame(coordinate_list, name, manifolds[name])
-    return found
+                watched[id(c)] = Frame(coordinate_list, name, manifolds[name])
+    return watched
 
 
 def _install() -> None:
@@ -124,11 +115,11 @@ def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Raises OptimizerError before a step that would take a frame off its manifold."""
     if getattr(optimizer, "moves_frames", False) or not (_coordinate_lists or _alone):
         return
-    known = frames()
+    watched = frames()
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if id(p) in known and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
-                raise OptimizerError(_in_words(optimizer, p, known[id(p)]))
+            if id(p) in watched and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
+                raise OptimizerError(_in_words(optimizer, p, watched[id(p)]))
 
 
 def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:

@@ -98,11 +98,7 @@ def share_coordinate_list(places: Sequence[tuple[nn.Module, str]], coordinate_li
     kinds = None
     for module, name in reversed(places):
         attach_coordinate_list(module, name, coordinate_list)
-        kinds = (
-            coordinate_list.gradients
-            if kinds is None
-            else tuple(kind for kind in coordinate_list.gradients if kind in kinds)
-        )
+        kinds = tuple(kind for kind in coordinate_list.gradients if kinds is None or kind in kinds)
     coordinate_list.gradients = kinds or CoordinateList.gradients
 
 
@@ -119,15 +115,10 @@ def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
 
 
 def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool = False) -> None:
-    """Checks every orthogonal weight of a model against a state dict, before anything is loaded.
+    """Checks every orthogonal weight of a model against what `load_state_dict` will be given, before it is loaded.
 
     `module.load_state_dict` does it by itself. A module with a load hook of its own, or a `_load_from_state_dict`,
     may change the entries of the modules inside it: what is under such a one is checked when torch gets there.
-
-    Args:
-        module: the model.
-        state_dict: what `module.load_state_dict` will be given.
-        assign: as in `load_state_dict`.
 
     Raises:
         CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.

@@ -15,15 +15,12 @@ __all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
 
 
 def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:
-    """Draws frames from the uniform (Haar) measure of St(n, p), each matrix of a batch independently.
+    """Draws frames, exact to rounding, from the uniform (Haar) measure of St(n, p), each of a batch independently.
 
     Args:
         shape: (*, n, p), n >= p.
         dtype: float64 or complex128.
-        generator: source of randomness; torch's default when None.
-
-    Returns:
-        Frames exact to rounding, on the generator's device.
+        generator: source of randomness, on whose device the frames are; torch's default when None.
 
     Raises:
         ShapeError: the shape is no sequence, or that of no tall or square matrix.

@@ -30,10 +30,10 @@ class Notes:
 
     def take(self, places: Iterable[tuple[Mapping[str, Tensor | None], str]]) -> None:
         """Notes tensors as they are now, each by the dictionary that holds it and its key, and forgets those before."""
-        found = [(held, key, t) for held, key in places if (t := held.get(key)) is not None]
+        present = [(held, key, t) for held, key in places if (t := held.get(key)) is not None]
         self._noted = [
             (held, key, id(t), write_count(t))
-            for held, key, t in found
+            for held, key, t in present
             if not (t.is_inference() or t.is_meta or is_sharded(t))
         ]
 
@@ -49,12 +49,12 @@ class Notes:
 def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
     """Each coordinate and buffer of a map that must stay a frame, and whether it is complex and stored as [Re, Im]."""
     bound = param.manifolds
-    found = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
+    tensors = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
     for part in param.modules():
         if isinstance(part, OrthogonalParam):
             buffers = dict(part.named_buffers(recurse=False))
-            found += [(buffers[name], part.is_complex) for name in part.frame_buffers if name in buffers]
-    return found
+            tensors += [(buffers[name], part.is_complex) for name in part.frame_buffers if name in buffers]
+    return tensors
 
 
 @torch.no_grad()

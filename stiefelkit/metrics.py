@@ -31,13 +31,7 @@ the bound.
 
 
 def orthogonality_error(w: Tensor) -> Tensor:
-    r"""Frobenius norm of W^H W - I, computed in float64 whatever the dtype of W.
-
-    Args:
-        w: matrices of shape (*, n, p), n >= p, real or complex, any floating dtype.
-
-    Returns:
-        Float64 tensor of shape (*).
+    r"""Frobenius norm of W^H W - I in float64, shape (*), of W of shape (*, n, p), real or complex, any floating dtype.
 
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()
@@ -108,12 +102,8 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
     """How far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
 
     8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
-    float64 and complex128.
-
-    Args:
-        shape: of the frame.
-        dtype: of the frame.
-        unspared: a fixed chart, which may put the frame where rounding the coordinates costs as much.
+    float64 and complex128, or where it is "unspared" by a fixed chart that may put the frame where rounding the
+    coordinates costs as much.
     """
     wide = unspared or dtype == working_dtype(dtype)
     return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)

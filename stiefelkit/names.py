@@ -19,13 +19,7 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
 class Place(NamedTuple):
-    """Where a weight stands.
-
-    Attributes:
-        qualified: its name in the model that was given, "encoder.0.weight", as `sk.drift` prints it.
-        host: the module that owns it.
-        name: its name there, "weight".
-    """
+    """Where a weight stands: its name in a model, "encoder.0.weight", the module that owns it, and its name there."""
 
     qualified: str
     host: nn.Module
@@ -46,12 +40,7 @@ class Place(NamedTuple):
 
 
 def find_place(model: nn.Module, name: str, who: str) -> Place:
-    """Returns where a qualified name points to, whether or not there is a weight.
-
-    Args:
-        model: the model.
-        name: "encoder.0.weight", or "weight" of the model itself.
-        who: begins the sentences of the errors.
+    """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
 
     Raises:
         DtypeError: the model is no module.
@@ -60,16 +49,16 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
     check_module(model, who)
     if not isinstance(name, str):
         return Place(str(name), model, name)
-    path, _, own = name.rpartition(".")
+    path, _, last = name.rpartition(".")
     host: Any = model
     for part in path.split(".") if path else []:
         # Not by getattr, which a wrapper may pass on.
         children = held_modules(host)
         host = children[part] if part in children else None
         if host is None:
-            known = [place.qualified for place in _weights(model)]
-            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{_near(name, known)}")
-    return Place(name, host, own)
+            names = [place.qualified for place in _weights(model)]
+            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{_near(name, names)}")
+    return Place(name, host, last)
 
 
 def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
@@ -80,26 +69,21 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
         UnknownNameError: it has no orthogonal weight of this name.
     """
     place = find_place(model, name, who)
-    coordinate_list = coordinate_list_of(place.host, place.name) if isinstance(name, str) else None
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
+    coordinate_list = coordinate_list_of(place.host, place.name)
     if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
         raise UnknownNameError(
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
         )
     if coordinate_list is None:
-        known = [weight.qualified for weight in orthogonal_weights(model)]
-        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, known)}")
+        names = [weight.qualified for weight in orthogonal_weights(model)]
+        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, names)}")
     return OrthogonalWeight(*place, coordinate_list)
 
 
 def choose(model: nn.Module, where: Where) -> list[Place]:
-    """Returns the weights of two dimensions or more that are meant, in the model's order, each once.
-
-    Args:
-        model: the model.
-        where: a pattern of qualified names, in which * stands for any characters, dots too; several of them; or a
-            predicate of qualified name and host.
+    """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once.
 
     Raises:
         DtypeError: the model is no module.
@@ -107,8 +91,8 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
         UnknownNameError: a pattern, or the predicate, matches nothing.
     """
     check_module(model, "orthogonal")
-    known = list(_weights(model))
-    matrices = [place for place in known if _may_be_a_matrix(place)]
+    places = list(_weights(model))
+    matrices = [place for place in places if _may_be_a_matrix(place)]
     chosen: list[Place] = []
     if callable(where):
         chosen = [place for place in matrices if where(place.qualified, place.host)]
@@ -116,7 +100,7 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
             _refuse_nothing(model, "where=", "", matrices)
     elif isinstance(where, Sequence) and where and all(isinstance(pattern, str) for pattern in where):
         for pattern in [where] if isinstance(where, str) else where:
-            matched = [place for place in known if place.qualified == pattern]
+            matched = [place for place in places if place.qualified == pattern]
             matched = matched or [place for place in matrices if fnmatch.fnmatchcase(place.qualified, pattern)]
             if not matched:
                 _refuse_nothing(model, f"where={pattern!r}", pattern, matrices)
@@ -127,11 +111,11 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
             f"(name, module) -> bool, got {where!r:.80}."
         )
     meant = {_key(place) for place in chosen}
-    found: dict[Any, Place] = {}
-    for place in known:
+    by_key: dict[Any, Place] = {}
+    for place in places:
         if _key(place) in meant:
-            found.setdefault(_key(place), place)
-    return list(found.values())
+            by_key.setdefault(_key(place), place)
+    return list(by_key.values())
 
 
 def plain_weight(place: Place) -> nn.Parameter:
@@ -151,10 +135,10 @@ def plain_weight(place: Place) -> nn.Parameter:
     weight = held_parameters(host).get(name) if isinstance(name, str) else None
     if weight is None:
         _refuse_what_is_there(place)
-        known = [key for key, value in held_parameters(host).items() if value is not None]
+        names = [key for key, value in held_parameters(host).items() if value is not None]
         if "." not in place.qualified:
-            known = [other.qualified for other in _weights(host)]
-        raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, known)}")
+            names = [other.qualified for other in _weights(host)]
+        raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, names)}")
     if is_lazy(weight):
         raise OptionError(
             f"orthogonal needs a weight with a shape, got {place.title} of a lazy module; call the model on a batch "
@@ -187,8 +171,8 @@ def instead_of(rnn: nn.RNNBase) -> str:
 def elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
     """Returns where else in a model a parameter stands, beside the places chosen."""
     taken = {_key(place) for place in chosen}
-    found = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
-    return [place for place in found if _key(place) not in taken]
+    places = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
+    return [place for place in places if _key(place) not in taken]
 
 
 def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
@@ -219,10 +203,10 @@ def _kind(module: nn.Module) -> str:
     return type(module).__name__.removeprefix("Parametrized")
 
 
-def _near(name: object, known: Sequence[str]) -> str:
+def _near(name: object, names: Sequence[str]) -> str:
     """What `did_you_mean` says, or the first weight that has this name in its own module."""
-    ends = [other for other in known if other.endswith(f".{name}")]
-    return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, known)
+    ends = [other for other in names if other.endswith(f".{name}")]
+    return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
 
 
 def _refuse_nothing(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> None:
@@ -248,5 +232,5 @@ def _refuse_what_is_there(place: Place) -> None:
             raise _not_plain(place, "pruned", f"torch.nn.utils.prune.remove({place.expression}, {name!r}) first")
     for kind, holder, held in (("a buffer", "_buffers", held_buffers(host)), ("a tensor", "__dict__", vars(host))):
         if isinstance(held.get(name), Tensor):
-            made = f"torch.nn.Parameter({place.expression}.{holder}.pop({name!r}))"
-            raise _not_plain(place, kind, f"{place.expression}.{name} = {made} makes it one")
+            parameter = f"torch.nn.Parameter({place.expression}.{holder}.pop({name!r}))"
+            raise _not_plain(place, kind, f"{place.expression}.{name} = {parameter} makes it one")

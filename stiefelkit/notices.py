@@ -20,16 +20,7 @@ _LISTED = 3
 
 
 class _Retired(NamedTuple):
-    """A parameter that a module has given up.
-
-    Attributes:
-        parameter: the parameter.
-        weight: the weight's name, "Linear.weight", for want of the qualified one.
-        event: what took it, "sk.orthogonal".
-        is_coordinate: whether it was one, and not the weight itself.
-        heir: the coordinate list, or the parameter, that took its place.
-        gradient: its gradient then, and how often that had been written to.
-    """
+    """What `retire` was told of a parameter, and its gradient then, with how often that had been written to."""
 
     parameter: weakref.ref[Tensor]
     weight: str
@@ -101,17 +92,17 @@ def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 def _look_for_retired(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> None:
     loose: dict[tuple[str, bool], list[_Retired]] = {}
     stale: dict[tuple[str, bool], list[_Retired]] = {}
-    for found in [_retired.pop(key) for key in held if key in _retired]:
-        p, heir = found.parameter(), found.heir()
+    for retired in [_retired.pop(key) for key in held if key in _retired]:
+        p, heir = retired.parameter(), retired.heir()
         if p is None or not p.requires_grad:
             continue
         successors = [heir] if isinstance(heir, Tensor) else getattr(heir, "coordinates", {}).values()
-        old, version = found.gradient or (lambda: None, 0)
-        kind = (found.event, found.is_coordinate)
+        old, version = retired.gradient or (lambda: None, 0)
+        kind = (retired.event, retired.is_coordinate)
         if p.grad is not None and not (old() is p.grad and version == write_count(p.grad)):
-            loose.setdefault(kind, []).append(found)
+            loose.setdefault(kind, []).append(retired)
         elif not any(id(s) in held for s in successors):
-            stale.setdefault(kind, []).append(found)
+            stale.setdefault(kind, []).append(retired)
     for some in loose.values():
         what, is_one = _in_words(some)
         warn_caller(
@@ -135,7 +126,7 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
             decayed.update((id(p), group) for p in group["params"] if p.requires_grad)
     if not decayed:
         return
-    found = [
+    shrunk = [
         (coordinate_list, name, decayed[id(c)])
         for coordinate_list in list(_coordinate_lists)
         for name, c in coordinate_list.coordinates.items()
@@ -145,18 +136,13 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
         and decayed[id(c)].get("name") != name
         and name not in coordinate_list.param.manifolds
     ]
-    if not found:
+    if not shrunk:
         return
     order, names = {key: i for i, key in enumerate(decayed)}, _qualified_names()
-    found.sort(key=lambda each: order[id(each[0].coordinates[each[1]])])
-    weights = list(
-        {
-            id(coordinate_list): names.get(id(coordinate_list), coordinate_list.weight)
-            for coordinate_list, _, _ in found
-        }.values()
-    )
-    coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in found))
-    decays = {float(group["weight_decay"]) for _, _, group in found}
+    shrunk.sort(key=lambda entry: order[id(entry[0].coordinates[entry[1]])])
+    weights = list({id(owner): names.get(id(owner), owner.weight) for owner, _, _ in shrunk}.values())
+    coordinates = ", ".join(dict.fromkeys(repr(name) for _, name, _ in shrunk))
+    decays = {float(group["weight_decay"]) for _, _, group in shrunk}
     warn_caller(
         f"{type(optimizer).__name__} shrinks {coordinates} of {_listed(weights)} by weight_decay"
         f"{'=' if len(decays) == 1 else ' up to '}{max(decays):g}, which moves the frame{'s'[: len(weights) > 1]} and "
@@ -164,13 +150,13 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
     )
 
 
-def _in_words(found: list[_Retired]) -> tuple[str, bool]:
+def _in_words(retired: list[_Retired]) -> tuple[str, bool]:
     """What parameters were, "Linear.weight as it was before sk.orthogonal", and whether that is one thing."""
     names = _qualified_names()
-    weights = list(dict.fromkeys(names.get(id(each.heir()), each.weight) for each in found))
-    is_one = len(weights) == 1 and not found[0].is_coordinate
-    of = "the coordinates of " if found[0].is_coordinate else ""
-    return f"{of}{_listed(weights)} as {'it was' if is_one else 'they were'} before {found[0].event}", is_one
+    weights = list(dict.fromkeys(names.get(id(r.heir()), r.weight) for r in retired))
+    is_one = len(weights) == 1 and not retired[0].is_coordinate
+    of = "the coordinates of " if retired[0].is_coordinate else ""
+    return f"{of}{_listed(weights)} as {'it was' if is_one else 'they were'} before {retired[0].event}", is_one
 
 
 def _listed(names: list[str]) -> str:
@@ -188,23 +174,23 @@ def _qualified_names() -> dict[int, str]:
     coordinate_lists = {id(coordinate_list) for coordinate_list in list(_coordinate_lists)}
     names: dict[int, str] = {}
     for model in _in_sight().values():
-        for name, each in _named(model, "", coordinate_lists, set()):
-            if name.count(".") > names.get(id(each), "").count("."):
-                names[id(each)] = name
+        for name, member in _named(model, "", coordinate_lists, set()):
+            if name.count(".") > names.get(id(member), "").count("."):
+                names[id(member)] = name
     return names
 
 
 def _in_sight() -> dict[int, nn.Module]:
-    found: dict[int, nn.Module] = {}
+    models: dict[int, nn.Module] = {}
     frame: Any = sys._getframe(1)
     while frame is not None:
-        own = getattr(frame.f_locals.get("self"), "__dict__", None)
-        seen = [frame.f_locals, frame.f_globals, own if isinstance(own, dict) else {}]
+        attributes = getattr(frame.f_locals.get("self"), "__dict__", None)
+        seen = [frame.f_locals, frame.f_globals, attributes if isinstance(attributes, dict) else {}]
         for value in [value for held in seen for value in list(held.values())]:
             if issubclass(type(value), nn.Module):
-                found[id(value)] = value
+                models[id(value)] = value
         frame = frame.f_back
-    return found
+    return models
 
 
 def _named(module: nn.Module, prefix: str, coordinate_lists: set[int], seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -75,6 +75,8 @@ class OrthogonalParam(nn.Module, ABC):
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
     coordinate_names: ClassVar[tuple[str, ...]]
     """Every name that `coordinates` may hold, over all fields and options."""
+    further_schemes: ClassVar[tuple[str, ...]] = ()
+    """Names that `initial` takes beside those of `stiefelkit.init`."""
     frame_buffers: ClassVar[tuple[str, ...]] = ()
     """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
     is_attached: bool = False
@@ -159,7 +161,7 @@ class OrthogonalParam(nn.Module, ABC):
     @property
     def schemes(self) -> tuple[str, ...]:
         """Names that `initial` takes; the first is the default."""
-        return tuple(init.SCHEMES)
+        return (*init.SCHEMES, *self.further_schemes)
 
     def options(self) -> dict[str, Any]:
         """JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
@@ -171,18 +173,10 @@ class OrthogonalParam(nn.Module, ABC):
 
     @abstractmethod
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws coordinates and the whole chart; `initial_frame` does it where there is `invert`.
-
-        Args:
-            scheme: one of `schemes`.
-            generator: source of randomness; torch's default when None.
-        """
+        """Draws coordinates and the whole chart by one of `schemes`; `initial_frame` does it if there is `invert`."""
 
     def invert(self, w: Tensor) -> Position:
-        """Finds coordinates and a chart whose image is W. Pure: writes nothing.
-
-        Args:
-            w: a frame of shape `self.shape`, exact to rounding in float64 or complex128.
+        """Finds coordinates and a chart whose image is W, exact to rounding in float64 or complex128; writes nothing.
 
         Raises:
             ImageError: W is outside the image, or the map has no right inverse.
@@ -294,10 +288,10 @@ class OrthogonalParam(nn.Module, ABC):
         permitted = frame_tolerance(self.shape[-1], coarser(self.dtype, w.dtype))
         if not error <= permitted:
             scale = scale_of(w, coarser(self.dtype, w.dtype))
-            kept = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
+            hint = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
             raise NotAFrameError(
                 f"{self.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
-                f"{error:.2g}; sk.functional.nearest_frame gives the nearest{kept}."
+                f"{error:.2g}; sk.functional.nearest_frame gives the nearest{hint}."
             )
         return nearest_frame(w.to(working_dtype(self.dtype)))
 

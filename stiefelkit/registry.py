@@ -45,11 +45,7 @@ class Registry:
         return twin
 
     def register(self, name: str, target: Any) -> None:
-        """Adds a name.
-
-        Args:
-            name: the new name.
-            target: the object itself or a dotted string `"package.module:attribute"`.
+        """Adds a name of an object, or of a dotted string `"package.module:attribute"`.
 
         Raises:
             OptionError: the name is taken by something else, or is no plain word.
@@ -107,14 +103,14 @@ class Registry:
             raise OptionError(f"{article} {self.kind} needs {', '.join(missing)}, got {target.__name__} without.")
         self._check_kind(target)
 
-    def find(self, given: Any) -> Any:
+    def find(self, target: Any) -> Any:
         """Returns the object that a name stands for, or the object itself, either checked.
 
         Raises:
             UnknownNameError: nothing has this name.
             OptionError: the object is not of this kind, or lacks something that each must have.
         """
-        target = self.get(given) if isinstance(given, str) else given
+        target = self.get(target) if isinstance(target, str) else target
         self.check(target)
         return target
 
@@ -123,20 +119,20 @@ class Registry:
 
         What fails to import, is not of this kind or lacks an abstract method, is warned about and left out.
         """
-        found = {}
+        objects = {}
         for name in self.names():
             try:
-                found[name] = self.find(name)
+                objects[name] = self.find(name)
             except (PluginError, OptionError) as error:
                 warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=2)
-        return found
+        return objects
 
     def by_class_name(self, attribute: str) -> Any | None:
         """Returns the object whose own name is the given one, or None; imports nothing else."""
         self._read_plugins()
         for name, target in self._targets.items():
-            own = target.partition(":")[2] if isinstance(target, str) else getattr(target, "__name__", "")
-            if own == attribute:
+            class_name = target.partition(":")[2] if isinstance(target, str) else getattr(target, "__name__", "")
+            if class_name == attribute:
                 return self.get(name)
         return None
 
@@ -144,7 +140,7 @@ class Registry:
         """Returns the name under which an object is registered, or None, without importing anything."""
         self._read_plugins()
         dotted = f"{target.__module__}:{target.__qualname__}"
-        return next((name for name, known in self._targets.items() if known is target or known == dotted), None)
+        return next((name for name, entry in self._targets.items() if entry is target or entry == dotted), None)
 
     def _require(self, name: str) -> None:
         if name not in self._targets:

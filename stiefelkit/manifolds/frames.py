@@ -40,11 +40,8 @@ class Frames(geoopt.Manifold):
     def typical_dist(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> float:
         """A length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
 
-        The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that.
-
-        Args:
-            size: (*, n, p), as integers or one sequence; how large the batch is does not count.
-            dtype: of the frames; torch's default when None.
+        The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that. Size and dtype are as in
+        `dim`.
 
         References:
             Boumal, Mishra, Absil, Sepulchre, Manopt, a Matlab toolbox for optimization on manifolds, JMLR 15, 2014.

@@ -64,8 +64,8 @@ class Stiefel(Frames):
         if metric not in METRICS:
             raise OptionError(f"Stiefel needs a known metric, got {metric!r}{did_you_mean(metric, METRICS)}")
         if retraction not in RETRACTIONS:
-            known = did_you_mean(retraction, RETRACTIONS)
-            raise OptionError(f"Stiefel needs a known retraction, got {retraction!r}{known}")
+            hint = did_you_mean(retraction, RETRACTIONS)
+            raise OptionError(f"Stiefel needs a known retraction, got {retraction!r}{hint}")
         self.metric = metric
         self.retraction = retraction
 
@@ -192,11 +192,11 @@ class Stiefel(Frames):
         if missing not in ("raise", "nan"):
             raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {missing!r}.')
         w, end = torch.broadcast_tensors(*widened(x, y))
-        u, found = geodesic_logarithm(polish(w), polish(end), self.metric)
-        if missing == "raise" and not found.all():
+        u, joined = geodesic_logarithm(polish(w), polish(end), self.metric)
+        if missing == "raise" and not joined.all():
             raise ImageError(
-                f"Stiefel.logmap needs frames that a geodesic joins, got none{members(~found)}; "
-                f"{remedy(w[~found], end[~found])}."
+                f"Stiefel.logmap needs frames that a geodesic joins, got none{members(~joined)}; "
+                f"{remedy(w[~joined], end[~joined])}."
             )
         return u.to(x.dtype)
 

@@ -72,11 +72,7 @@ def available() -> "dict[str, type[Optimizer]]":
 
 
 def register(name: str, optimizer: "type[Optimizer] | str") -> None:
-    """Adds an optimizer to those that runs, races and measurements know by name.
-
-    Args:
-        name: the name.
-        optimizer: a class, or a dotted string "package.module:Class" that is imported at first use.
+    """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
 
     Raises:
         OptionError: the name is taken, or the object is no subclass of `torch.optim.Optimizer`.
@@ -101,9 +97,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            globals()[name] = found = getattr(importlib.import_module(f"stiefelkit.optim.{home}"), name)
-            return found
-    found = None if name.startswith("_") else optimizers.by_class_name(name)
-    if not getattr(found, "moves_frames", False):
+            globals()[name] = value = getattr(importlib.import_module(f"stiefelkit.optim.{home}"), name)
+            return value
+    optimizer = None if name.startswith("_") else optimizers.by_class_name(name)
+    if not getattr(optimizer, "moves_frames", False):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return optimizer

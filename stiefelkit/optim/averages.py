@@ -62,13 +62,7 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
 
 
 def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Tensor]:
-    """Returns the `avg_fn` of an `AveragedModel` whose frames stay frames; see `multi_avg_fn`, which is faster.
-
-    Args:
-        decay: of the exponential mean, in [0, 1]; None for the mean of all with equal weights.
-
-    Raises:
-        OptionError: the decay is out of range.
+    """Returns the `avg_fn` of an `AveragedModel` whose frames stay frames; all else as `multi_avg_fn`, which is faster.
 
     >>> average_fn(0.5)(torch.zeros(1), torch.ones(1), 1)
     tensor([0.5000])
@@ -83,9 +77,9 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Te
             return _mean_frame(mean, averaged, current, count, packed)
         if not (averaged.is_floating_point() or averaged.is_complex()):
             return current.clone()
-        found = averaged.clone()
-        mean([found], [current], count)
-        return found
+        updated = averaged.clone()
+        mean([updated], [current], count)
+        return updated
 
     return averaged_with
 
@@ -108,13 +102,13 @@ def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, co
 
 def _places() -> dict[tuple[Any, ...], bool]:
     """Where in memory each tensor alive lies that must stay a frame, and whether it is complex and stored as real."""
-    found = {}
+    places = {}
     for coordinate_list in guard.coordinate_lists():
         for c, packed in coordinate_list.frame_tensors():
-            found[_place(c)] = packed
+            places[_place(c)] = packed
     for p in guard.frames_alone():
-        found[_place(p)] = False
-    return found
+        places[_place(p)] = False
+    return places
 
 
 def _place(t: Tensor) -> tuple[Any, ...]:

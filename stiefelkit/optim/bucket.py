@@ -16,19 +16,13 @@ _LARGEST = 1 << 22
 
 
 class Bucket:
-    """Frames of one shape, dtype and device as one tensor: (n, p) for a single matrix, else (b, n, p).
-
-    Args:
-        params: the frames, each with a gradient.
-        states: the optimizer's state of each.
-    """
+    """Frames of one shape, dtype and device that have a gradient, as one tensor: (n, p) of one, else (b, n, p)."""
 
     def __init__(self, params: list[Tensor], states: list[dict[str, Any]]):
         self.params = params
         self.states = states
         self.is_single = len(params) == 1 and params[0].dim() == 2
-        self._staged: list[tuple[str, Tensor]] = []
-        self._staged_each: list[tuple[str, list[Any]]] = []
+        self._staged: list[tuple[str, Tensor | list[Any]]] = []
 
     @property
     def wear(self) -> float:
@@ -50,15 +44,15 @@ class Bucket:
 
     def shares_of_overflow(self) -> list[Tensor]:
         """A bound of each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
-        found = []
+        shares = []
         for p in self.params:
             grad, most = _gradient(p), torch.finfo(p.dtype).max ** 0.5
             if is_sharded(grad):  # the largest of all ranks would lose a NaN, a sum does not
-                found.append(whole(torch.linalg.vector_norm(grad)).double() / most)
+                shares.append(whole(torch.linalg.vector_norm(grad)).double() / most)
             else:
                 largest = torch.linalg.vector_norm(grad, ord=math.inf)
-                found.append(largest.double() * (p.numel() ** 0.5 / most))
-        return found
+                shares.append(largest.double() * (p.numel() ** 0.5 / most))
+        return shares
 
     def local_gradients(self) -> list[Tensor]:
         """The gradients, of sharded frames this rank's part."""
@@ -138,22 +132,18 @@ class Bucket:
                 state[key] = state[key].to(p.dtype)
         return self.gather([state[key] for state in self.states])
 
-    def stage(self, key: str, value: Tensor) -> None:
-        """Keeps what `state` shall read from `commit` on."""
+    def stage(self, key: str, value: Tensor | list[Any]) -> None:
+        """Keeps what `state` shall read from `commit` on; a list has for each frame what is no tensor of its shape."""
         self._staged.append((key, value))
-
-    def stage_each(self, key: str, values: list[Any]) -> None:
-        """The same for a state that is no tensor of the frame's shape, one for each frame."""
-        self._staged_each.append((key, values))
 
     def commit(self) -> None:
         """Writes what was staged."""
-        for key, values in self._staged_each:
-            for state, value in zip(self.states, values, strict=True):
-                state[key] = value
-        self._staged_each.clear()
         for key, value in self._staged:
-            for state, part in zip(self.states, self.scatter(value), strict=True):
+            if value.__class__ is list:
+                for state, entry in zip(self.states, value, strict=True):
+                    state[key] = entry
+                continue
+            for state, part in zip(self.states, self.scatter(value), strict=True):  # type: ignore[arg-type]
                 local_part(state[key]).copy_(part)
         self._staged.clear()
 
@@ -164,18 +154,18 @@ def buckets(params: Iterable[Tensor], states: MutableMapping[Tensor, dict[str, A
     for p in params:
         if p.grad is not None:
             sorted_.setdefault((p.shape[-2:], p.dtype, p.device, is_sharded(p)), []).append(p)
-    found = []
+    filled = []
     for alike in sorted_.values():
         at_once: list[Tensor] = []
         count = 0
         for p in alike:
             if at_once and count + p.numel() > _LARGEST:
-                found.append(Bucket(at_once, [states[q] for q in at_once]))
+                filled.append(Bucket(at_once, [states[q] for q in at_once]))
                 at_once, count = [], 0
             at_once.append(p)
             count += p.numel()
-        found.append(Bucket(at_once, [states[q] for q in at_once]))
-    return found
+        filled.append(Bucket(at_once, [states[q] for q in at_once]))
+    return filled
 
 
 def _gradient(p: Tensor) -> Tensor:

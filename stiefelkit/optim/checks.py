@@ -1,29 +1,39 @@
-"""What settings and members of groups must be."""
+"""What settings, members and gradients of groups must be, and what reads the members."""
 
 import difflib
 import inspect
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
-from stiefelkit.guard import MANIFOLDS, frames
+from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
+from stiefelkit.guard import MANIFOLDS, frames, watch_frame
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
+from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.sharding import is_sharded
 
 if TYPE_CHECKING:
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
-__all__ = ["check_group", "check_members", "check_spelling"]
+__all__ = [
+    "ask_readers",
+    "check_gradients",
+    "check_group",
+    "check_members",
+    "check_readers",
+    "check_spelling",
+    "not_finite",
+]
 
 
 def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> None:
     """Raises OptionError unless the settings of a group are in range."""
-    name, own = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
-    for key, check in {**OF_TORCH, **own}.items():
+    name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
+    for key, check in {**OF_TORCH, **checks}.items():
         if key in group:
             check.require(name, key, group[key])
     manifold = group["manifold"]
@@ -40,8 +50,8 @@ def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> Non
 
 def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
     """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
-    known = inspect.signature(plain.__init__).parameters
-    settings = {key: value for key, value in group.items() if key in known and key != "params"}
+    parameters = inspect.signature(plain.__init__).parameters
+    settings = {key: value for key, value in group.items() if key in parameters and key != "params"}
     try:
         plain([torch.zeros(1)], **settings)  # type: ignore[call-arg]
     except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
@@ -50,11 +60,11 @@ def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: 
         ) from error
 
 
-def check_spelling(name: str, given: Collection[str], known: Collection[str]) -> None:
+def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> None:
     """Raises OptionError for a key that is nearly one of those known; others are the user's own."""
-    for key in given:
-        if key not in known and difflib.get_close_matches(key, known, n=1, cutoff=0.85):
-            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, known)}")
+    for key in keys:
+        if key not in names and difflib.get_close_matches(key, names, n=1, cutoff=0.85):
+            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, names)}")
 
 
 def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
@@ -65,13 +75,13 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
         ShapeError, OptionError, NotAFrameError: a parameter of a manifold is no frame.
     """
     if manifold is None:
-        known = frames()
+        watched = frames()
         for p in params:
-            if id(p) in known:
-                alone = known[id(p)].coordinate_list is None
+            if id(p) in watched:
+                alone = watched[id(p)].coordinate_list is None
                 remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
                 raise OptimizerError(
-                    f"{name} needs groups that name the manifold of frames, got {known[id(p)].title} in one without; "
+                    f"{name} needs groups that name the manifold of frames, got {watched[id(p)].title} in one without; "
                     f"give it {remedy}."
                 )
         return
@@ -95,3 +105,69 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
                 f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
                 "sk.functional.nearest_frame gives the nearest."
             )
+
+
+def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
+    """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
+    if group["manifold"] is None or group.get("gradient", "exact") == "exact":
+        return
+    watched = frames()
+    for p in params:
+        coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
+        can = (
+            coordinate_list is not None
+            and group["gradient"] in coordinate_list.gradients
+            and len(coordinate_list.coordinates) == 1
+        )
+        if not (can and p.is_complex()):
+            got = "one that no module holds"
+            if coordinate_list is not None:
+                got = f"that of {coordinate_list.weight} ({p.dtype})"
+            raise OptimizerError(
+                f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
+                f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
+            )
+
+
+def ask_readers(group: dict[str, Any]) -> None:
+    """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
+    if group["manifold"] is None:
+        return
+    watched = frames()
+    for p in group["params"]:
+        if id(p) not in watched:
+            watch_frame(p, group["manifold"])
+        elif watched[id(p)].coordinate_list is not None:
+            watched[id(p)].coordinate_list.gradient = group.get("gradient", "exact")
+
+
+def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
+    """Raises NonFiniteError unless all gradients, and the squares of their norms, are finite."""
+    for device in {bucket.params[0].device for bucket in buckets}:
+        here = [bucket for bucket in buckets if bucket.params[0].device == device]
+        shares = torch.stack([share for bucket in here for share in bucket.shares_of_overflow()])
+        if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
+            raise not_finite(who, here)
+
+
+def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
+    """Returns the error for gradients that are not finite, or too large, and names theirs."""
+    watched = frames()
+    bad, overflows, sharded = [], [], False
+    for bucket in buckets:
+        for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
+            coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
+            name = f"a frame of shape {tuple(p.shape)}" if coordinate_list is None else coordinate_list.weight
+            sharded = sharded or is_sharded(p)
+            if not torch.isfinite(grad).all():
+                bad.append(name)
+            elif not share < 1:
+                overflows.append(name)
+    start = f"{who} needs finite gradients, got"
+    if bad or (sharded and not overflows):
+        where = ", ".join(bad) or "a frame on another rank"
+        return NonFiniteError(f"{start} NaN or infinity in that of {where}; nothing was changed.")
+    return NonFiniteError(
+        f"{start} one so large that its norm or its mean square overflows, of {', '.join(overflows) or 'a frame'}; "
+        "nothing was changed."
+    )

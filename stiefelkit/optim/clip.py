@@ -27,8 +27,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales all gradients down together so that their norm is at most `max_norm`, and returns the norm before.
 
-    A frame counts with its Riemannian gradient in the norm of its metric, since what is normal to the manifold moves
-    nothing; any other parameter with its 2-norm.
+    That is a float64 tensor without dimensions. A frame counts with its Riemannian gradient in the norm of its metric,
+    since what is normal to the manifold moves nothing; any other parameter with its 2-norm.
 
     Args:
         parameters: a module, an optimizer, parameter groups, parameters, or one parameter; frames are known by their
@@ -36,9 +36,6 @@ def clip_grad_norm_(
         max_norm: the largest norm that is left as it is; infinity to measure only.
         error_if_nonfinite: raise if the norm is NaN or infinite; else the gradients get a factor of 0 or NaN, as from
             torch.nn.utils.clip_grad_norm_.
-
-    Returns:
-        The norm before, a float64 tensor without dimensions.
 
     Raises:
         OptionError: `max_norm` is negative or NaN.
@@ -77,7 +74,7 @@ def clip_grad_norm_(
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """The parameters that have a gradient, each once: free ones, and frames by their manifold."""
-    known = {key: frame.manifold for key, frame in frames().items()}
+    manifolds = {key: frame.manifold for key, frame in frames().items()}
     if isinstance(parameters, torch.optim.Optimizer):
         parameters = parameters.param_groups
     elif isinstance(parameters, nn.Module):
@@ -87,13 +84,13 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     plain: list[Tensor] = []
     by_manifold: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
-    for each in parameters:
-        group: dict[str, Any] = each if isinstance(each, dict) else {"params": [each]}
+    for entry in parameters:
+        group: dict[str, Any] = entry if isinstance(entry, dict) else {"params": [entry]}
         for p in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
             if p.grad is None or id(p) in seen:
                 continue
             seen.add(id(p))
-            manifold = group.get("manifold") or known.get(id(p))
+            manifold = group.get("manifold") or manifolds.get(id(p))
             (plain if manifold is None else by_manifold.setdefault(manifold, [])).append(p)
     return plain, by_manifold
 

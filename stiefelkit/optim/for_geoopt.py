@@ -20,14 +20,8 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
         optimizer = geoopt.optim.RiemannianAdam(sk.optim.geoopt_parameters(model), lr=1e-3)
 
     A second call changes nothing but the metric. Not under FSDP2, which replaces the tensors by its own, nor where the
-    optimizers of this package do: those need no such parameters, and hold frames closer.
-
-    Args:
-        model: the model.
-        metric: "canonical" or "euclidean"; that of the coordinate, canonical, when None.
-
-    Returns:
-        All parameters of the model, in its order.
+    optimizers of this package do: those need no such parameters, and hold frames closer. The metric is "canonical" or
+    "euclidean"; that of the coordinate, canonical, when None.
 
     Raises:
         DtypeError: the model is no module.
@@ -42,12 +36,12 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
     check_module(
         model, "geoopt_parameters", "; a frame without one is geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())"
     )
-    found = [
+    places = [
         (w.qualified, w.coordinate_list, name)
         for w in orthogonal_weights(model)
         for name in w.coordinate_list.param.manifolds
     ]
-    for qualified, coordinate_list, name in found:
+    for qualified, coordinate_list, name in places:
         if is_sharded(coordinate_list.coordinates[name]):
             raise OptimizerError(
                 f"geoopt_parameters needs whole frames, got a sharded one in {qualified}; the optimizers of "
@@ -57,7 +51,7 @@ def geoopt_parameters(model: nn.Module, metric: str | None = None) -> list[nn.Pa
 
     from stiefelkit.manifolds import Stiefel
 
-    for _, coordinate_list, name in found:
+    for _, coordinate_list, name in places:
         c = coordinate_list.coordinates[name]
         coordinate_list.gradient = "exact"
         manifold = Stiefel(metric or coordinate_list.param.manifolds[name].partition(":")[2])

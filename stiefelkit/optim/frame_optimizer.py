@@ -14,9 +14,14 @@ from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket, buckets
-from stiefelkit.optim.checks import check_group, check_members, check_spelling
-from stiefelkit.optim.finite import check_gradients
-from stiefelkit.optim.readers import ask_readers, check_readers
+from stiefelkit.optim.checks import (
+    ask_readers,
+    check_gradients,
+    check_group,
+    check_members,
+    check_readers,
+    check_spelling,
+)
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.optim.states import check_entries, check_states
 from stiefelkit.sharding import is_sharded
@@ -31,12 +36,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     rank and scattered. A gradient with NaN or infinity raises before anything is written.
 
     A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
-    go along a tangent vector derive from `TangentOptimizer`, which has that.
-
-    Args:
-        params: groups, as `sk.optim.parameter_groups` gives them: those of frames have "manifold".
-        *args: the rate.
-        **given: the settings.
+    go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
+    `sk.optim.parameter_groups` gives them: those of frames have "manifold"; with the rate, and other settings by name.
     """
 
     moves_frames: ClassVar[bool] = True
@@ -57,16 +58,16 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if cls.__init__ is FrameOptimizer.__init__:
             cls.__signature__ = cls._call
         else:  # or what a base has would hold for it
-            own = inspect.signature(cls.__init__)
-            cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
+            constructor = inspect.signature(cls.__init__)
+            cls.__signature__ = constructor.replace(parameters=list(constructor.parameters.values())[1:])
         if cls.__doc__ and cls.settings and "Args:\n" not in cls.__doc__:
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
-    def __init__(self, params: Iterable[Any], *args: Any, **given: Any):
-        call = self._call.bind(params, *args, **given)
+    def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
+        call = self._call.bind(params, *args, **settings)
         call.apply_defaults()
-        own = {key: value for key, value in call.arguments.items() if key != "params"}
-        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **own}  # type: ignore[call-arg]
+        chosen = {key: value for key, value in call.arguments.items() if key != "params"}
+        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         self._versions = {}
         super().__init__(params, defaults)
         if not self._of_frames():
@@ -93,8 +94,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             full = {**self.defaults, **param_group}
             check_spelling(type(self).__name__, set(param_group), [*self.defaults, "params", "name", "param_names"])
             check_group(type(self), full)
-            given = full["params"] if isinstance(full["params"], list) else [full["params"]]
-            members = [p[1] if isinstance(p, tuple) else p for p in given]
+            entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
+            members = [p[1] if isinstance(p, tuple) else p for p in entries]
             check_members(type(self).__name__, full["manifold"], members)
             check_readers(type(self).__name__, full, members)
         super().add_param_group(param_group)
@@ -112,36 +113,36 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if not isinstance(state_dict, Mapping):
             raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
         # As the last of the hooks, since those before it may mend what they are given.
-        check = self.register_load_state_dict_pre_hook(lambda _, given: self._checked(given))
+        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))
         try:
             super().load_state_dict(state_dict)
         finally:
             check.remove()
 
-    def _checked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         check_states(self, state_dict)
         state_dict = {**state_dict, "param_groups": [_with_present_words(g) for g in state_dict["param_groups"]]}
-        for i, (own, theirs) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if theirs.get("manifold") != own["manifold"]:
+        for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            if saved.get("manifold") != group["manifold"]:
                 raise CheckpointError(
-                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {own['manifold']!r}, "
-                    f"got {theirs.get('manifold')!r}."
+                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {group['manifold']!r}, "
+                    f"got {saved.get('manifold')!r}."
                 )
-            full = {**self.defaults, **own, **theirs}
+            full = {**self.defaults, **group, **saved}
             check_group(type(self), full)
-            check_entries(self, i, full, theirs["params"], state_dict["state"])
+            check_entries(self, i, full, saved["params"], state_dict["state"])
         return state_dict
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""
-        known, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
+        watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
         for group in state["param_groups"]:
             for key, value in defaults.items():
                 group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
-            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in known])
+            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
         self._versions: dict[int, int] = {}
         for group in self.param_groups:
@@ -149,13 +150,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does one step.
-
-        Args:
-            closure: computes the loss and the gradients again; called once.
-
-        Returns:
-            What the closure returns.
+        """Does one step, after a closure that computes the loss and the gradients again, and returns what that does.
 
         Raises:
             OptionError: a learning rate is negative or not finite.
@@ -167,13 +162,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
+        batches = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
         for group in self.param_groups:
             if not RATE.holds(group["lr"]):
                 RATE.require(type(self).__name__, "lr", group["lr"])
-        if len(found) > 1:  # a single one is checked on the way
-            check_gradients(type(self).__name__, [bucket for _, bucket in found])
-        for group, bucket in found:
+        if len(batches) > 1:  # a single one is checked on the way
+            check_gradients(type(self).__name__, [bucket for _, bucket in batches])
+        for group, bucket in batches:
             if self._were_changed(bucket):
                 bucket.forget()
             with FullPrecision(bucket.params[0].device):
@@ -186,10 +181,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
 
-        Args:
-            group: the settings.
-            bucket: the frames, their gradients and states, as batches; the gradients of several buckets are known to be
-                finite, those of a single one are not.
+        The gradients of several buckets are known to be finite, those of a single one are not.
 
         Raises:
             NonFiniteError: a gradient is not finite, or what would come of the step.

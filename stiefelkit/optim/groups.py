@@ -19,7 +19,7 @@ __all__ = ["frames", "parameter_groups"]
 def frames(
     params: Tensor | Iterable[Tensor], *, manifold: str = "stiefel:canonical", **settings: Any
 ) -> list[dict[str, Any]]:
-    """Makes a parameter group of frames that need no module, for the optimizers of this package.
+    """Makes a list of one parameter group, of frames that need no module, for the optimizers of this package.
 
     What PCA, Procrustes or ICA need: a leaf tensor with orthonormal columns, a loss, an optimizer.
 
@@ -33,9 +33,6 @@ def frames(
         params: a frame or several, leaf tensors of shape (*, n, p), n >= p, float32 or better, real or complex.
         manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric.
         **settings: the group's, `lr=0.01`.
-
-    Returns:
-        A list of one group; add others to it for what moves freely.
 
     Raises:
         NotAFrameError: the columns of a tensor are not orthonormal.
@@ -71,9 +68,9 @@ def frames(
             raise OptionError(
                 f"sk.optim.frames needs tensors to train, got {got}; torch.nn.Parameter(w.detach()) does."
             )
-    known = guard.frames()
+    watched = guard.frames()
     for p in members:
-        if id(p) not in known:
+        if id(p) not in watched:
             guard.watch_frame(p, manifold)
     return [{"params": members, "name": "frames", "weight_decay": 0.0, "manifold": manifold, **settings}]
 
@@ -133,13 +130,13 @@ def parameter_groups(
         plain["weight_decay"] = weight_decay
     groups = [plain] if plain["params"] else []
     for (name, manifold), members in by_name.items():
-        own = settings.get(name, settings.get(name.rpartition(".")[2], {}))
+        chosen = settings.get(name, settings.get(name.rpartition(".")[2], {}))
         bound = {} if manifold is None else {"manifold": manifold}
-        if "manifold" in own and not bound:
+        if "manifold" in chosen and not bound:
             raise OptionError(
-                f"parameter_groups needs {name}= without a manifold, since its tensors are free, got {own}."
+                f"parameter_groups needs {name}= without a manifold, since its tensors are free, got {chosen}."
             )
-        groups.append({"params": members, "name": name, "lr": lr, "weight_decay": 0.0, **bound, **own})
+        groups.append({"params": members, "name": name, "lr": lr, "weight_decay": 0.0, **bound, **chosen})
     return groups
 
 
@@ -169,9 +166,9 @@ def _check_names(asked: set[str], present: set[str]) -> None:
     if not missing:
         return
     patterns = {name for cls in available().values() for name in cls.coordinate_names}
-    known = present | {GAIN} | {name for name in patterns if "*" not in name}
+    names = present | {GAIN} | {name for name in patterns if "*" not in name}
     prefixes = {name.removesuffix("*") for name in patterns if name.endswith(".*")}
     for key in sorted(missing):
         prefix, _, bare = key.rpartition(".")
-        if bare not in known or (prefix and f"{prefix}." not in prefixes):
-            raise UnknownNameError(f"No coordinate is named {key!r}{did_you_mean(key, known)}")
+        if bare not in names or (prefix and f"{prefix}." not in prefixes):
+            raise UnknownNameError(f"No coordinate is named {key!r}{did_you_mean(key, names)}")

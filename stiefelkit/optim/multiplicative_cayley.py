@@ -105,8 +105,8 @@ def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tup
         if not torch.isfinite(squares).all():
             raise OverflowError
         return g / squares.sqrt().add_(eps), squares
-    scaled, found = _preconditioned(_parts(g), _parts(squares), alpha, eps)
-    return torch.view_as_complex(scaled), torch.view_as_complex(found)
+    scaled, squares = _preconditioned(_parts(g), _parts(squares), alpha, eps)
+    return torch.view_as_complex(scaled), torch.view_as_complex(squares)
 
 
 def _parts(t: Tensor) -> Tensor:

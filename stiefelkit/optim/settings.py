@@ -37,12 +37,7 @@ OF_PLAIN = "of the groups without a manifold."
 
 @dataclass(frozen=True)
 class Check:
-    """What a setting must be.
-
-    Args:
-        words: after "needs", with {key} for the name of the setting.
-        holds: whether a value is such.
-    """
+    """What a setting must be: in words that go after "needs", with {key} for its name, and as a test of values."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -55,14 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of an optimizer, which each of its groups may have another value of.
-
-    Args:
-        name: the keyword.
-        default: its value where none is given.
-        check: what it must be.
-        words: what it is, in a sentence for help texts.
-    """
+    """One setting of an optimizer, of which each group may have another value; words tell of it in help texts."""
 
     name: str
     default: Any
@@ -87,11 +75,9 @@ def at_least(low: float, below: float = math.inf) -> Check:
     return Check(f"{{key}} >= {low:g}{upper}", lambda value: is_number(value) and low <= value < below)
 
 
-def one_of(*known: Any) -> Check:
+def one_of(*values: Any) -> Check:
     """One of some values, of the same type."""
-    return Check(
-        f"{{key}} in {known}", lambda value: any(type(value) is type(each) and value == each for each in known)
-    )
+    return Check(f"{{key}} in {values}", lambda value: any(type(value) is type(v) and value == v for v in values))
 
 
 def _is_rate(lr: Any) -> bool:

@@ -27,8 +27,8 @@ LATE_OF_TORCH = ("momentum_buffer",)
 def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
     """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
     name = type(optimizer).__name__
-    given: Any = state_dict if isinstance(state_dict, Mapping) else {}
-    state, groups = given.get("state"), given.get("param_groups")
+    loaded: Any = state_dict if isinstance(state_dict, Mapping) else {}
+    state, groups = loaded.get("state"), loaded.get("param_groups")
     if not isinstance(state, Mapping) or not isinstance(groups, list):
         raise CheckpointError(f'{name} needs a state dict with "state" and a list "param_groups", got another object.')
     frames = any(group["manifold"] is not None for group in optimizer.param_groups)
@@ -40,20 +40,20 @@ def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
         )
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
-    known: set[Any] = set()
-    for i, (own, theirs) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        ids: Any = theirs.get("params") if isinstance(theirs, Mapping) else None
+    seen: set[Any] = set()
+    for i, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        ids: Any = saved.get("params") if isinstance(saved, Mapping) else None
         usable = isinstance(ids, list) and all(isinstance(key, int | str) and not isinstance(key, bool) for key in ids)
-        if not usable or len(ids) != len(own["params"]) or known.intersection(ids) or len(set(ids)) != len(ids):
+        if not usable or len(ids) != len(group["params"]) or seen.intersection(ids) or len(set(ids)) != len(ids):
             raise CheckpointError(
-                f"{name} needs a state dict whose group {i} has {len(own['params'])} parameters of its own, got "
+                f"{name} needs a state dict whose group {i} has {len(group['params'])} parameters of its own, got "
                 f"{len(ids) if usable else 'none that can be told apart'}."
             )
-        if not all(isinstance(key, str) for key in theirs):
+        if not all(isinstance(key, str) for key in saved):
             raise CheckpointError(f"{name} needs a state dict whose group {i} has settings with names, got others.")
-        known.update(ids)
+        seen.update(ids)
     for key, entry in state.items():
-        if key not in known or not isinstance(entry, Mapping):
+        if key not in seen or not isinstance(entry, Mapping):
             raise CheckpointError(
                 f"{name} needs the states of its own parameters, got {key!r:.40} with {_kind(entry)}."
             )
@@ -68,21 +68,16 @@ def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], id
         CheckpointError: something is missing, or of another type, shape or field.
         NonFiniteError: a state holds NaN or infinity.
     """
-    made: dict[tuple[int, torch.dtype], dict[str, Any]] = {}
+    templates: dict[tuple[int, torch.dtype], dict[str, Any]] = {}
     for p, key in zip(optimizer.param_groups[i]["params"], ids, strict=True):
         entry = state.get(key)
         if not entry:  # no step yet
             continue
         kind = (p.dim(), p.dtype)
-        if kind not in made:
-            made[kind] = _made(optimizer, group, p)
-        _check_entry(
-            f"{type(optimizer).__name__} (group {i}, parameter {key})",
-            entry,
-            made[kind],
-            p,
-            group["manifold"] is not None,
-        )
+        if kind not in templates:
+            templates[kind] = _made(optimizer, group, p)
+        who = f"{type(optimizer).__name__} (group {i}, parameter {key})"
+        _check_entry(who, entry, templates[kind], p, group["manifold"] is not None)
 
 
 def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:
@@ -97,10 +92,10 @@ def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict
     kind: Any = type(optimizer)
     twin = object.__new__(kind)
     # Hooks, and what a scheduler has put over `step`, belong to the optimizer itself.
-    own = {key: value for key, value in vars(optimizer).items() if key not in ("step", "_inner")}
-    hooks = {key: OrderedDict() for key in own if key.endswith("_hooks")}
+    attributes = {key: value for key, value in vars(optimizer).items() if key not in ("step", "_inner")}
+    hooks = {key: OrderedDict() for key in attributes if key.endswith("_hooks")}
     fresh = {"state": defaultdict(dict), "param_groups": [{**group, "params": [small], "lr": 0.0}], "_versions": {}}
-    vars(twin).update(own | hooks | fresh)
+    vars(twin).update(attributes | hooks | fresh)
     kind.step(twin)
     return {key: _shape_of(value, small) for key, value in twin.state[small].items()}
 
@@ -112,22 +107,22 @@ def _shape_of(value: Any, p: Tensor) -> Any:
     return "parameter" if value.shape == p.shape else "batch" if value.shape == p.shape[:-2] else "number"
 
 
-def _check_entry(who: str, entry: Mapping[str, Any], made: dict[str, Any], p: Tensor, is_frame: bool) -> None:
+def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p: Tensor, is_frame: bool) -> None:
     late = LATE if is_frame else LATE_OF_TORCH
-    missing = sorted(key for key in made if key not in entry and key not in late)
-    if is_frame and ("step" in entry) != ("exp_avg_sq" in entry) and {"step", "exp_avg_sq"} <= made.keys():
+    missing = sorted(key for key in template if key not in entry and key not in late)
+    if is_frame and ("step" in entry) != ("exp_avg_sq" in entry) and {"step", "exp_avg_sq"} <= template.keys():
         missing.append("step" if "exp_avg_sq" in entry else "exp_avg_sq")
     if missing:
-        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(made))}, got one without {missing[0]!r}.")
+        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(template))}, got one without {missing[0]!r}.")
     shapes = {"parameter": p.shape, "batch": p.shape[:-2], "number": torch.Size()}
     for key, value in entry.items():
-        if key not in made and key != "lo":  # the user's own, or of other settings
+        if key not in template and key != "lo":  # the user's own, or of other settings
             continue
-        kind = made.get(key, "parameter")
+        kind = template.get(key, "parameter")
         if key == "momentum_buffer" and value is None:
             continue
         shape = shapes.get(kind)
-        may_be_sparse = not is_frame and set(made) == {"momentum_buffer"}  # as sparse gradients make that of SGD
+        may_be_sparse = not is_frame and set(template) == {"momentum_buffer"}  # as sparse gradients make that of SGD
         if may_be_sparse and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
             value = value.coalesce().values()
             shape = value.shape

@@ -22,16 +22,16 @@ def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tup
     for p, state in zip(bucket.params, bucket.states, strict=True):
         moment = state.get("exp_avg_sq")
         old = [0.0] * math.prod(p.shape[:-2]) if moment is None else moment.reshape(-1).tolist()
-        own = norms[len(squares) : len(squares) + len(old)]
-        squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, own, strict=True)]
+        gradient_norms = norms[len(squares) : len(squares) + len(old)]
+        squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, gradient_norms, strict=True)]
         counts += [state.get("step", 0) + 1] * len(old)
     largest = torch.finfo(bucket.params[0].dtype).max
     if not all(square < largest for square in squares):  # also for NaN
         raise OverflowError
     sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
     new = torch.tensor(squares, dtype=bucket.params[0].real.dtype, device=bucket.params[0].device).split(sizes)
-    bucket.stage_each("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
-    bucket.stage_each("step", [state.get("step", 0) + 1 for state in bucket.states])
+    bucket.stage("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
+    bucket.stage("step", [state.get("step", 0) + 1 for state in bucket.states])
     return list(zip(counts, squares, strict=True))
 
 

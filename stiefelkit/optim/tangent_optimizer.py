@@ -10,7 +10,7 @@ from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import Tangent, cayley_increment
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.finite import not_finite
+from stiefelkit.optim.checks import not_finite
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
 from stiefelkit.optim.steps import as_factor, length_of
@@ -31,14 +31,9 @@ class Retraction(ABC):
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
     ) -> tuple[Tensor, float]:
-        """Returns what is added to W, and its length, the largest of the batch.
+        """Returns what is added to W, shape (*, n, p), and its length, the largest of the batch.
 
-        Args:
-            group: the settings.
-            w: frames, shape (*, n, p).
-            direction: as `TangentOptimizer.direction` gives it.
-            steps: as `TangentOptimizer.direction` gives them.
-            defect: to be taken away as well, if given.
+        `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
         """
 
     @abstractmethod
@@ -81,11 +76,7 @@ class TangentOptimizer(FrameOptimizer):
     def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
         """Returns a tangent vector, and how far against it each matrix of the batch goes; stages what it keeps.
 
-        Args:
-            group: the settings.
-            bucket: where the state is.
-            w: frames, shape (*, n, p).
-            g: gradients, of the objective that is minimised.
+        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimised.
 
         Raises:
             OverflowError: a gradient or a moment is so large that its square overflows; nothing is written then.

@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from stiefelkit.parametrizations.view import VIEWS, View
     from stiefelkit.parametrizations.viewed import Viewed
 
-__all__ = [
-    "VIEWS",
-    "Scaled",
-    "View",
-    "Viewed",
-    "check_options",
-    "find_parametrization",
-    "option_names",
-    "registered",
-]
+__all__ = ["VIEWS", "Scaled", "View", "Viewed", "check_options", "find_parametrization", "option_names", "registered"]
 
 
 def _check(cls: Any) -> None:
@@ -52,14 +43,9 @@ registered = Registry(
 )
 
 
-def find_parametrization(given: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for.
-
-    Raises:
-        UnknownNameError: no parametrization has this name.
-        OptionError: it is no subclass of `OrthogonalParam`, or lacks something that each must have.
-    """
-    return registered.find(given)
+def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
+    return registered.find(parametrization)
 
 
 def option_names(cls: type) -> list[str]:
@@ -72,10 +58,10 @@ def check_options(cls: type, options: Any) -> None:
     """Raises OptionError unless options are a mapping whose keys the class takes."""
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
-    known = option_names(cls)
+    names = option_names(cls)
     for key in options:
-        if key not in known:
-            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, known)}")
+        if key not in names:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names)}")
 
 
 _HOMES = {"Scaled": "scaled", "VIEWS": "view", "View": "view", "Viewed": "viewed"}
@@ -84,9 +70,9 @@ _HOMES = {"Scaled": "scaled", "VIEWS": "view", "View": "view", "Viewed": "viewed
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        globals()[name] = found = getattr(importlib.import_module(f"stiefelkit.parametrizations.{_HOMES[name]}"), name)
-        return found
-    found = None if name.startswith("_") else registered.by_class_name(name)
-    if found is None:
+        globals()[name] = value = getattr(importlib.import_module(f"stiefelkit.parametrizations.{_HOMES[name]}"), name)
+        return value
+    cls = None if name.startswith("_") else registered.by_class_name(name)
+    if cls is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return cls

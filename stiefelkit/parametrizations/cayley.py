@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -10,13 +9,12 @@ from torch import Tensor
 
 from stiefelkit.dtypes import coordinate_dtype
 from stiefelkit.errors import DtypeError, ImageError, OptionError
-from stiefelkit.functional import cayley, cayley_inverse
+from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
 from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._band import Band
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs
+from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
 
 __all__ = ["Cayley"]
 
@@ -35,9 +33,7 @@ class Cayley(OrthogonalParam):
     The coordinates are laid out as `stiefelkit.functional.unpack_skew` tells.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the signs live.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
         precision: "exact", or "fast": square float32 frames from n = 128 on may be up to 80 rounding limits off, and
             take 0.65 to 0.9 of the time; nothing else would gain.
         negative: real frames only: how many of the last signs are -1, or the signs themselves, (p,). Given, the signs
@@ -79,7 +75,6 @@ class Cayley(OrthogonalParam):
         if bandwidth is not None and not (counts and 1 <= bandwidth < n):
             raise OptionError(f"Cayley needs bandwidth between 1 and n - 1 = {n - 1}, got {bandwidth!r}.")
         self.bandwidth = bandwidth
-        _ = self.band  # computed here: torch.compile does not trace a cached_property
         self.negative = None if negative is None else _signs(negative, p)
         reason = self.supports(shape, self.dtype, negative=negative)
         if reason is not None:
@@ -102,12 +97,6 @@ class Cayley(OrthogonalParam):
         bands = [((7, 7), {"bandwidth": 2}), ((2, 6, 3), {"bandwidth": 1})]
         return [*((shape, {}) for shape in shapes), *signs, *bands, ((130, 130), {"precision": "fast"})]
 
-    @cached_property
-    def band(self) -> Band:
-        """The entries of A that there are."""
-        n, p = self.shape[-2:]
-        return Band(n, p, self.is_complex, self.bandwidth)
-
     @property
     def traits(self) -> Traits:
         """Onto and invertible unless the signs are fixed."""
@@ -121,9 +110,9 @@ class Cayley(OrthogonalParam):
     @property
     def schemes(self) -> tuple[str, ...]:
         """Those of the contract and "helfrich"; of a band fewer, and no identity where signs are -1."""
-        known = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
+        schemes = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
         reflects = self.negative is not None and -1 in self.negative
-        return tuple(scheme for scheme in known if not (reflects and scheme == "identity"))
+        return tuple(scheme for scheme in schemes if not (reflects and scheme == "identity"))
 
     @property
     def takes_nearest(self) -> bool:
@@ -147,8 +136,10 @@ class Cayley(OrthogonalParam):
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`skew`, and for complex frames `phase`."""
-        *batch, _, p = self.shape
-        return {"skew": (*batch, self.band.size)} | ({"phase": (*batch, p)} if self.is_complex else {})
+        *batch, n, p = self.shape
+        of_a = (n, p, self.is_complex)
+        size = skew_size(*of_a) if self.bandwidth is None else band_size(*of_a, self.bandwidth)
+        return {"skew": (*batch, size)} | ({"phase": (*batch, p)} if self.is_complex else {})
 
     @property
     def return_bound(self) -> float:
@@ -156,18 +147,16 @@ class Cayley(OrthogonalParam):
         return permitted_return(self.shape, self.dtype, unspared=not self.traits.onto)
 
     def forward(self, skew: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             skew: packed skew part, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
-        n, p = self.shape[-2:]
-        signs = None if self.band.is_complex else self.signs
-        skew = self.band.spread(skew)
+        (n, p), is_complex = self.shape[-2:], self.is_complex
+        signs = None if is_complex else self.signs
+        if self.bandwidth is not None:
+            skew = spread_band(skew, n, p, is_complex, self.bandwidth)
         return cayley(skew, n, p, signs=signs, phase=phase, precision=self.precision).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
@@ -178,16 +167,24 @@ class Cayley(OrthogonalParam):
             )
         for signs in self._tried(w.device):
             skew, d = cayley_inverse(w, signs)
-            packed, rest = self.band.pick(skew)
+            packed, rest = self._in_band(skew)
             if rest <= rounding_limit(self.shape[-1], coordinate_dtype(self.dtype)):
                 if signs is not None:
                     self._check_reached(skew, signs, w)
-                own, chart = diagonal_coordinates(d)
-                return (packed, *own), chart
+                phases, chart = diagonal_coordinates(d)
+                return (packed, *phases), chart
         raise ImageError(
             f"Cayley with bandwidth={self.bandwidth} needs a frame whose A, with the present signs or with those first "
             "given, is zero off the band, got another; without bandwidth= it fits."
         )
+
+    def _in_band(self, skew: Tensor) -> tuple[Tensor, float]:
+        """The coordinates that there are, out of those of a full A, and the largest of the rest."""
+        if self.bandwidth is None:
+            return skew, 0.0
+        n, p = self.shape[-2:]
+        band, rest = pick_band(skew, n, p, self.is_complex, self.bandwidth)
+        return band, rest.max().item()
 
     def _tried(self, device: torch.device) -> list[Tensor | None]:
         """The signs to try; None has the inverse choose them, or phases."""
@@ -207,7 +204,7 @@ class Cayley(OrthogonalParam):
         (0, 2 pi).
         """
         if scheme == "helfrich":
-            skew, _ = self.band.pick(helfrich(self.shape, self.is_complex, generator))
+            skew, _ = self._in_band(helfrich(self.shape, self.is_complex, generator))
             if self.is_complex:
                 return (skew, uniform(self.coordinates["phase"], generator) * (2 * math.pi)), {}
             return (skew,), {"signs": self._first_signs()}
@@ -254,7 +251,7 @@ def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
         if not 0 <= negative <= p:
             raise OptionError(f"Cayley needs negative between 0 and p = {p}, got {negative}.")
         return (1,) * (p - negative) + (-1,) * negative
-    given = negative.tolist() if isinstance(negative, Tensor) else negative
-    if not isinstance(given, Sequence) or len(given) != p or any(s not in (1, -1) for s in given):
+    signs = negative.tolist() if isinstance(negative, Tensor) else negative
+    if not isinstance(signs, Sequence) or len(signs) != p or any(s not in (1, -1) for s in signs):
         raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r}.")
-    return tuple(int(s) for s in given)
+    return tuple(int(s) for s in signs)

@@ -28,9 +28,7 @@ class Fourier(OrthogonalParam):
     unitary matrix.
 
     Args:
-        shape: shape of the frame, (*, n, n).
-        dtype: complex dtype.
-        device: where the permutation lives.
+        shape, dtype, device: of the frame, (*, n, n), complex, and where the permutation lives.
         precision: "exact": everything in complex128, one rounding at the end.
 
     References:
@@ -99,14 +97,11 @@ class Fourier(OrthogonalParam):
         return None if fits else f"a permutation of {self.shape[-1]} entries"
 
     def forward(self, phase: Tensor, reflectors: Tensor) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, n).
 
         Args:
             phase: angles in radians, shape (*, 3, n).
             reflectors: two reflectors as [Re | Im], shape (*, 2, 2n).
-
-        Returns:
-            Frames of shape (*, n, n).
         """
         eye = torch.eye(self.shape[-1], dtype=torch.complex128, device=phase.device)
         w = self._apply_rows(eye, phase, reflectors).mT

@@ -15,7 +15,7 @@ from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
 
 __all__ = ["Givens"]
@@ -42,9 +42,7 @@ class Givens(OrthogonalParam):
     `linear` does not form W where that is cheaper.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the signs live.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
         precision: "exact": polished in float64 ("fft": made in float64). "fast": neither; ||W^H W - I||_F is below
             (L + 16) eps sqrt(p), and a twentieth of that for random angles.
         layout: "brickwall" or "fft"; the latter needs n to be a power of two.
@@ -64,6 +62,7 @@ class Givens(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("angle", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    further_schemes: ClassVar[tuple[str, ...]] = ("uniform",)
 
     signs: Tensor
 
@@ -141,11 +140,6 @@ class Givens(OrthogonalParam):
         )
 
     @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "uniform"."""
-        return (*super().schemes, "uniform")
-
-    @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`angle`, and for complex frames `phase`."""
         *batch, n, _ = self.shape
@@ -170,23 +164,20 @@ class Givens(OrthogonalParam):
         return rounded + (self.layers + 16) * eps * math.sqrt(p)
 
     def forward(self, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             angle: angles of the rotations in radians, shape (*, d), d = n(n - 1)/2 for n layers of a brick wall,
                 n/2 log2(n) for "fft".
             phase: phases of the rotations, then of D, shape (*, d + n), complex frames only.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
         exact = self.precision == "exact"
         # With few layers float64 costs less than a polish.
         few = self.layout == "fft" or 32 * self.layers <= self.shape[-2]
         work = torch.float64 if exact and few else coordinate_dtype(self.dtype)
-        own, d = self._split(phase, work)
+        f, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
-        w = self.mesh.frame(angle.to(work), own, d, self.shape[-1], rounded)
+        w = self.mesh.frame(angle.to(work), f, d, self.shape[-1], rounded)
         return (polish(w) if exact and work == angle.dtype else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
@@ -199,9 +190,9 @@ class Givens(OrthogonalParam):
             return super().linear(x, *coordinates)
         angle, phase = coordinates if self.is_complex else (*coordinates, None)
         work = torch.float64 if exact else coordinate_dtype(self.dtype)
-        own, d = self._split(phase, work)
+        f, d = self._split(phase, work)
         z = F.pad(x.reshape(-1, p).to(dtype_of_parts(work, self.is_complex)), (0, n - p))
-        z = self.mesh.rotate(z, angle.to(work), own)
+        z = self.mesh.rotate(z, angle.to(work), f)
         return (z * d.to(z.dtype)).reshape(*x.shape[:-1], n).to(self.dtype)
 
     def invert(self, w: Tensor) -> Position:
@@ -215,8 +206,8 @@ class Givens(OrthogonalParam):
         for angle, phase, d in self.mesh.readings(w):
             back = w if self.mesh.is_full else self.mesh.frame(angle, phase, d, p, None)
             if torch.linalg.matrix_norm(back - w).max().item() <= permitted:
-                own, chart = diagonal_coordinates(d)
-                return ((angle,) if phase is None else (angle, torch.cat([phase, *own], -1))), chart
+                phases, chart = diagonal_coordinates(d)
+                return ((angle,) if phase is None else (angle, torch.cat([phase, *phases], -1))), chart
         remedy = 'layout="brickwall"' if self.layout == "fft" else f"layers={n}"
         raise ImageError(
             f"Givens needs a frame that {self.layers} layers of the {self.layout} mesh make, and that can be read off "

@@ -20,7 +20,7 @@ from stiefelkit.functional import (
 from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.parametrizations._diagonal import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 
 __all__ = ["Householder"]
 
@@ -42,9 +42,7 @@ class Householder(OrthogonalParam):
     `linear` does not form W where that pays: O(nk) a vector.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the signs live.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the signs live.
         precision: "exact": the frame in float64, rounded once, the gradient in the frame's dtype. "fast": a float32 or
             complex64 frame is worked out in its dtype, within `error_bound`, 32 (1 + min(k, 128)) limits. Equal
             reflectors come near to that; random ones stay within about 30. It saves a quarter of the time.
@@ -64,6 +62,7 @@ class Householder(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    further_schemes: ClassVar[tuple[str, ...]] = ("mhammedi",)
 
     signs: Tensor
 
@@ -109,11 +108,6 @@ class Householder(OrthogonalParam):
         )
 
     @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "mhammedi"."""
-        return (*super().schemes, "mhammedi")
-
-    @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`reflectors`, and for complex frames `phase`."""
         *batch, n, p = self.shape
@@ -125,14 +119,11 @@ class Householder(OrthogonalParam):
         return {"reflections": self.reflections}
 
     def forward(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             reflectors: packed reflectors, shape (*, d), d = nk - k(k - 1)/2, twice that for complex frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
         dtype = self.dtype if self.is_complex else coordinate_dtype(self.dtype)
@@ -177,16 +168,14 @@ class Householder(OrthogonalParam):
         Raises:
             ImageError: no D that is tried makes a product of so few reflectors of W.
         """
-        tried = (
-            [None]
-            if self.is_complex or self.traits.onto
-            else [None, self.signs.to(w.device), torch.ones_like(w[..., 0, :])]
-        )
+        tried: list[Tensor | None] = [None]
+        if not (self.is_complex or self.traits.onto):
+            tried += [self.signs.to(w.device), torch.ones_like(w[..., 0, :])]
         for signs in tried:
             v, d, _ = householder_inverse(w, self.reflections, signs)
             if self.traits.onto or self._comes_back(w, v, d):
-                own, chart = diagonal_coordinates(d)
-                return (v, *own), chart
+                phases, chart = diagonal_coordinates(d)
+                return (v, *phases), chart
         raise ImageError(
             f"Householder needs a frame that {self.reflections} reflections reduce to a diagonal, got another; with "
             f"reflections={self.shape[-1]} any frame fits."

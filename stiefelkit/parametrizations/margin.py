@@ -1,6 +1,6 @@
 """Near-orthogonal weights whose singular values stay within a margin of 1."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,13 +11,13 @@ from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, workin
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
-from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
-from stiefelkit.parametrizations._inner import Inner, prefixed, within
+from stiefelkit.param import Parametrization, Position, Traits
+from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
 __all__ = ["Margin"]
 
 
-class Margin(OrthogonalParam):
+class Margin(Composite):
     r"""W = U diag(s) V^H with s = 1 + 2 m (sigmoid(q) - 1/2), so that every singular value lies in (1 - m, 1 + m).
 
     U (n x p) and V (p x p) are frames by any parametrizations, whose coordinates and charts carry the prefixes `u.` and
@@ -28,9 +28,7 @@ class Margin(OrthogonalParam):
     orthonormal. The papers divide the learning rate of q by 2 m.
 
     Args:
-        shape: shape of the weight, (*, n, p).
-        dtype: real or complex dtype.
-        device: where the charts live.
+        shape, dtype, device: of the weight, (*, n, p), real or complex, and where the charts live.
         precision: "exact": both frames are exact, in float32 at least.
         margin: m, 0 <= m < 1.
         u: parametrization of U, a registered name or a class.
@@ -78,9 +76,9 @@ class Margin(OrthogonalParam):
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """What U and V do."""
         *batch, _, p = shape
-        for name, own in (("u", tuple(shape)), ("v", (*batch, p, p))):
+        for name, frame_shape in (("u", tuple(shape)), ("v", (*batch, p, p))):
             inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
-            reason = inner.flaw(own, dtype)
+            reason = inner.flaw(frame_shape, dtype)
             if reason is not None:
                 return f"{reason} for {name}={parametrizations.registered.name_of(inner.cls) or inner.cls.__name__!r}"
         return None
@@ -151,13 +149,10 @@ class Margin(OrthogonalParam):
         return torch.linalg.vector_norm(s * s - 1, dim=-1).max().item() + rounding
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to weights.
+        """Maps coordinates to weights of shape (*, n, p).
 
         Args:
             *coordinates: those of U, those of V, and q of shape (*, p).
-
-        Returns:
-            Weights of shape (*, n, p).
         """
         of_u, of_v, q = self._split(coordinates)
         u, v = self.u(*of_u), self.v(*of_v)
@@ -215,12 +210,7 @@ class Margin(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws U by the scheme, with V the identity where its map can be that, and q = 0."""
         of_u, chart_u = self.u.initial(scheme, generator)
-        own = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
-        of_v, chart_v = self.v.initial(own, generator)
+        scheme_of_v = "identity" if "identity" in self.v.schemes else self.v.schemes[0]
+        of_v, chart_v = self.v.initial(scheme_of_v, generator)
         q = torch.zeros(self.coordinates["spectrum"], dtype=torch.float64, device=of_u[0].device)
         return (*of_u, *of_v, q), prefixed(u=chart_u, v=chart_v)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Margin":
-        super()._apply(fn, recurse)
-        self.u.dtype = self.v.dtype = computing_dtype(self.dtype)
-        return self

@@ -13,8 +13,7 @@ from stiefelkit.functional import matrix_exp, pack_skew, skew_logarithm, skew_si
 from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
-from stiefelkit.parametrizations._diagonal import component
+from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
 
 __all__ = ["MatrixExp"]
 
@@ -33,9 +32,7 @@ class MatrixExp(OrthogonalParam):
     backward, n x n or 2p x 2p. Not for square real weights with determinant -1.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the rotation lives.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the rotation lives.
         precision: "exact", or "fast": float32 frames with n <= 2p may be up to 100 rounding limits off, and take 0.7 to
             0.85 of the time.
 
@@ -51,6 +48,7 @@ class MatrixExp(OrthogonalParam):
     """
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    further_schemes: ClassVar[tuple[str, ...]] = ("gaussian",)
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
 
@@ -84,11 +82,6 @@ class MatrixExp(OrthogonalParam):
         return Traits(onto=not square, invertible=True, exact=not self._is_fast, component=reached)
 
     @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "gaussian"."""
-        return (*super().schemes, "gaussian")
-
-    @property
     def _is_fast(self) -> bool:
         n, p = self.shape[-2:]
         return self.precision == "fast" and n <= 2 * p and coordinate_dtype(self.dtype) == torch.float32
@@ -106,20 +99,13 @@ class MatrixExp(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """The rotation is orthogonal or unitary."""
-        if "rotation" not in chart:
-            return None
-        rotation = from_buffer(chart["rotation"], self.is_complex)
-        fits = orthogonality_error(rotation).max().item() <= 100 * rounding_limit(self.shape[-1], torch.float32)
-        return None if fits else "an orthogonal rotation"
+        return flaw_of_matrix(chart, "rotation", self.is_complex)
 
     def forward(self, skew: Tensor) -> Tensor:
-        """Maps coordinates to frames.
+        """Maps coordinates to frames of shape (*, n, p).
 
         Args:
             skew: packed skew matrix, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
-
-        Returns:
-            Frames of shape (*, n, p).
         """
         n, p = self.shape[-2:]
         rotation = None if n == p else from_buffer(self.rotation, self.is_complex)

@@ -1,24 +1,23 @@
 """Dynamic trivialization: any parametrization, moved so that the present weight is its identity."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import computing_dtype, coordinate_dtype, working_dtype
+from stiefelkit.dtypes import coordinate_dtype, working_dtype
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
-from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
-from stiefelkit.parametrizations._buffers import from_buffer, identity_buffer, to_buffer
-from stiefelkit.parametrizations._diagonal import component
-from stiefelkit.parametrizations._inner import Inner, prefixed, within
+from stiefelkit.metrics import rounding_limit
+from stiefelkit.param import Parametrization, Position, Traits
+from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
+from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
 __all__ = ["Rebased"]
 
 
-class Rebased(OrthogonalParam):
+class Rebased(Composite):
     r"""W = B Q with Q by any parametrization and a fixed orthogonal or unitary B (n x n), the chart `base`.
 
     `sk.rebase_` takes the present frame into B and the coordinates back to Q = I: done every so many steps, training
@@ -29,9 +28,7 @@ class Rebased(OrthogonalParam):
     precision, a polish. For tall frames B takes n^2 numbers. Not for inner maps that cannot be the identity.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: where the base lives.
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the base lives.
         precision: "exact", or "fast": without the polish, 10 rounding limits beyond the inner map's bound.
         inner: the map that is wrapped, a registered name or a class.
         inner_options: its options.
@@ -62,15 +59,15 @@ class Rebased(OrthogonalParam):
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        given = Inner(inner, inner_options)
-        reason = given.flaw(self.shape, self.dtype)
+        wrapped = Inner(inner, inner_options)
+        reason = wrapped.flaw(self.shape, self.dtype)
         if reason is not None:
             raise DtypeError(f"Rebased needs {reason}, got shape {self.shape} and {self.dtype}.")
-        precision = precision if precision in given.cls.precisions else "exact"
-        self.inner = given.build(self, self.shape, device, precision=precision)
+        precision = precision if precision in wrapped.cls.precisions else "exact"
+        self.inner = wrapped.build(self, self.shape, device, precision=precision)
         if "identity" not in self.inner.schemes:
             raise OptionError(
-                f"Rebased needs an inner map that can be the identity, got {given.cls.__name__} with "
+                f"Rebased needs an inner map that can be the identity, got {wrapped.cls.__name__} with "
                 f"inner_options={dict(inner_options or {})}; the base takes any frame, whatever the inner map's signs."
             )
         *batch, n, _ = self.shape
@@ -125,10 +122,7 @@ class Rebased(OrthogonalParam):
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """The base is orthogonal or unitary, and the inner map agrees."""
-        base = from_buffer(chart["base"], self.is_complex)
-        if not orthogonality_error(base).max().item() <= 100 * rounding_limit(self.shape[-2], torch.float32):
-            return "an orthogonal base"
-        return self.inner.check_chart(within(chart, "inner"))
+        return flaw_of_matrix(chart, "base", self.is_complex) or self.inner.check_chart(within(chart, "inner"))
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of an exact frame, or the inner map's and 10 limits."""
@@ -138,14 +132,7 @@ class Rebased(OrthogonalParam):
         return exact + self.inner.error_bound(*coordinates) + 10 * rounding_limit(self.shape[-2], torch.float32)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        """Maps coordinates to frames.
-
-        Args:
-            *coordinates: those of the inner map.
-
-        Returns:
-            Frames of shape (*, n, p).
-        """
+        """Maps the inner map's coordinates to frames of shape (*, n, p)."""
         w = self._frame(*coordinates)
         if self._is_exact:
             # A base of float32 is no frame of float64 after one polish.
@@ -179,8 +166,3 @@ class Rebased(OrthogonalParam):
             w = self._frame(*coordinates)
             self.check_tensor(w)
             return self.invert(nearest_frame(w.to(working_dtype(w.dtype))))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rebased":
-        super()._apply(fn, recurse)
-        self.inner.dtype = computing_dtype(self.dtype)
-        return self

@@ -12,7 +12,7 @@ from stiefelkit.dtypes import coarser, coordinate_dtype, working_dtype
 from stiefelkit.errors import NotAFrameError, OptionError
 from stiefelkit.metrics import scale_of
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations._inner import Wrapper
 
 __all__ = ["GAIN", "Scaled"]
 
@@ -23,14 +23,10 @@ GAIN = "gain"
 class Scaled(Wrapper):
     """A parametrization times a gain: the weight is g inner(...).
 
-    A fixed g is an option, as `torch.nn.init.calculate_gain` gives it. A learned one is a coordinate more, `gain`, one
-    number of shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may
-    take any value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner
-    map, but that a weight is no frame.
-
-    Args:
-        inner: the map.
-        gain: g > 0, or "learned".
+    A fixed g > 0 is an option, as `torch.nn.init.calculate_gain` gives it. A "learned" one is the coordinate `gain`, of
+    shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may take any
+    value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner map, but
+    that a weight is no frame.
 
     Raises:
         OptionError: the gain is neither, or the map has a coordinate of that name.
@@ -65,13 +61,13 @@ class Scaled(Wrapper):
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the weight."""
-        own, gain = self._split(coordinates)
-        return (self.inner(*own) * gain).to(self.dtype)
+        unscaled, gain = self._split(coordinates)
+        return (self.inner(*unscaled) * gain).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Applies the inner map, and scales."""
-        own, gain = self._split(coordinates)
-        y = self.inner.linear(x, *own)
+        unscaled, gain = self._split(coordinates)
+        y = self.inner.linear(x, *unscaled)
         return (y * gain).to(y.dtype)
 
     def bare(self, *coordinates: Tensor) -> Tensor:
@@ -87,8 +83,8 @@ class Scaled(Wrapper):
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as the inner map does, with gain 1 if it is learned."""
-        own, chart = self.inner.initial(scheme, generator)
-        return self._joined(own, 1.0), chart
+        unscaled, chart = self.inner.initial(scheme, generator)
+        return self._joined(unscaled, 1.0), chart
 
     def nearest(self, weight: Tensor) -> Tensor:
         """The nearest frame times the gain; a learned one is the mean of the singular values, which is nearest."""
@@ -118,17 +114,17 @@ class Scaled(Wrapper):
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
         try:
-            own, chart = self.inner.solve(frame)
+            unscaled, chart = self.inner.solve(frame)
         except NotAFrameError as error:
             raise NotAFrameError(self._in_words(w)) from error
-        return self._joined(own, gain), chart
+        return self._joined(unscaled, gain), chart
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
-        own, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
+        unscaled, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
         square, root = float(torch.as_tensor(gain).detach()) ** 2, math.sqrt(self.shape[-1])
         rounding = 1.1 * torch.finfo(self.dtype).eps * root
-        return square * (self.inner.error_bound(*own) + rounding) + abs(square - 1) * root
+        return square * (self.inner.error_bound(*unscaled) + rounding) + abs(square - 1) * root
 
     @property
     def return_bound(self) -> float:
@@ -140,11 +136,11 @@ class Scaled(Wrapper):
         """The inner map's coordinates, and the gain."""
         return (coordinates[:-1], coordinates[-1]) if self.gain is None else (coordinates, self.gain)
 
-    def _joined(self, own: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:
+    def _joined(self, unscaled: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:
         if self.gain is not None:
-            return tuple(own)
-        first = torch.as_tensor(gain, dtype=torch.float64, device=own[0].device).reshape(1)
-        return (*own, first.to(coordinate_dtype(self.dtype)))
+            return tuple(unscaled)
+        first = torch.as_tensor(gain, dtype=torch.float64, device=unscaled[0].device).reshape(1)
+        return (*unscaled, first.to(coordinate_dtype(self.dtype)))
 
     def _gain_of(self, weight: Tensor) -> float | Tensor:
         """The gain of a weight that is a frame times one: halfway between its extreme singular values."""
@@ -158,12 +154,12 @@ class Scaled(Wrapper):
 
     def _in_words(self, w: Tensor) -> str:
         """Why a weight is refused: it is a frame times another number, or times none."""
-        given = coarser(self.dtype, w.dtype)
-        digits = 7 if torch.finfo(given).eps > 1e-9 else 15
+        dtype = coarser(self.dtype, w.dtype)
+        digits = 7 if torch.finfo(dtype).eps > 1e-9 else 15
         needs = f'{self.title} with gain="learned" needs a frame times a number'
         if self.gain is not None:
             needs = f"{self.title} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
-        scale = scale_of(w, given)
+        scale = scale_of(w, dtype)
         if scale is not None and self.gain is not None:
             return (
                 f"{needs}, got one times {scale:.{digits}g}; assign w * ({self.gain:.{digits}g} / {scale:.{digits}g}), "

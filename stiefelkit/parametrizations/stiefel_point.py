@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._diagonal import component
+from stiefelkit.parametrizations._charts import component
 from stiefelkit.parametrizations.fourier import Fourier
 
 __all__ = ["StiefelPoint"]
@@ -30,9 +30,7 @@ class StiefelPoint(OrthogonalParam):
     restricted-capacity map `fourier`, from which the full-capacity nets of Wisdom et al. start.
 
     Args:
-        shape: shape of the frame, (*, n, p).
-        dtype: real or complex dtype of the frame.
-        device: unused; the map has no chart.
+        shape, dtype, device: of the frame, (*, n, p), real or complex; no device, as the map has no chart.
         precision: "exact": the frame, rounded once to the weight's dtype.
 
     References:
@@ -55,8 +53,8 @@ class StiefelPoint(OrthogonalParam):
     @property
     def traits(self) -> Traits:
         """Onto; a square real frame keeps its determinant."""
-        own = component(self.shape, self.is_complex)
-        return Traits(onto=True, invertible=True, exact=True, component=own, cost_exponent=2.0)
+        reached = component(self.shape, self.is_complex)
+        return Traits(onto=True, invertible=True, exact=True, component=reached, cost_exponent=2.0)
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -75,14 +73,7 @@ class StiefelPoint(OrthogonalParam):
         return {"stiefel": "stiefel:canonical"}
 
     def forward(self, stiefel: Tensor) -> Tensor:
-        """Rounds the frame to the weight's dtype.
-
-        Args:
-            stiefel: frames of shape (*, n, p), of the field of the map.
-
-        Returns:
-            Frames of shape (*, n, p), never the coordinate's own memory.
-        """
+        """Rounds frames of shape (*, n, p) to the weight's dtype; never the coordinate's own memory."""
         # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
         return stiefel.to(self.dtype, copy=True)
 

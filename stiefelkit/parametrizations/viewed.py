@@ -6,7 +6,7 @@ from torch import Tensor
 
 from stiefelkit.errors import DtypeError, ShapeError
 from stiefelkit.param import OrthogonalParam, Position
-from stiefelkit.parametrizations._wrapper import Wrapper
+from stiefelkit.parametrizations._inner import Wrapper
 from stiefelkit.parametrizations.view import View
 
 __all__ = ["Viewed"]
@@ -16,11 +16,7 @@ class Viewed(Wrapper):
     """A parametrization seen through a view: the weight is `view.from_frame(inner(...))`.
 
     Wide weights are adjoints of tall frames, W = Q^H, so that their rows are orthonormal. Coordinates, chart and
-    traits are those of the inner map.
-
-    Args:
-        inner: the map, of shape `view.frame_shape`.
-        view: how the weight is read.
+    traits are those of the inner map, of shape `view.frame_shape`.
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ()

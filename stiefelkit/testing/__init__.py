@@ -20,13 +20,23 @@ from typing import Any
 
 import torch
 
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing import seeds
+from stiefelkit.testing import forward, numerical, portable, seeds
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
-from stiefelkit.testing.failure import Failure, LawBroken, drawing, last_draw, machine
-from stiefelkit.testing.laws import LAWS
+from stiefelkit.testing.failure import (
+    Failure,
+    LawBroken,
+    again,
+    check_laws,
+    drawing,
+    failures_of,
+    last_draw,
+    machine,
+    named,
+    only_case,
+)
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
 from stiefelkit.testing.numerical import require_repeats
@@ -55,12 +65,33 @@ __all__ = [
     "retraction_order",
 ]
 
+LAWS: dict[str, Callable[[Case], None]] = named(
+    {
+        "frames": numerical.law_frames,
+        "gradients": numerical.law_gradients,
+        "second_derivatives": numerical.law_second_derivatives,
+        "forward_mode": forward.law_forward_mode,
+        "batched_gradients": forward.law_batched_gradients,
+        "pure": numerical.law_pure,
+        "threads": numerical.law_threads,
+        "batch": numerical.law_batch,
+        "round_trip": numerical.law_round_trip,
+        "finite_gradients": numerical.law_finite_gradients,
+        "decay": numerical.law_decay,
+        "precision": numerical.law_precision,
+        "schemes": portable.law_schemes,
+        "linear": portable.law_linear,
+        "checkpoint": portable.law_checkpoint,
+        "functional_call": portable.law_functional_call,
+        "compile": portable.law_compile,
+        "contract": portable.law_contract,
+    }
+)
+"""Name to law. Each takes a case and raises `LawBroken`."""
+
 
 def check_parametrization(
-    cls: type[OrthogonalParam],
-    laws: Iterable[str] = tuple(LAWS),
-    only: str | None = None,
-    offset: int | None = None,
+    cls: type[OrthogonalParam], laws: Iterable[str] = tuple(LAWS), only: str | None = None, offset: int | None = None
 ) -> None:
     """Checks a parametrization against the laws, and returns if it keeps them all.
 
@@ -74,16 +105,11 @@ def check_parametrization(
         LawBroken: lists every failure: the law, the case, figure and bound, seed, coordinates, and a line that
             repeats it.
     """
-    failures: dict[tuple[str, str], Failure] = {}
     with seeds.shifted(offset):
-        for _, check in _checks([cls], laws, only):
-            try:
-                check()
-            except LawBroken as broken:
-                # An impure map fails many laws by the one.
-                failures |= {(each.law, each.where): each for each in broken.failures}
+        failures = failures_of(check for _, check in _checks([cls], laws, only))
     if failures:
-        raise LawBroken(*failures.values())
+        # An impure map fails many laws by the one.
+        raise LawBroken(*{(failure.law, failure.where): failure for failure in failures}.values())
 
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
@@ -106,23 +132,15 @@ def _parametrized(checks: Iterable[tuple[str, Callable[[], None]]]) -> Any:
 def _checks(
     classes: Iterable[type[OrthogonalParam]], laws: Iterable[str], only: str | None = None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    laws = list(laws)
-    for law in laws:
-        if law not in LAWS:
-            raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, LAWS)}")
+    laws = check_laws(laws, LAWS)
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
             raise OptionError(f"The laws need a subclass of OrthogonalParam, got {cls!r}.")
         seen: set[tuple[Any, ...]] = set()
-        found = cases(cls)
-        if not found:
+        examples = cases(cls)
+        if not examples:
             raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
-        if only is not None:
-            names = [str(case) for case in found]
-            if only not in names:
-                raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
-            found = [case for case in found if str(case) == only]
-        for case in found:
+        for case in only_case(cls, examples, only):
             for law in laws:
                 # Slow: one square, one tall and one batched frame of each field (of each dtype and option) tell.
                 kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
@@ -146,17 +164,11 @@ def _failure(law: str, case: Case) -> Failure | None:
     try:
         LAWS[law](case)
     except LawBroken as broken:
-        failure = broken.failures[0]
-    except Exception as error:
-        first_line = str(error).partition("\n")[0]
-        failure = Failure(law, str(case), f"{type(error).__name__}: {first_line}")
-    else:
-        return None
-    details, line = _details(case), _line(law, case)
-    if law != "pure" and _is_impure(case):
-        # The same coordinates give other bits: whatever else was found follows from it, or cannot be told.
-        return _failure("pure", case) or failure.with_details(details, line)
-    return failure.with_details(details, line)
+        line = again("check_parametrization", case.cls, law, case)
+        failure = broken.failures[0].with_details(_details(case), line)
+        # If the same coordinates give other bits, whatever else was found follows from it, or cannot be told.
+        return (law != "pure" and _is_impure(case) and _failure("pure", case)) or failure
+    return None
 
 
 def _is_impure(case: Case) -> bool:
@@ -176,14 +188,3 @@ def _details(case: Case) -> list[str]:
         machine(),
         *([str(last_draw())] if last_draw() else []),
     ]
-
-
-def _line(law: str, case: Case) -> str:
-    cls = case.cls
-    # A class of a script or inside a function has to be in scope already.
-    is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
-    known = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
-    return (
-        f"{known}from stiefelkit.testing import check_parametrization; "
-        f"check_parametrization({cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()})"
-    )

@@ -1,15 +1,16 @@
 """The laws of an activation of recurrences, ours or another's."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.scan import Activation, find_activation, scan
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import Failure, LawBroken, machine
+from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, machine, named
+from stiefelkit.testing.require import require, require_within
 
 __all__ = ["ACTIVATION_LAWS", "check_activation"]
 
@@ -18,13 +19,7 @@ CLOSE = 1e-12
 
 
 class _Drawn:
-    """Pre-activations of a chunk, what the function makes of them, and what the step does.
-
-    Args:
-        act: the activation.
-        is_complex: whether states are.
-        scale: of the pre-activations.
-    """
+    """Pre-activations of a chunk, what the function makes of them, and what the step does."""
 
     def __init__(self, act: Activation, is_complex: bool, scale: float = 1.0):
         dtype = torch.complex128 if is_complex else torch.float64
@@ -51,8 +46,8 @@ def law_step(act: Activation, is_complex: bool) -> None:
     for scale in (1.0, 1e-3, 1e3):
         drawn = _Drawn(act, is_complex, scale)
         for is_careful in (False, True):
-            _near("step", act, drawn.stepped(is_careful)[0], _rows(drawn.h), "the step")
-        _near("step", act, act.of_rows(_rows(drawn.z), *drawn.inner), _rows(drawn.h), "of_rows")
+            _near(drawn.stepped(is_careful)[0], _rows(drawn.h), "the step")
+        _near(act.of_rows(_rows(drawn.z), *drawn.inner), _rows(drawn.h), "of_rows")
 
 
 def law_derivative(act: Activation, is_complex: bool) -> None:
@@ -66,38 +61,38 @@ def law_derivative(act: Activation, is_complex: bool) -> None:
         delta = factors[0] * delta + factors[1].repeat(1, 1, 2) * delta.roll(delta.shape[-1] // 2, -1)
     elif factors:
         delta = factors[0] * delta
-    _near("derivative", act, delta, _rows(exact[0]), "what the factors make of a gradient")
+    _near(delta, _rows(exact[0]), "what the factors make of a gradient")
     if drawn.bias is not None:
-        _near("derivative", act, act.bias_gradient(h, delta).sum((0, 1)), exact[1], "the gradient by the bias")
+        _near(act.bias_gradient(h, delta).sum((0, 1)), exact[1], "the gradient by the bias")
 
 
 def law_scan(act: Activation, is_complex: bool) -> None:
     """States and gradients in place are those of the loop, which has the gradients of finite differences."""
     dtype = torch.complex128 if is_complex else torch.float64
-    given = {
+    inputs = {
         "x": torch.randn(3, 2, UNITS, dtype=dtype),
         "w": torch.linalg.qr(torch.randn(UNITS, UNITS, dtype=dtype))[0],
     }
-    given |= {
+    inputs |= {
         "h0": torch.randn(2, UNITS, dtype=dtype),
         "activation_bias": 0.5 * torch.randn(UNITS, dtype=torch.float64),
     }
-    leaves = [t.contiguous().requires_grad_() for t in given.values()]
+    leaves = [t.contiguous().requires_grad_() for t in inputs.values()]
 
     def states(*tensors: Tensor, backend: str = "reference") -> Any:
-        named = dict(zip(given, tensors, strict=True))
+        named = dict(zip(inputs, tensors, strict=True))
         return scan(**named, activation=act.name, backend=backend)[0]  # type: ignore[arg-type]
 
     try:
         torch.autograd.gradcheck(states, leaves, fast_mode=True)
     except torch.autograd.gradcheck.GradcheckError as error:
-        raise _broken("scan", act, f"the loop fails gradcheck, {str(error).splitlines()[0]}") from error
+        require(False, f"the loop fails gradcheck, {str(error).splitlines()[0]}")
     g = torch.randn(3, 2, UNITS, dtype=dtype)
-    loop, own = (
+    loop, inplace = (
         (out, *torch.autograd.grad(out, leaves, g)) for out in (states(*leaves), states(*leaves, backend="inplace"))
     )
-    for a, b, what in zip(own, loop, ("states", *given), strict=True):
-        _near("scan", act, a, b, what if what == "states" else f"the gradient by {what}")
+    for a, b, what in zip(inplace, loop, ("states", *inputs), strict=True):
+        _near(a, b, what if what == "states" else f"the gradient by {what}")
 
 
 def law_zero(act: Activation, is_complex: bool) -> None:
@@ -105,50 +100,41 @@ def law_zero(act: Activation, is_complex: bool) -> None:
     zero = torch.zeros(1, 1, UNITS, dtype=torch.complex128 if is_complex else torch.float64)
     w, b = torch.eye(UNITS, dtype=zero.dtype), torch.full((UNITS,), 0.25, dtype=torch.float64)
     for bias in (b, -b) if act.bias_inside else (None,):
-        found = []
+        results = []
         for backend in ("inplace", "reference"):
             leaf = zero.clone().requires_grad_()
             last = scan(leaf, w, zero[0], activation=act.name, activation_bias=bias, backend=backend)[1]
-            found.append((last, torch.autograd.grad(last.real.sum(), leaf)[0]))
-        for own, loop, what in zip(*found, ("a value", "a gradient"), strict=True):
-            if not bool(torch.isfinite(_rows(loop)).all()):
-                raise _broken("zero", act, f"{what} at z = 0 is not finite")
-            _near("zero", act, own, loop, f"{what} at z = 0")
+            results.append((last, torch.autograd.grad(last.real.sum(), leaf)[0]))
+        for inplace, loop, what in zip(*results, ("a value", "a gradient"), strict=True):
+            require(bool(torch.isfinite(_rows(loop)).all()), f"{what} at z = 0 is not finite")
+            _near(inplace, loop, f"{what} at z = 0")
 
 
-ACTIVATION_LAWS = {"step": law_step, "derivative": law_derivative, "scan": law_scan, "zero": law_zero}
+ACTIVATION_LAWS = named(
+    {"step": law_step, "derivative": law_derivative, "scan": law_scan, "zero": law_zero},
+    lambda act, is_complex: f"{type(act).__name__}({act.name!r})",
+)
 """The laws of an activation, by name."""
 
 
 def check_activation(name: str, laws: Iterable[str] = tuple(ACTIVATION_LAWS), offset: int | None = None) -> None:
-    """Checks an activation against the laws, for real states and for complex ones where it has them.
+    """Checks a registered activation against laws of `ACTIVATION_LAWS`, with real states and any complex ones.
 
-    Args:
-        name: that it is registered under.
-        laws: names in `ACTIVATION_LAWS`, all by default.
-        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+    The offset is that of `check_parametrization`.
 
     Raises:
         LawBroken: lists every failure: the law, the field, the figure and its bound.
         UnknownNameError: no activation or law has such a name.
     """
-    failures = []
     fields = (False, True)[: 1 + (find_activation(name, False).of_complex() is not None)]
+    laws = check_laws(laws, ACTIVATION_LAWS)
+
+    def run(law: str, is_complex: bool) -> None:
+        seeds.reseed()
+        ACTIVATION_LAWS[law](find_activation(name, is_complex), is_complex)
+
     with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
-        for law in laws:
-            if law not in ACTIVATION_LAWS:
-                raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, ACTIVATION_LAWS)}")
-            for is_complex in fields:
-                seeds.reseed()
-                act = find_activation(name, is_complex)
-                try:
-                    ACTIVATION_LAWS[law](act, is_complex)
-                except LawBroken as broken:
-                    failures += broken.failures
-                except Exception as error:
-                    failures += _broken(
-                        law, act, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                    ).failures
+        failures = failures_of(functools.partial(run, law, is_complex) for law in laws for is_complex in fields)
     if failures:
         line = f"from stiefelkit.testing import check_activation; check_activation({name!r}, offset={seeds.seed()})"
         raise LawBroken(*(failure.with_details([machine()], line) for failure in failures))
@@ -158,12 +144,7 @@ def _rows(z: Tensor) -> Tensor:
     return torch.cat([z.real, z.imag], -1) if z.is_complex() else z
 
 
-def _near(law: str, act: Activation, found: Tensor, exact: Tensor, what: str) -> None:
+def _near(value: Tensor, exact: Tensor, what: str) -> None:
     scale = max(1.0, exact.detach().abs().max().item())
-    figure = (found.detach() - exact.detach()).abs().max().item() / scale
-    if not figure <= CLOSE:
-        raise _broken(law, act, f"{what} differs by {figure:.3g}, permitted {CLOSE:.3g}", figure)
-
-
-def _broken(law: str, act: Activation, found: str, figure: float | None = None) -> LawBroken:
-    return LawBroken(Failure(law, f"{type(act).__name__}({act.name!r})", found, figure, CLOSE))
+    figure = (value.detach() - exact.detach()).abs().max().item() / scale
+    require_within(figure, CLOSE, f"{what} differs by")

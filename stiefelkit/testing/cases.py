@@ -19,14 +19,7 @@ __all__ = ["Case", "cases", "coordinate_list_of", "layer_of", "random_coordinate
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """One parametrization at one shape, with options and a dtype.
-
-    Attributes:
-        cls: the parametrization.
-        shape: of the frame.
-        dtype: of the frame.
-        options: of the parametrization.
-    """
+    """One parametrization with options, and the shape and dtype of its frames."""
 
     cls: type[OrthogonalParam]
     shape: tuple[int, ...]
@@ -76,13 +69,7 @@ class Case:
 def random_coordinates(
     param: OrthogonalParam, scale: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:
-    """Draws Gaussian coordinates of the given size for a map, and Haar frames for those that must stay on a manifold.
-
-    Args:
-        param: the map.
-        scale: standard deviation of the free coordinates.
-        generator: source of randomness; torch's default when None.
-    """
+    """Draws Gaussian coordinates of a standard deviation for a map, Haar frames for those that must stay frames."""
 
     def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name in param.manifolds:
@@ -98,7 +85,7 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 def cases(cls: type[OrthogonalParam]) -> list[Case]:
     """Every example of a parametrization in every dtype that it does, the first ones in each precision."""
-    found = []
+    every = []
     examples = list(cls.examples())
     for precision in cls.precisions:
         if precision != "exact" and not any(options.get("precision") == precision for _, options in examples):
@@ -106,8 +93,8 @@ def cases(cls: type[OrthogonalParam]) -> list[Case]:
     for shape, options in examples:
         for dtype in _DTYPES:
             if cls.supports(shape, dtype, **options) is None:
-                found.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
-    return found
+                every.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
+    return every
 
 
 class _Layer(nn.Module):

@@ -1,5 +1,6 @@
 """Derivatives against finite differences, with the figure when they differ."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.require import require, require_within
 
-__all__ = ["of_free", "require_along", "require_derivatives", "require_second_along", "require_second_derivatives"]
+__all__ = ["of_free", "require_derivatives", "require_second_derivatives"]
 
 _RELATIVE, _ABSOLUTE, _STEP = 1e-5, 1e-7, 1e-6
+_ENTRIES = 25
+"""Up to as many entries of a frame each derivative is compared with a difference; beyond, one random direction."""
 
 Function = Callable[..., Tensor]
 
@@ -40,61 +43,54 @@ def _turned(s: Tensor, x: Tensor) -> Tensor:
     return (torch.matrix_exp(wide - wide.mH) @ s.to(wide.dtype)).to(s.dtype)
 
 
-def require_derivatives(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Requires gradcheck; where it fails, says which entry of the Jacobian is off the most."""
-    _check(law, case, torch.autograd.gradcheck, fn, leaves, lambda *c: (fn(*c),), leaves)
+def require_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+    """Requires gradcheck, which says where the Jacobian is off the most; of large frames along one direction."""
+
+    def values(*c: Tensor) -> tuple[Tensor, ...]:
+        return (fn(*c),)
+
+    if math.prod(case.shape) <= _ENTRIES:
+        _check(torch.autograd.gradcheck, fn, leaves, values, leaves)
+    else:
+        _check_along(values, leaves)
 
 
-def require_second_derivatives(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Requires gradgradcheck; where it fails, says which entry of the second derivatives is off the most."""
-    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype).requires_grad_()
+def require_second_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
+    """The same for second derivatives, by gradgradcheck."""
+    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
     count = len(leaves)
 
     def gradient(*both: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(fn(*both[:count]), both[:count], both[count], create_graph=True)
-
-    _check(law, case, torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g))
-
-
-def require_along(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Compares the gradient with a central difference along one random direction."""
-    _check_along(law, case, lambda *c: (fn(*c),), leaves)
-
-
-def require_second_along(law: str, case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
-    """Compares the gradient of the gradient with a central difference along one random direction."""
-    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
-
-    def gradient(*c: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            c = tuple(x if x.requires_grad else x.requires_grad_() for x in c)
-            return torch.autograd.grad(fn(*c), c, g, create_graph=True)
+            both = tuple(x if x.requires_grad else x.requires_grad_() for x in both)
+            return torch.autograd.grad(fn(*both[:count]), both[:count], both[count], create_graph=True)
 
-    _check_along(law, case, gradient, leaves)
+    if math.prod(case.shape) <= _ENTRIES:
+        _check(torch.autograd.gradgradcheck, fn, leaves, gradient, (*leaves, g.requires_grad_()))
+    else:
+        _check_along(lambda *c: gradient(*c, g), leaves)
 
 
-def _check_along(law: str, case: Case, fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
+def _check_along(fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
     generator = seeds.generator(12)
     along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
-    found = fn(*leaves)
-    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in found]
+    ys = fn(*leaves)
+    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in ys]
 
     def value(step: float) -> float:
         with torch.no_grad():
             moved = fn(*(c + step * d for c, d in zip(leaves, along, strict=True)))
             return sum((y * g.conj()).sum().real.item() for y, g in zip(moved, gs, strict=True))
 
-    grads = torch.autograd.grad(found, leaves, gs)
+    grads = torch.autograd.grad(ys, leaves, gs)
     ours = sum((a.conj() * d).sum().real.item() for a, d in zip(grads, along, strict=True))
     size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
     difference = (value(1e-5) - value(-1e-5)) / 2e-5
     what = f"{ours:.8g} along a direction, where a difference gives {difference:.8g}: off by"
-    require_within(law, case, abs(ours - difference), 1e-6 * size, what)
+    require_within(abs(ours - difference), 1e-6 * size, what)
 
 
 def _check(
-    law: str,
-    case: Case,
     check: Callable[..., bool],
     fn: Function,
     leaves: tuple[Tensor, ...],
@@ -109,12 +105,12 @@ def _check(
     if check(plain, leaves, raise_exception=False, **options):
         return
     figure, bound, entry = _worst(measured, inputs)
-    require_within(law, case, figure, bound, f"{check.__name__} fails, {entry} is off by")
+    require_within(figure, bound, f"{check.__name__} fails, {entry} is off by")
     try:
         check(plain, leaves, **options)
     except Exception as error:
-        require(law, case, False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
-    require(law, case, False, f"{check.__name__} fails, and passes when it is asked again")
+        require(False, f"{check.__name__} fails: {str(error).partition(chr(10))[0]}")
+    require(False, f"{check.__name__} fails, and passes when it is asked again")
 
 
 def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> tuple[float, float, str]:
@@ -126,13 +122,13 @@ def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) ->
 
     v = torch.cat([_real(c.detach()) for c in inputs]).requires_grad_()
     y = of(v)
-    ours = torch.stack([torch.autograd.grad(each, v, retain_graph=True)[0] for each in y])
+    ours = torch.stack([torch.autograd.grad(y_i, v, retain_graph=True)[0] for y_i in y])
     steps = _STEP * torch.eye(v.numel(), dtype=v.dtype)
     columns = [(of(v + step).detach() - of(v - step).detach()) / (2 * _STEP) for step in steps]
-    theirs = torch.stack(columns, dim=1)
-    off, bound = (ours - theirs).abs(), _ABSOLUTE + _RELATIVE * theirs.abs()
+    differences = torch.stack(columns, dim=1)
+    off, bound = (ours - differences).abs(), _ABSOLUTE + _RELATIVE * differences.abs()
     i, j = divmod(int((off / bound).nan_to_num(torch.inf).argmax()), v.numel())
-    entry = f"d y[{i}] / d x[{j}] = {ours[i, j].item():.8g}, by differences {theirs[i, j].item():.8g},"
+    entry = f"d y[{i}] / d x[{j}] = {ours[i, j].item():.8g}, by differences {differences[i, j].item():.8g},"
     return off[i, j].item(), bound[i, j].item(), entry
 
 

@@ -1,17 +1,34 @@
-"""What a broken law says: where, with what, by how much, and how to see it again."""
+"""What a broken law says: which, where, with what, by how much, and how to see it again."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 
-__all__ = ["Draw", "Failure", "LawBroken", "drawing", "last_draw", "machine", "record"]
+__all__ = [
+    "Draw",
+    "Failure",
+    "LawBroken",
+    "again",
+    "check_laws",
+    "drawing",
+    "failures_of",
+    "last_draw",
+    "machine",
+    "named",
+    "only_case",
+    "record",
+]
+
+C = TypeVar("C")
 
 _PRINTED = 16
 
@@ -53,11 +70,7 @@ class Failure:
 
 
 class LawBroken(AssertionError):
-    """A parametrization does not keep one of the laws, or several.
-
-    Attributes:
-        failures: all that were found, one for each law and case.
-    """
+    """One of the laws does not hold, or several: `failures` has all that were found, one for each law and case."""
 
     def __init__(self, *failures: Failure):
         super().__init__("\n".join(map(str, failures)))
@@ -117,3 +130,59 @@ def machine() -> str:
 def _exactly(value: Tensor) -> str:
     # repr of a Python float is exact, of a tensor it is four digits.
     return f"torch.tensor({value.tolist()!r}, dtype={value.dtype})"
+
+
+def named(laws: Mapping[str, Callable[..., None]], title: Callable[..., str] = str) -> dict[str, Callable[..., None]]:
+    """The same laws, whose every error is a `LawBroken` that names the law and the title of its arguments."""
+
+    def naming(law: str, check: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(check)
+        def run(*case: Any) -> None:
+            try:
+                return check(*case)
+            except LawBroken as broken:
+                failure = broken.failures[0]
+            except Exception as error:
+                failure = Failure("", "", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            raise LawBroken(replace(failure, law=law, where=title(*case)))
+
+        return run
+
+    return {law: naming(law, check) for law, check in laws.items()}
+
+
+def check_laws(laws: Iterable[str], table: Mapping[str, Any], of: str = "") -> list[str]:
+    """Returns the names of laws; raises UnknownNameError for one that is not in the table."""
+    laws = list(laws)
+    for law in laws:
+        if law not in table:
+            raise UnknownNameError(f"No law{of} is named {law!r}{did_you_mean(law, table)}")
+    return laws
+
+
+def only_case(cls: type, cases: Sequence[C], only: str | None) -> Sequence[C]:
+    """The cases of a class that have a name, all if that is None; raises UnknownNameError if none has it."""
+    names = [str(case) for case in cases]
+    if only is not None and only not in names:
+        raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
+    return [case for case, name in zip(cases, names, strict=True) if only in (None, name)]
+
+
+def failures_of(checks: Iterable[Callable[[], None]]) -> list[Failure]:
+    """Runs all checks, and returns what they found."""
+    failures = []
+    for check in checks:
+        try:
+            check()
+        except LawBroken as broken:
+            failures += broken.failures
+    return failures
+
+
+def again(check: str, cls: type, law: str, case: object) -> str:
+    """Python that runs one law on one case of a class again."""
+    # A class of a script or inside a function has to be in scope already.
+    is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
+    imports = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
+    arguments = f"{cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()}"
+    return f"{imports}from stiefelkit.testing import {check}; {check}({arguments})"

@@ -39,13 +39,13 @@ def law_forward_mode(case: Case) -> None:
         off = torch.linalg.vector_norm(tangent.to(expected.dtype) - expected).item()
         tolerance = 1e-3 if param.precision == "fast" else 1e-5
         permitted = tolerance * torch.linalg.vector_norm(expected).item() + torch.finfo(torch.float32).tiny
-        require_within("forward_mode", case, off, permitted, "the tangent is off that in float64 by")
+        require_within(off, permitted, "the tangent is off that in float64 by")
         return
     pulled = torch.func.vjp(fn, *leaves)[1](g)
     forward, reverse = _inner((tangent,), (g,)), _inner(pulled, tangents)
     # A reflector of one entry has the tangent 0, up to rounding.
     size = (1 + torch.linalg.vector_norm(tangent).item()) * torch.linalg.vector_norm(g).item()
-    require_within("forward_mode", case, abs(forward - reverse), 1e-10 * size, "the tangent is off reverse mode by")
+    require_within(abs(forward - reverse), 1e-10 * size, "the tangent is off reverse mode by")
     if not param.traits.twice_differentiable:
         return
 
@@ -58,7 +58,7 @@ def law_forward_mode(case: Case) -> None:
         # The Hessian is its own adjoint.
         off, size = torch.linalg.vector_norm(a - b).item(), torch.linalg.vector_norm(b).item()
         permitted = 1e-9 * (size + torch.linalg.vector_norm(g).item())
-        require_within("forward_mode", case, off, permitted, "forward over reverse mode is off reverse mode twice by")
+        require_within(off, permitted, "forward over reverse mode is off reverse mode twice by")
 
 
 def law_batched_gradients(case: Case) -> None:
@@ -76,7 +76,7 @@ def law_batched_gradients(case: Case) -> None:
         b = torch.stack(bs)
         off, size = torch.linalg.vector_norm(a - b).item(), torch.linalg.vector_norm(b).item()
         permitted = tolerance * (size + torch.finfo(torch.float32).tiny)
-        require_within("batched_gradients", case, off, permitted, "batched gradients are off those of the loop by")
+        require_within(off, permitted, "batched gradients are off those of the loop by")
 
 
 def _entries(case: Case) -> int:

@@ -89,8 +89,8 @@ class _Rounding(TorchDispatchMode):
         name = func.name().partition(".")[0]
         factors = _FACTORS.get(name.rstrip("_"))
         if factors is not None:
-            found = [self._lowered(a) if i in factors else a for i, a in enumerate(args)]
-            return func(*found, **kwargs)
+            rounded = [self._lowered(a) if i in factors else a for i, a in enumerate(args)]
+            return func(*rounded, **kwargs)
         if types or not self.kinds:
             return func(*args, **kwargs)
         if name in _MULTIPLIES_INSIDE or func.namespace not in ("aten", "prim", "prims"):
@@ -142,9 +142,9 @@ def _is_ignored(kind: str) -> bool:
         return False
     flags, n = _flags(kind), 128
     a = torch.linspace(1.0, 2.0, n * n, device=kind).view(n, n)
-    before, found = _own(flags), []
+    before, products = _own(flags), []
     for value in ("ieee", _LOWERED[kind]):
         flags.fp32_precision = value
-        found.append(a @ a)
+        products.append(a @ a)
     flags.fp32_precision = before
-    return torch.equal(*found)
+    return torch.equal(*products)

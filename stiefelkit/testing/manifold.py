@@ -1,6 +1,7 @@
 """The laws of a Stiefel manifold in geoopt's interface, ours or another's."""
 
 import copy
+import functools
 import math
 import pickle
 from collections.abc import Callable, Iterable, Sequence
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import Failure, LawBroken, machine
+from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, machine, named
+from stiefelkit.testing.require import require, require_within
 
 if TYPE_CHECKING:
     from geoopt import Manifold
@@ -52,7 +54,6 @@ def retraction_order(manifold: "Manifold", w: Tensor, u: Tensor, times: Sequence
 class _Sample:
     """A frame, two tangent vectors of length 1 and a Euclidean gradient of one shape and dtype."""
 
-    law: str
     manifold: "Manifold"
     w: Tensor
     u: Tensor
@@ -63,43 +64,30 @@ class _Sample:
     def tolerance(self) -> float:
         return 50 * torch.finfo(self.w.dtype).eps * self.w.shape[-1] ** 0.5
 
-    def require(self, holds: bool, found: str, figure: float | None = None, bound: float | None = None) -> None:
-        """Raises LawBroken with what was found unless the law holds."""
-        if not holds:
-            shape, dtype = "x".join(map(str, self.w.shape)), str(self.w.dtype).removeprefix("torch.")
-            raise LawBroken(
-                Failure(self.law, f"{self.manifold!r}-{shape}-{dtype}", found, figure, bound, (machine(),), self.line)
-            )
-
-    @property
-    def line(self) -> str:
-        """Python that repeats the law on this sample, where `manifold` is the instance."""
-        on = f"[{self.law!r}], [{tuple(self.w.shape)}], [{self.w.dtype}], {seeds.seed()}"
-        return f"import torch; from stiefelkit.testing import check_manifold; check_manifold(manifold, {on})"
+    def __str__(self) -> str:
+        shape, dtype = "x".join(map(str, self.w.shape)), str(self.w.dtype).removeprefix("torch.")
+        return f"{self.manifold!r}-{shape}-{dtype}"
 
     def require_equal(self, a: Tensor, b: Tensor, what: str, scale: float = 1.0) -> None:
         """Requires two tensors to be equal up to rounding."""
-        self.require(
-            a.shape == b.shape and a.dtype == b.dtype, f"{what}: {a.shape}, {a.dtype} for {b.shape}, {b.dtype}"
-        )
+        require(a.shape == b.shape and a.dtype == b.dtype, f"{what}: {a.shape}, {a.dtype} for {b.shape}, {b.dtype}")
         off = torch.linalg.vector_norm((a - b).to(working_dtype(a.dtype))).item()
         permitted = scale * self.tolerance
-        self.require(off <= permitted, f"{what} is {off:.2g} off", off, permitted)
+        require(off <= permitted, f"{what} is {off:.2g} off", off, permitted)
 
     def require_frame(self, w: Tensor, what: str) -> None:
         """Requires the rounding limit, and the shape and dtype of the sample."""
-        self.require(w.shape == self.w.shape and w.dtype == self.w.dtype, f"{what} has {tuple(w.shape)}, {w.dtype}")
+        require(w.shape == self.w.shape and w.dtype == self.w.dtype, f"{what} has {tuple(w.shape)}, {w.dtype}")
         error, permitted = orthogonality_error(w).max().item(), permitted_error(w.shape[-1], w.dtype)
-        found = f"{what}: ||W^H W - I||_F = {error:.3g}, permitted {permitted:.3g}"
-        self.require(error <= permitted, found, error, permitted)
+        require_within(error, permitted, f"{what}: ||W^H W - I||_F =")
 
     def require_tangent(self, w: Tensor, u: Tensor, what: str) -> None:
         """Requires W^H U to be skew up to rounding."""
         s = w.to(working_dtype(w.dtype)).mH @ u.to(working_dtype(w.dtype))
         off = torch.linalg.matrix_norm(s + s.mH).max().item()
         permitted = self.tolerance * max(1.0, torch.linalg.vector_norm(u).item())
-        found = f"{what}: ||W^H U + U^H W||_F = {off:.2g}, permitted {permitted:.2g}"
-        self.require(off <= permitted, found, off, permitted)
+        words = f"{what}: ||W^H U + U^H W||_F = {off:.2g}, permitted {permitted:.2g}"
+        require(off <= permitted, words, off, permitted)
 
 
 def law_projections(s: _Sample) -> None:
@@ -116,22 +104,22 @@ def law_projections(s: _Sample) -> None:
     s.require_equal(m.proju(s.w, tangent), tangent, "proju of proju")
     s.require_equal(m.proju(s.w, s.u), s.u, "proju of a tangent vector")
     off = (_euclidean(tangent, s.u) - _euclidean(s.g, s.u)).abs().max().item()
-    s.require(off <= s.tolerance, f"proju changes the inner product with a tangent vector by {off:.2g}")
+    require(off <= s.tolerance, f"proju changes the inner product with a tangent vector by {off:.2g}")
 
 
 def law_inner(s: _Sample) -> None:
     """The inner product is real, symmetric, linear and positive, and `norm` is its square root."""
     m, shape = s.manifold, s.w.shape[:-2]
-    found = m.inner(s.w, s.u, s.v)
-    s.require(found.shape == shape and not found.is_complex(), f"inner has {tuple(found.shape)}, {found.dtype}")
-    s.require_equal(found, m.inner(s.w, s.v, s.u), "inner with its arguments swapped")
-    s.require_equal(m.inner(s.w, s.u + s.v, s.v), found + m.inner(s.w, s.v), "inner of a sum")
+    value = m.inner(s.w, s.u, s.v)
+    require(value.shape == shape and not value.is_complex(), f"inner has {tuple(value.shape)}, {value.dtype}")
+    s.require_equal(value, m.inner(s.w, s.v, s.u), "inner with its arguments swapped")
+    s.require_equal(m.inner(s.w, s.u + s.v, s.v), value + m.inner(s.w, s.v), "inner of a sum")
     squares = m.inner(s.w, s.u)
     least = squares.min().item() if s.u.norm() > 0 else 1.0
-    s.require(least > 0, f"the square of a tangent vector is {least:.2g}")
+    require(least > 0, f"the square of a tangent vector is {least:.2g}")
     s.require_equal(m.norm(s.w, s.u) ** 2, squares, "the square of norm")
     component = m.component_inner(s.w, s.u)
-    s.require(component.dim() == s.w.dim() and not component.is_complex(), "component_inner does not broadcast")
+    require(component.dim() == s.w.dim() and not component.is_complex(), "component_inner does not broadcast")
     s.require_equal(component, m.inner(s.w, s.u, keepdim=True).expand(component.shape), "component_inner")
 
 
@@ -141,7 +129,7 @@ def law_gradient(s: _Sample) -> None:
     s.require_tangent(s.w, r, "egrad2rgrad")
     for v in (s.u, s.v):
         off = (s.manifold.inner(s.w, r, v) - _euclidean(s.g, v)).abs().max().item()
-        s.require(off <= s.tolerance, f"inner(egrad2rgrad(G), V) is {off:.2g} off Re tr(G^H V)")
+        require(off <= s.tolerance, f"inner(egrad2rgrad(G), V) is {off:.2g} off Re tr(G^H V)")
 
 
 def law_hessian(s: _Sample) -> None:
@@ -170,18 +158,18 @@ def law_hessian(s: _Sample) -> None:
     off = (m.inner(s.w, s.u, along_u) - second).abs().max().item()
     # Derivatives of order k along a geodesic of speed 1 are at most 3^k; the stencil errs by h^4 / 90 of the sixth.
     permitted = h**4 / 90 * 3**6 * (1 + 2**6 * 9)
-    s.require(off <= permitted, f"inner(U, Hess U) is {off:.2g} off the second derivative", off, permitted)
+    require(off <= permitted, f"inner(U, Hess U) is {off:.2g} off the second derivative", off, permitted)
 
 
 def law_logarithm(s: _Sample) -> None:
     """`logmap`, where there is one, undoes `expmap`, and `dist` is the length of it."""
     end = s.manifold.expmap(s.w, s.u)
     try:
-        found = s.manifold.logmap(s.w, end)
+        direction = s.manifold.logmap(s.w, end)
     except NotImplementedError:
         return
-    s.require_tangent(s.w, found, "logmap")
-    s.require_equal(found, s.u, "logmap of expmap", 20)
+    s.require_tangent(s.w, direction, "logmap")
+    s.require_equal(direction, s.u, "logmap of expmap", 20)
     s.require_equal(s.manifold.dist(s.w, end), s.manifold.norm(s.w, s.u), "dist to expmap", 20)
 
 
@@ -194,7 +182,7 @@ def law_retraction(s: _Sample) -> None:
         s.require_equal(move(s.w, 0 * s.u), s.w, f"{name} at length 0")
         if s.w.dtype == working_dtype(s.w.dtype) and s.u.norm() > 0:
             slope = _slope(_TIMES, [(move(s.w, t * s.u) - s.w - t * s.u).norm().item() for t in _TIMES])
-            s.require(slope > 1.8, f"{name} leaves W + t U with a slope of {slope:.2f}, not 2")
+            require(slope > 1.8, f"{name} leaves W + t U with a slope of {slope:.2f}, not 2")
 
 
 def law_geodesic(s: _Sample) -> None:
@@ -206,9 +194,9 @@ def law_geodesic(s: _Sample) -> None:
     for t in (0.5, 1.5):
         step = (m.expmap(s.w, (t + h) * s.u) - m.expmap(s.w, (t - h) * s.u)) / (2 * h)
         off = (m.norm(m.expmap(s.w, t * s.u), step) - speed).abs().max().item()
-        s.require(off <= 1e-6, f"the speed of expmap at {t} is {off:.2g} off the one at 0")
+        require(off <= 1e-6, f"the speed of expmap at {t} is {off:.2g} off the one at 0")
     order = retraction_order(m, s.w, s.u)
-    s.require(order > 0.8, f"the order of retr is {order:.2f}, not 1")
+    require(order > 0.8, f"the order of retr is {order:.2f}, not 1")
 
 
 def law_transport(s: _Sample) -> None:
@@ -239,8 +227,8 @@ def law_batch(s: _Sample) -> None:
         tensors = (s.w,) if name == "projx" else (s.w, s.u)
         depth = s.w.dim() - 2
         members = zip(*(t.flatten(0, depth - 1) for t in (*tensors, method(*tensors))), strict=True)
-        for *own, found in members:
-            s.require_equal(found, method(*own), f"a member of the batch in {name}")
+        for *inputs, member in members:
+            s.require_equal(member, method(*inputs), f"a member of the batch in {name}")
 
 
 def law_checks(s: _Sample) -> None:
@@ -255,29 +243,31 @@ def law_checks(s: _Sample) -> None:
         (False, m.check_vector_on_tangent(s.w, s.w, explain=True), "a normal vector"),
     ]
     for expected, (verdict, reason), what in verdicts:
-        s.require(bool(verdict) == expected, f"{what} is {'refused: ' + str(reason) if expected else 'let through'}")
-        s.require(expected or bool(reason), f"{what} is refused without a reason")
+        require(bool(verdict) == expected, f"{what} is {'refused: ' + str(reason) if expected else 'let through'}")
+        require(expected or bool(reason), f"{what} is refused without a reason")
 
 
 def law_identity(s: _Sample) -> None:
     """Copies, pickled ones too, are equal to the manifold, and so are their hashes: geoopt compares."""
     for twin in (copy.deepcopy(s.manifold), pickle.loads(pickle.dumps(s.manifold))):
-        s.require(twin == s.manifold and hash(twin) == hash(s.manifold), "a copy is another manifold")
+        require(twin == s.manifold and hash(twin) == hash(s.manifold), "a copy is another manifold")
 
 
-MANIFOLD_LAWS: dict[str, Callable[[_Sample], None]] = {
-    "projections": law_projections,
-    "inner": law_inner,
-    "gradient": law_gradient,
-    "hessian": law_hessian,
-    "retraction": law_retraction,
-    "geodesic": law_geodesic,
-    "logarithm": law_logarithm,
-    "transport": law_transport,
-    "batch": law_batch,
-    "checks": law_checks,
-    "identity": law_identity,
-}
+MANIFOLD_LAWS: dict[str, Callable[[_Sample], None]] = named(
+    {
+        "projections": law_projections,
+        "inner": law_inner,
+        "gradient": law_gradient,
+        "hessian": law_hessian,
+        "retraction": law_retraction,
+        "geodesic": law_geodesic,
+        "logarithm": law_logarithm,
+        "transport": law_transport,
+        "batch": law_batch,
+        "checks": law_checks,
+        "identity": law_identity,
+    }
+)
 """Name to law. Each takes a sample and raises `LawBroken`."""
 
 
@@ -302,40 +292,29 @@ def check_manifold(
             repeats it.
         UnknownNameError: no law has that name.
     """
-    laws, dtypes = list(laws), list(dtypes)
-    for law in laws:
-        if law not in MANIFOLD_LAWS:
-            raise UnknownNameError(f"No law is named {law!r}{did_you_mean(law, MANIFOLD_LAWS)}")
-    failures: list[Failure] = []
+    laws, dtypes = check_laws(laws, MANIFOLD_LAWS), list(dtypes)
     with seeds.shifted(offset):
-        for shape in shapes:
-            for dtype in dtypes:
-                for law in laws:
-                    failures += _failures(_sample(law, manifold, shape, dtype))
+        cases = ((shape, dtype, law) for shape in shapes for dtype in dtypes for law in laws)
+        failures = failures_of(functools.partial(_run, manifold, *case) for case in cases)
     if failures:
         raise LawBroken(*failures)
 
 
-def _failures(sample: _Sample) -> Sequence[Failure]:
+def _run(manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype, law: str) -> None:
     try:
-        try:
-            MANIFOLD_LAWS[sample.law](sample)
-        except LawBroken:
-            raise
-        except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            sample.require(False, f"{type(error).__name__}: {first_line}")
+        MANIFOLD_LAWS[law](_sample(manifold, shape, dtype))
     except LawBroken as broken:
-        return broken.failures
-    return ()
+        on = f"[{law!r}], [{tuple(shape)}], [{dtype}], {seeds.seed()}"
+        line = f"import torch; from stiefelkit.testing import check_manifold; check_manifold(manifold, {on})"
+        raise LawBroken(broken.failures[0].with_details([machine()], line)) from broken
 
 
-def _sample(law: str, manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype) -> _Sample:
+def _sample(manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype) -> _Sample:
     generator, wide = seeds.generator(), working_dtype(dtype)
     w = init.haar(shape, wide, generator)
     drawn = (torch.randn(shape, dtype=wide, generator=generator) for _ in range(3))
     u, v, g = (_direction(w, z)[1] if k < 2 else z / z.norm() for k, z in enumerate(drawn))
-    return _Sample(law, manifold, *(t.to(dtype) for t in (w, u, v, g)))
+    return _Sample(manifold, *(t.to(dtype) for t in (w, u, v, g)))
 
 
 def _direction(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

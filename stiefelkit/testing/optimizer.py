@@ -13,22 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import attach
-from stiefelkit.errors import (
-    CheckpointError,
-    NonFiniteError,
-    NotAFrameError,
-    OptimizerError,
-    OptionError,
-    ShapeError,
-    UnknownNameError,
-    did_you_mean,
-)
+from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.groups import frames, parameter_groups
 from stiefelkit.optim.rounding import PROMISED
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import Failure, LawBroken, machine
+from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
     RATE,
@@ -43,6 +34,7 @@ from stiefelkit.testing.optimizer_cases import (
     snapshot,
     walk,
 )
+from stiefelkit.testing.require import require, require_refused
 
 __all__ = ["OPTIMIZER_LAWS", "check_optimizer", "optimizer_checks"]
 
@@ -59,8 +51,8 @@ def law_descent(case: OptimizerCase) -> None:
                 give_gradients(ws, 0)
                 optimizer.step()
                 gone.append(sign * sum(map(_slope, ws, starts)))
-            case.require("descent", gone[0] < 0, f"the first step does not go downhill in {manifold}", gone[0], 0.0)
-            case.require("descent", gone[-1] < gone[0], f"six steps are no better than one in {manifold}")
+            require(gone[0] < 0, f"the first step does not go downhill in {manifold}", gone[0], 0.0)
+            require(gone[-1] < gone[0], f"six steps are no better than one in {manifold}")
 
 
 def _slope(w: Any, start: Tensor) -> float:
@@ -80,7 +72,7 @@ def law_frames(case: OptimizerCase) -> None:
             for w in ws:
                 error, limit = orthogonality_error(w).max().item(), rounding_limit(w.shape[-1], w.dtype)
                 bound = promised * limit + torch.finfo(w.dtype).eps
-                case.require("frames", error <= bound, f"||W^H W - I||_F = {error:.3g} at lr={lr}", error, bound)
+                require(error <= bound, f"||W^H W - I||_F = {error:.3g} at lr={lr}", error, bound)
 
 
 def law_precision(case: OptimizerCase) -> None:
@@ -99,25 +91,27 @@ def law_precision(case: OptimizerCase) -> None:
     plain = walked(case.dtype)
     off = distance(plain, walked(working_dtype(case.dtype)))
     bound = 10 * SAME
-    case.require("precision", off <= bound, f"single precision ends {off:.3g} from double", off, bound)
+    require(off <= bound, f"single precision ends {off:.3g} from double", off, bound)
     same = all(map(torch.equal, plain, walked(case.dtype, lowered=True)))
-    case.require("precision", same, "lowered products or autocast change the step")
+    require(same, "lowered products or autocast change the step")
 
 
 def law_batch(case: OptimizerCase) -> None:
     """Several frames in one group, and those of a batch, go where each matrix goes alone."""
     together = case.frames(*SHAPES)
     alone = [[nn.Parameter(m.clone()) for m in w.detach().reshape(-1, *w.shape[-2:])] for w in together]
-    optimizers = [case.on(together), *(case.on([m]) for own in alone for m in own)]
+    optimizers = [case.on(together), *(case.on([m]) for matrices in alone for m in matrices)]
     for number in range(3):
         give_gradients(together, number)
-        for w, own in zip(together, alone, strict=True):
-            for m, g in zip(own, w.grad.reshape(-1, *w.shape[-2:]), strict=True):  # type: ignore[union-attr]
+        for w, matrices in zip(together, alone, strict=True):
+            for m, g in zip(matrices, w.grad.reshape(-1, *w.shape[-2:]), strict=True):  # type: ignore[union-attr]
                 m.grad = g.clone()
         for optimizer in optimizers:
             optimizer.step()
-    off = distance(together, [torch.stack(tuple(own)).view_as(w) for w, own in zip(together, alone, strict=True)])
-    case.require("batch", off <= SAME, f"a frame among others ends {off:.3g} from where it goes alone", off, SAME)
+    off = distance(
+        together, [torch.stack(tuple(matrices)).view_as(w) for w, matrices in zip(together, alone, strict=True)]
+    )
+    require(off <= SAME, f"a frame among others ends {off:.3g} from where it goes alone", off, SAME)
 
 
 def law_resume(case: OptimizerCase) -> None:
@@ -146,7 +140,7 @@ def law_resume(case: OptimizerCase) -> None:
     other[2].load_state_dict(rates)
     advance(training, range(3, 6))
     same = equal(snapshot(optimizer), snapshot(advance(other, range(3, 6))[1]))
-    case.require("resume", same, "what was loaded does not go on to the same bits")
+    require(same, "what was loaded does not go on to the same bits")
 
 
 def law_checkpoint(case: OptimizerCase) -> None:
@@ -176,10 +170,10 @@ def law_checkpoint(case: OptimizerCase) -> None:
         wrong = copy.deepcopy(good)
         spoil(wrong)
         load = functools.partial(optimizer.load_state_dict, wrong)
-        case.require_refused("checkpoint", error, load, f"a state dict with {what}")
+        require_refused(error, load, f"a state dict with {what}")
         after = [{**group, "params": None} for group in optimizer.param_groups]
         same = equal(snapshot(optimizer), before) and after == settings
-        case.require("checkpoint", same, f"a state dict with {what} is refused, but leaves something")
+        require(same, f"a state dict with {what} is refused, but leaves something")
 
 
 def law_finite(case: OptimizerCase) -> None:
@@ -194,42 +188,35 @@ def law_finite(case: OptimizerCase) -> None:
                 grad: Any = ws[place].grad
                 grad.view(-1)[1] = bad
                 before = snapshot(optimizer)
-                case.require_refused("finite", NonFiniteError, optimizer.step, f"{bad} in a gradient")
-                case.require(
-                    "finite", equal(snapshot(optimizer), before), f"{bad} in a gradient leaves a step half done"
-                )
+                require_refused(NonFiniteError, optimizer.step, f"{bad} in a gradient")
+                require(equal(snapshot(optimizer), before), f"{bad} in a gradient leaves a step half done")
 
 
 def law_guard(case: OptimizerCase) -> None:
     """Frames of modules are in good hands, those of nobody are watched, and none is taken for a free tensor."""
-    case.require("guard", getattr(case.cls, "moves_frames", False) is True, "the class lacks moves_frames = True")
+    require(getattr(case.cls, "moves_frames", False) is True, "the class lacks moves_frames = True")
     layer: Any = attach.orthogonal(nn.Linear(5, 4, dtype=case.dtype), "weight", "stiefel")
     optimizer = case.make(parameter_groups(layer, lr=RATE))
     before = layer.weight.detach().clone()
     walk(optimizer, list(layer.parameters()), range(2))
-    case.require("guard", not torch.equal(layer.weight, before), "the frame of a module does not move")
+    require(not torch.equal(layer.weight, before), "the frame of a module does not move")
     held = next(iter(attach.coordinates(layer, "weight").values()))
     free = {"params": [nn.Parameter(torch.zeros(2))]}
-    case.require_refused(
-        "guard",
+    require_refused(
         OptimizerError,
         lambda: case.make([{"params": [held]}, *frames(case.frames((3, 3)))]),
         "a frame as a free tensor",
     )
     loose = case.frames((4, 3))
     optimizer = case.make([free, {"params": loose, "manifold": MANIFOLDS[0]}])
-    case.require_refused(
-        "guard", OptimizerError, lambda: optimizer.add_param_group({"params": [held]}), "a frame added as a free tensor"
+    require_refused(
+        OptimizerError, lambda: optimizer.add_param_group({"params": [held]}), "a frame added as a free tensor"
     )
     loose[0].grad = torch.ones_like(loose[0])
-    case.require_refused(
-        "guard", OptimizerError, torch.optim.SGD(loose, lr=0.1).step, "a frame in the hands of torch.optim.SGD"
-    )
+    require_refused(OptimizerError, torch.optim.SGD(loose, lr=0.1).step, "a frame in the hands of torch.optim.SGD")
     (wide,) = case.frames((4, 3))
-    case.require_refused(
-        "guard", NotAFrameError, lambda: case.on([nn.Parameter(2 * wide.detach())]), "what is no frame"
-    )
-    case.require_refused("guard", ShapeError, lambda: case.on([nn.Parameter(wide.detach().mH)]), "a wide matrix")
+    require_refused(NotAFrameError, lambda: case.on([nn.Parameter(2 * wide.detach())]), "what is no frame")
+    require_refused(ShapeError, lambda: case.on([nn.Parameter(wide.detach().mH)]), "a wide matrix")
 
 
 def law_groups(case: OptimizerCase) -> None:
@@ -237,83 +224,79 @@ def law_groups(case: OptimizerCase) -> None:
     ws, optimizer = mixed(case)
     plain: Any = getattr(case.cls, "plain", None)
     if plain is not None:
-        known = inspect.signature(plain).parameters
+        parameters = inspect.signature(plain).parameters
         twin = nn.Parameter(ws[5].detach().clone())
-        theirs = plain(
+        reference = plain(
             [twin],
-            **{key: value for key, value in optimizer.param_groups[2].items() if key in known and key != "params"},
+            **{key: value for key, value in optimizer.param_groups[2].items() if key in parameters and key != "params"},
         )
         for number in range(3):
             give_gradients(ws, number)
             twin.grad = ws[5].grad.clone()  # type: ignore[union-attr]
             optimizer.step()
-            theirs.step()
-        case.require("groups", torch.equal(twin, ws[5]), f"free parameters do not go as {plain.__name__} moves them")
+            reference.step()
+        require(torch.equal(twin, ws[5]), f"free parameters do not go as {plain.__name__} moves them")
     optimizer.param_groups[1]["lr"] = 0.0  # as a schedule sets it
     before = [w.detach().clone() for w in ws]
     walk(optimizer, ws, [5])
-    case.require("groups", all(map(torch.equal, ws[3:5], before[3:5])), "a group with a rate of 0 moves")
-    case.require("groups", not torch.equal(ws[0], before[0]), "a group with a rate does not move")
+    require(all(map(torch.equal, ws[3:5], before[3:5])), "a group with a rate of 0 moves")
+    require(not torch.equal(ws[0], before[0]), "a group with a rate does not move")
     fresh = case.frames(*SHAPES)
     optimizer = case.on(fresh, lr=0.0)
     walk(optimizer, fresh, [0])
-    case.require("groups", equal(fresh, case.frames(*SHAPES)), "a rate of 0 moves frames at their first step")
-    case.require("groups", len(optimizer.state) == len(fresh), "a rate of 0 makes no states")
-    loss, calls, kept = torch.tensor(2.0), [], fresh[1].detach().clone()
+    require(equal(fresh, case.frames(*SHAPES)), "a rate of 0 moves frames at their first step")
+    require(len(optimizer.state) == len(fresh), "a rate of 0 makes no states")
+    loss, calls, unmoved = torch.tensor(2.0), [], fresh[1].detach().clone()
     give_gradients(fresh, 1)
     fresh[1].grad = None
-    found = case.on(fresh).step(lambda: calls.append(1) or loss)
-    case.require("groups", found is loss and len(calls) == 1, "a closure is not called once, or its loss not returned")
-    case.require("groups", torch.equal(fresh[1], kept), "a frame without a gradient moves")
+    returned = case.on(fresh).step(lambda: calls.append(1) or loss)
+    require(returned is loss and len(calls) == 1, "a closure is not called once, or its loss not returned")
+    require(torch.equal(fresh[1], unmoved), "a frame without a gradient moves")
     for what, group in {
         "an unknown manifold": {"manifold": "stiefel:cannonical"},
         "weight decay of a frame": {"manifold": MANIFOLDS[0], "weight_decay": 0.1},
     }.items():
-        case.require_refused(
-            "groups", OptionError, lambda group=group: case.make([{"params": case.frames((3, 3)), **group}]), what
-        )
+        require_refused(OptionError, lambda group=group: case.make([{"params": case.frames((3, 3)), **group}]), what)
 
 
 def law_settings(case: OptimizerCase) -> None:
     """Settings are named in the signature, are what groups hold, and are refused where they make no sense."""
-    known = [name for name in inspect.signature(case.cls).parameters if name != "params"]
+    names = [name for name in inspect.signature(case.cls).parameters if name != "params"]
     (group,) = case.on(case.frames((3, 3))).param_groups
-    for name in known:
-        case.require("settings", name in group, f"groups do not hold {name}")
+    for name in names:
+        require(name in group, f"groups do not hold {name}")
         nonsense = {"params": case.frames((3, 3)), "manifold": MANIFOLDS[0], name: object()}
-        case.require_refused(
-            "settings", OptionError, lambda group=nonsense: case.make([group]), f"an object for {name}"
-        )
+        require_refused(OptionError, lambda group=nonsense: case.make([group]), f"an object for {name}")
     for lr in (-0.1, math.nan, math.inf):
-        case.require_refused("settings", OptionError, lambda lr=lr: case.on(case.frames((3, 3)), lr=lr), f"lr={lr}")
+        require_refused(OptionError, lambda lr=lr: case.on(case.frames((3, 3)), lr=lr), f"lr={lr}")
         ws = case.frames((3, 3))
         optimizer = case.on(ws)
         optimizer.param_groups[0]["lr"] = lr
-        case.require_refused("settings", OptionError, functools.partial(walk, optimizer, ws, [0]), f"lr={lr} set later")
-        case.require("settings", equal(ws, case.frames((3, 3))), f"lr={lr} set later is refused after a step")
-    case.require_refused(
-        "settings", TypeError, lambda: case.on(case.frames((3, 3)), no_such_setting=1), "no_such_setting=1"
-    )
+        require_refused(OptionError, functools.partial(walk, optimizer, ws, [0]), f"lr={lr} set later")
+        require(equal(ws, case.frames((3, 3))), f"lr={lr} set later is refused after a step")
+    require_refused(TypeError, lambda: case.on(case.frames((3, 3)), no_such_setting=1), "no_such_setting=1")
     misspelt = {
         "params": case.frames((3, 3)),
         "manifold": MANIFOLDS[0],
-        f"{known[-1]}s": getattr(group, known[-1], None),
+        f"{names[-1]}s": getattr(group, names[-1], None),
     }
-    case.require_refused("settings", OptionError, lambda: case.make([misspelt]), f"{known[-1]}s in a group")
+    require_refused(OptionError, lambda: case.make([misspelt]), f"{names[-1]}s in a group")
 
 
-OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = {
-    "descent": law_descent,
-    "frames": law_frames,
-    "precision": law_precision,
-    "batch": law_batch,
-    "resume": law_resume,
-    "checkpoint": law_checkpoint,
-    "finite": law_finite,
-    "guard": law_guard,
-    "groups": law_groups,
-    "settings": law_settings,
-}
+OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = named(
+    {
+        "descent": law_descent,
+        "frames": law_frames,
+        "precision": law_precision,
+        "batch": law_batch,
+        "resume": law_resume,
+        "checkpoint": law_checkpoint,
+        "finite": law_finite,
+        "guard": law_guard,
+        "groups": law_groups,
+        "settings": law_settings,
+    }
+)
 """Name to law. Each takes a case and raises `LawBroken`."""
 
 
@@ -323,24 +306,15 @@ def check_optimizer(
     only: str | None = None,
     offset: int | None = None,
 ) -> None:
-    """Checks an optimizer of frames against the laws, and returns if it keeps them all.
+    """Checks an optimizer of frames, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
 
-    Args:
-        cls: the optimizer; the settings in its `examples` are those that it is checked with.
-        laws: names in `OPTIMIZER_LAWS`, all by default.
-        only: the name of a case as failures print it, such as "CayleySGD-float32"; every case by default.
-        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+    All else is as in `check_parametrization`: `only` is the name of a case such as "CayleySGD-float32".
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
-    failures: list[Failure] = []
     with seeds.shifted(offset):
-        for _, check in optimizer_checks([cls], laws, only):
-            try:
-                check()
-            except LawBroken as broken:
-                failures += broken.failures
+        failures = failures_of(check for _, check in optimizer_checks([cls], laws, only))
     if failures:
         raise LawBroken(*failures)
 
@@ -349,19 +323,12 @@ def optimizer_checks(
     classes: Iterable[type[torch.optim.Optimizer]], laws: Iterable[str] = tuple(OPTIMIZER_LAWS), only: str | None = None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
-    laws = list(laws)
-    for law in laws:
-        if law not in OPTIMIZER_LAWS:
-            raise UnknownNameError(f"No law of optimizers is named {law!r}{did_you_mean(law, OPTIMIZER_LAWS)}")
+    laws = check_laws(laws, OPTIMIZER_LAWS, " of optimizers")
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise OptionError(f"The laws of optimizers need a subclass of torch.optim.Optimizer, got {cls!r}.")
-        found = optimizer_cases(cls)
-        names = [str(case) for case in found]
-        if only is not None and only not in names:
-            raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
-        for case in found:
-            for law in laws if only in (None, str(case)) else ():
+        for case in only_case(cls, optimizer_cases(cls), only):
+            for law in laws:
                 yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
 
 
@@ -371,17 +338,7 @@ def _run(law: str, case: OptimizerCase) -> None:
         try:
             OPTIMIZER_LAWS[law](case)
         except LawBroken as broken:
-            (failure,) = broken.failures
-        except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            failure = Failure(law, str(case), f"{type(error).__name__}: {first_line}")
+            failure = broken.failures[0]
         else:
             return
-    cls = case.cls
-    # A class of a script or inside a function has to be in scope already.
-    is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
-    known = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
-    again = f"check_optimizer({cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()})"
-    raise LawBroken(
-        failure.with_details([machine()], f"{known}from stiefelkit.testing import check_optimizer; {again}")
-    )
+    raise LawBroken(failure.with_details([machine()], again("check_optimizer", case.cls, law, case)))

@@ -1,7 +1,7 @@
 """What the laws of optimizers are run on: an optimizer with settings, frames in a dtype, and gradients."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from stiefelkit import init
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import Failure, LawBroken
 
 __all__ = [
     "RATE",
@@ -37,13 +36,7 @@ SAME = 1e-6
 
 @dataclass(frozen=True)
 class OptimizerCase:
-    """One optimizer with settings, and the dtype of the frames that it moves.
-
-    Attributes:
-        cls: the optimizer.
-        dtype: of the frames.
-        options: its settings.
-    """
+    """One optimizer with settings, its options, and the dtype of the frames that it moves."""
 
     cls: type[torch.optim.Optimizer]
     dtype: torch.dtype
@@ -61,24 +54,6 @@ class OptimizerCase:
     def on(self, ws: Sequence[Tensor], manifold: str = MANIFOLDS[0], **settings: Any) -> Any:
         """Makes the optimizer on one group of frames."""
         return self.make([{"params": list(ws), "manifold": manifold}], **settings)
-
-    def require(
-        self, law: str, holds: bool, found: str, figure: float | None = None, bound: float | None = None
-    ) -> None:
-        """Raises LawBroken with what was found unless the law holds."""
-        if not holds:
-            raise LawBroken(Failure(law, str(self), found, figure, bound))
-
-    def require_refused(self, law: str, error: type[Exception], act: Callable[[], Any], what: str) -> None:
-        """Raises LawBroken unless an act raises an error of some type, in one sentence."""
-        try:
-            act()
-        except error as caught:
-            self.require(law, "\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
-        except Exception as caught:
-            self.require(law, False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
-        else:
-            self.require(law, False, f"{what} is not refused")
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)

@@ -29,17 +29,17 @@ def law_schemes(case: Case) -> None:
             try:
                 coordinates, chart = param.initial(scheme, seeds.generator(5))
             except ImageError:
-                require("schemes", case, not param.traits.onto, f"{scheme} cannot be drawn, though declared onto")
+                require(not param.traits.onto, f"{scheme} cannot be drawn, though declared onto")
                 break
-            require("schemes", case, set(chart) == set(param.chart), f"{scheme} draws only a part of the chart")
+            require(set(chart) == set(param.chart), f"{scheme} draws only a part of the chart")
             param.load_chart_(chart)
             shapes = dict(zip(param.coordinates, (tuple(c.shape) for c in coordinates), strict=True))
-            require("schemes", case, shapes == dict(param.coordinates), f"{scheme} draws shapes {shapes}")
+            require(shapes == dict(param.coordinates), f"{scheme} draws shapes {shapes}")
             drawn.append(param(*param.rounded(coordinates)))
         if len(drawn) == 2:
-            require("schemes", case, torch.equal(*drawn), f"{scheme} does not follow the generator")
+            require(torch.equal(*drawn), f"{scheme} does not follow the generator")
             if case.build().traits.exact:
-                require_frame("schemes", case, drawn[0], lambda w=drawn[0]: nearest_frame(w.to(working_dtype(w.dtype))))
+                require_frame(drawn[0], lambda w=drawn[0]: nearest_frame(w.to(working_dtype(w.dtype))))
 
 
 def law_linear(case: Case) -> None:
@@ -54,7 +54,7 @@ def law_linear(case: Case) -> None:
             y, expected = param.linear(x, *coordinates), x @ param(*coordinates).mT
         off = (torch.linalg.vector_norm(y - expected) / torch.linalg.vector_norm(expected)).item()
         permitted = 8 * torch.finfo(case.dtype).eps + slack(param, coordinates)
-        require_within("linear", case, off, permitted, "relative to x @ W.mT off by")
+        require_within(off, permitted, "relative to x @ W.mT off by")
 
 
 def law_checkpoint(case: Case) -> None:
@@ -64,42 +64,42 @@ def law_checkpoint(case: Case) -> None:
     state = {key: value.clone() for key, value in layer.state_dict().items()}
     other = layer_of(case, seed=7)
     other.load_state_dict(state)
-    require("checkpoint", case, torch.equal(other.weight, w), "load_state_dict changes the weight")
+    require(torch.equal(other.weight, w), "load_state_dict changes the weight")
     twin = copy.deepcopy(layer)
-    require("checkpoint", case, torch.equal(twin.weight, w), "deepcopy changes the weight")
+    require(torch.equal(twin.weight, w), "deepcopy changes the weight")
     attach.bake(twin, "weight")
-    require("checkpoint", case, torch.equal(layer.weight, w), "baking a copy changes the original")
-    require("checkpoint", case, torch.equal(twin.weight, w), "baking changes the weight")
+    require(torch.equal(layer.weight, w), "baking a copy changes the original")
+    require(torch.equal(twin.weight, w), "baking changes the weight")
     stream = io.BytesIO()
     torch.save(layer, stream)
     stream.seek(0)
     loaded = torch.load(stream, weights_only=False)
-    require("checkpoint", case, torch.equal(loaded.weight, w), "torch.save(module) changes the weight")
+    require(torch.equal(loaded.weight, w), "torch.save(module) changes the weight")
     for wrong, why in (({"weight": w}, "a plain weight"), (_renamed(state), "another map")):
         try:
             layer.load_state_dict(wrong)
         except StiefelkitError:
             continue
-        require("checkpoint", case, False, f"it loads {why} without an error")
+        require(False, f"it loads {why} without an error")
     # safetensors know no complex128
     if importlib.util.find_spec("safetensors") and torch.complex128 not in {value.dtype for value in state.values()}:
         from safetensors.torch import load, save
 
         other = layer_of(case, seed=7)
         other.load_state_dict(load(save(layer.state_dict())))
-        require("checkpoint", case, torch.equal(other.weight, w), "safetensors change the weight")
+        require(torch.equal(other.weight, w), "safetensors change the weight")
     with torch.device("meta"):
         elsewhere = layer_of(case)
     elsewhere.to_empty(device="cpu").load_state_dict(state)
-    require("checkpoint", case, torch.equal(elsewhere.weight, w), "made on the meta device and loaded, it is another")
+    require(torch.equal(elsewhere.weight, w), "made on the meta device and loaded, it is another")
     empty = layer_of(case).to("meta").to_empty(device="cpu")
     try:
         empty.weight  # noqa: B018
     except UnfilledError:
         empty.load_state_dict(state)
-        require("checkpoint", case, torch.equal(empty.weight, w), "loading after to_empty changes the weight")
+        require(torch.equal(empty.weight, w), "loading after to_empty changes the weight")
         return
-    require("checkpoint", case, False, "it is read after to_empty")
+    require(False, "it is read after to_empty")
 
 
 def law_functional_call(case: Case) -> None:
@@ -120,7 +120,7 @@ def law_functional_call(case: Case) -> None:
         alone = read({name: value[i] for name, value in stacked.items()})
         off = torch.linalg.matrix_norm((together[i] - alone).to(working_dtype(case.dtype))).max().item()
         permitted = same_frame(case) + slack(coordinate_list.param, coordinate_list.coordinates.values())
-        require_within("functional_call", case, off, permitted, "vmap is off the loop by")
+        require_within(off, permitted, "vmap is off the loop by")
 
 
 def law_compile(case: Case) -> None:
@@ -133,14 +133,14 @@ def law_compile(case: Case) -> None:
     permitted = same_frame(case) + slack(coordinate_list.param, coordinate_list.coordinates.values())
     w, expected = compiled(), layer()
     off = torch.linalg.matrix_norm((w - expected).detach().to(working_dtype(case.dtype))).max().item()
-    require_within("compile", case, off, permitted, "the compiled weight is off by")
+    require_within(off, permitted, "the compiled weight is off by")
     parameters = list(layer.parameters())
     ours, eager = (torch.autograd.grad(x, parameters, g) for x in (w, expected))
     close = all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(ours, eager, strict=True))
-    require("compile", case, close, "the compiled gradient is off")
+    require(close, "the compiled gradient is off")
     exported = torch.export.export(layer, ()).module()()
     off = torch.linalg.matrix_norm((exported - expected).detach().to(working_dtype(case.dtype))).max().item()
-    require_within("compile", case, off, permitted, "the exported weight is off by")
+    require_within(off, permitted, "the exported weight is off by")
 
 
 def law_contract(case: Case) -> None:
@@ -148,19 +148,19 @@ def law_contract(case: Case) -> None:
     param = case.build()
     patterns = case.cls.coordinate_names
     unknown = {name for name in param.coordinates if not any(fnmatch.fnmatch(name, p) for p in patterns)}
-    require("contract", case, not unknown, f"coordinates {unknown} are not in coordinate_names")
+    require(not unknown, f"coordinates {unknown} are not in coordinate_names")
     # By identity: a map around another keeps the chart under longer keys.
     persistent = {id(value) for value in param.state_dict(keep_vars=True).values()}
-    kept = all(id(choice) in persistent for choice in param.chart.values())
-    require("contract", case, kept, "a chart that state dicts leave out")
-    require("contract", case, not list(param.parameters()), "a map that owns parameters")
+    are_saved = all(id(choice) in persistent for choice in param.chart.values())
+    require(are_saved, "a chart that state dicts leave out")
+    require(not list(param.parameters()), "a map that owns parameters")
     options: dict[str, Any] = {"dtype": case.dtype, "no_such_option": 1}
     try:
         case.cls(case.shape, **options)
     except TypeError:
         pass
     else:
-        require("contract", case, False, "it takes an option that nobody knows")
+        require(False, "it takes an option that nobody knows")
     n, p = case.shape[-2:]
     unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
     for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:
@@ -168,7 +168,7 @@ def law_contract(case: Case) -> None:
             case.build(shape, dtype)
         except StiefelkitError:
             continue
-        require("contract", case, False, f"it takes shape {shape} and {dtype}")
+        require(False, f"it takes shape {shape} and {dtype}")
 
 
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:

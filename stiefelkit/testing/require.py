@@ -17,26 +17,37 @@ __all__ = [
     "require",
     "require_frame",
     "require_frame_of",
+    "require_refused",
     "require_within",
     "same_frame",
     "slack",
 ]
 
 
-def require(
-    law: str, case: Case, holds: bool, found: str, figure: float | None = None, bound: float | None = None
-) -> None:
-    """Raises LawBroken with what was found unless the law holds."""
+def require(holds: bool, words: str, figure: float | None = None, bound: float | None = None) -> None:
+    """Raises LawBroken with what was found unless the law holds; `named` adds which law, and in which case."""
     if not holds:
-        raise LawBroken(Failure(law, str(case), found, figure, bound))
+        raise LawBroken(Failure("", "", words, figure, bound))
 
 
-def require_within(law: str, case: Case, figure: float, bound: float, what: str) -> None:
+def require_within(figure: float, bound: float, what: str) -> None:
     """Raises LawBroken unless what is measured stays within what is permitted."""
-    require(law, case, figure <= bound, f"{what} {figure:.3g}, permitted {bound:.3g}", figure, bound)
+    require(figure <= bound, f"{what} {figure:.3g}, permitted {bound:.3g}", figure, bound)
 
 
-def require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tensor]) -> None:
+def require_refused(error: type[Exception], act: Callable[[], Any], what: str) -> None:
+    """Raises LawBroken unless an act raises an error of some type, in one sentence."""
+    try:
+        act()
+    except error as caught:
+        require("\n" not in str(caught), f"{what} is refused in more than a sentence: {caught}")
+    except Exception as caught:
+        require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
+    else:
+        require(False, f"{what} is not refused")
+
+
+def require_frame(w: Tensor, in_double: Callable[[], Tensor]) -> None:
     """Requires the limit, or for structured input, whose rounding errors align, 1.2 x what rounding alone gives."""
     error = orthogonality_error(w).max().item()
     permitted = permitted_error(w.shape[-1], w.dtype)
@@ -45,15 +56,15 @@ def require_frame(law: str, case: Case, w: Tensor, in_double: Callable[[], Tenso
         if orthogonality_error(exact).max().item() <= permitted_error(w.shape[-1], exact.dtype):
             rounded = orthogonality_error(exact.to(w.dtype)).max().item()
             permitted = max(permitted, 1.2 * rounded + torch.finfo(w.dtype).eps)
-    require_within(law, case, error, permitted, "||W^H W - I||_F =")
+    require_within(error, permitted, "||W^H W - I||_F =")
 
 
-def require_frame_of(law: str, case: Case, layer: Any) -> None:
+def require_frame_of(case: Case, layer: Any) -> None:
     """Requires the frames law of a module's weight, if its map is exact."""
     coordinate_list = coordinate_list_of(layer)
     if coordinate_list.param.traits.exact:
         values = double(coordinate_list.coordinates.values())
-        require_frame(law, case, layer.weight, lambda: in_double(case, coordinate_list.param)(*values))
+        require_frame(layer.weight, lambda: in_double(case, coordinate_list.param)(*values))
 
 
 def same_frame(case: Case) -> float:
