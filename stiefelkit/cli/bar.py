@@ -22,11 +22,9 @@ class Bar:
         self._console, self._progress, self._drawn = console, None, 0.0
 
     def __enter__(self) -> "Bar":
-        """Shows nothing yet."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Takes the bar away."""
         self.hide()
 
     def show(self, what: str, done: int, rounds: int) -> None:

@@ -38,7 +38,6 @@ class Figures:
     dpi: int = DPI
 
     def __post_init__(self) -> None:
-        """Checks format and range."""
         known_words("A figure", "format", [self.format], FORMATS)
         at_least("A figure", "dpi", self.dpi, 20)
         at_most("A figure", "dpi", self.dpi, 2400)

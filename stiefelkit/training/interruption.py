@@ -23,7 +23,6 @@ class Interruption:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Interruption":
-        """Installs the handlers."""
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._note) for number in self.SIGNALS}
         return self
@@ -31,7 +30,6 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Puts the former handlers back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 

@@ -68,7 +68,6 @@ class DriftPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.measuring.moved_frames import check_method
         from stiefelkit.optim.settings import PRECISIONS
 

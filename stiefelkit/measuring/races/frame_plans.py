@@ -33,7 +33,6 @@ class EntrantPlan(FramePlan):
     options: dict[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.attach import available
         from stiefelkit.measuring.races.contenders import options_of
 
@@ -91,7 +90,6 @@ class ParametrizationRace(EntrantPlan, Rules):
     operations: tuple[str, ...] = ("forward_backward", "step")
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.measuring.races.contenders import OPERATIONS
 
         known_words(WHO, "operation", self.operations, OPERATIONS)
@@ -115,7 +113,6 @@ class NormPlan(EntrantPlan):
     factors: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4)
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         super().__post_init__()
         for factor in self.factors:
             finite_positive(WHO, "factor", factor)
@@ -143,7 +140,6 @@ class OptimizerRace(FramePlan, Rules):
     dtypes: ClassVar[Collection[str]] = DTYPES
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
         from stiefelkit.optim.settings import PRECISIONS
 

@@ -41,7 +41,6 @@ class FrameProblem:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Makes the source of randomness."""
         self.generator = torch.Generator().manual_seed(self.seed)
 
     @property

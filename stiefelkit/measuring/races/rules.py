@@ -41,7 +41,6 @@ class Place:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         usable_seed(WHO, self.seed)
         usable_threads(WHO, self.threads)
         usable_device(WHO, self.device)
@@ -60,7 +59,6 @@ class Rules(Place):
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         at_least(WHO, "repeats", self.repeats, 1)
         finite_positive(WHO, "seconds", self.seconds)
@@ -86,7 +84,6 @@ class FramePlan(Place):
     """Those that can be raced."""
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         super().__post_init__()
         at_least(WHO, "batch", self.batch, 1)
         tall_sizes(WHO, self.sizes)

@@ -45,17 +45,17 @@ def member_of(contender: str) -> str:
     return contender.partition(" (")[0]
 
 
-def charts(found: Findings) -> dict[str, list[Chart]]:
+def charts(findings: Findings) -> dict[str, list[Chart]]:
     """Section to its charts; each map has one colour and one marker in all of them."""
     from stiefelkit.attach import available
 
     maps = looks(list(available()))
     drawn = {
-        "drift": _drift(found, maps),
-        "time": _time(found, maps),
-        "ratios": _ratios(found, maps),
-        "norms": _norms(found, maps),
-        "scan": _scan(found),
+        "drift": _drift(findings, maps),
+        "time": _time(findings, maps),
+        "ratios": _ratios(findings, maps),
+        "norms": _norms(findings, maps),
+        "scan": _scan(findings),
     }
     return {section: [chart for chart in each if chart.svg] for section, each in drawn.items()}
 
@@ -102,15 +102,15 @@ def _log(axes: "Axes", which: str, ticks: Sequence[float] = ()) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def _drift(found: Findings, maps: dict[str, Look]) -> list[Chart]:
-    others = [curve.method for curve in found.drift if curve.method not in maps and curve.method != UNCONSTRAINED]
+def _drift(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
+    others = [curve.method for curve in findings.drift if curve.method not in maps and curve.method != UNCONSTRAINED]
     peers = [name for name in dict.fromkeys(others) if name in peer_optimizers.names()]
     ours = [name for name in dict.fromkeys(others) if name not in peers]
     frames = looks(ours) | looks(peers, dashed=True)
     drawn = []
     for title, shown in (("Maps", maps), ("Optimizers of frames", frames)):
-        for n, p in dict.fromkeys((curve.n, curve.p) for curve in found.drift):
-            here = [curve for curve in found.drift if (curve.n, curve.p) == (n, p)]
+        for n, p in dict.fromkeys((curve.n, curve.p) for curve in findings.drift):
+            here = [curve for curve in findings.drift if (curve.n, curve.p) == (n, p)]
             kept = [curve for curve in here if curve.method in shown]
             if kept:
                 kept += [curve for curve in here if curve.method == UNCONSTRAINED and shown is maps]
@@ -142,11 +142,11 @@ def _drift_chart(title: str, curves: list[DriftCurve], shown: dict[str, Look]) -
     return Chart(title, panel(name, label, draw), legend)
 
 
-def _time(found: Findings, maps: dict[str, Look]) -> list[Chart]:
-    rows = [row for heat in found.time for row in heat.rows if member_of(row.contender) in maps]
+def _time(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
+    rows = [row for heat in findings.time for row in heat.rows if member_of(row.contender) in maps]
     if not rows:
         return []
-    units = {heat.problem.n: heat.unit for heat in reversed(found.time)}
+    units = {heat.problem.n: heat.unit for heat in reversed(findings.time)}
     names = list(dict.fromkeys(row.contender for row in rows))
     exact = [name for name in names if "(fast" not in name]
     shown = {name: maps[member_of(name)] for name in exact}
@@ -178,8 +178,8 @@ def _time(found: Findings, maps: dict[str, Look]) -> list[Chart]:
     ]
 
 
-def _ratios(found: Findings, maps: dict[str, Look]) -> list[Chart]:
-    rows = [row for heat in found.time for row in heat.rows if member_of(row.contender) in maps]
+def _ratios(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
+    rows = [row for heat in findings.time for row in heat.rows if member_of(row.contender) in maps]
     rows = [row for row in rows if row.ratio_to_best_peer is not None and "(fast" not in row.contender]
     names = list(dict.fromkeys(member_of(row.contender) for row in rows))
     sizes = sorted({row.n for row in rows})
@@ -224,9 +224,9 @@ def _ratios(found: Findings, maps: dict[str, Look]) -> list[Chart]:
     return [Chart("By size", panel("ratios", f"Times as fast as the best peer. {words}.", draw, height))]
 
 
-def _norms(found: Findings, maps: dict[str, Look]) -> list[Chart]:
+def _norms(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
     drawn = []
-    entries = [pair for heat in found.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
+    entries = [pair for heat in findings.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
     tops = [error for row, _ in entries for error in row.errors_over_limit if error is not None]
     for wanted, title in ((False, "Maps of stiefelkit"), (True, "Other implementations")):
         shown = [row for row, is_peer in entries if is_peer == wanted and "(fast" not in row.contender]
@@ -258,9 +258,9 @@ def _words(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.3g}"
 
 
-def _scan(found: Findings) -> list[Chart]:
+def _scan(findings: Findings) -> list[Chart]:
     drawn = []
-    for heat in found.scan:
+    for heat in findings.scan:
         if heat.operation != "forward_backward":
             continue
         order = list(zip(heat.rows, heat.is_peer, strict=True))

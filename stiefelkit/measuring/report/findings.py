@@ -87,7 +87,7 @@ def gather(plan: ReportPlan, watch: Watch = lambda what, done, rounds: None) -> 
         watch: called now and then with words, and how many rounds of how many are done.
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
-    found = Findings(plan, machine(plan.device, plan.threads, plan.dtype), now)
+    findings = Findings(plan, machine(plan.device, plan.threads, plan.dtype), now)
     for number, section in enumerate(plan.sections, 1):
         start = monotonic()
         place = f"{section} ({number}/{len(plan.sections)})"
@@ -95,52 +95,52 @@ def gather(plan: ReportPlan, watch: Watch = lambda what, done, rounds: None) -> 
         def told(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
-        left_out = found.left_out.setdefault(section, {})
-        MEASURED[section](found, told, left_out)
+        left_out = findings.left_out.setdefault(section, {})
+        MEASURED[section](findings, told, left_out)
         elsewhere = plan.elsewhere()
         for name in [name for name in left_out if name.split(" (")[0].split(",")[0] in elsewhere]:
             del left_out[name]
-        found.seconds[section] = monotonic() - start
-        found.finished = number == len(plan.sections)
-        yield found
+        findings.seconds[section] = monotonic() - start
+        findings.finished = number == len(plan.sections)
+        yield findings
 
 
-def _drift(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for plan in found.plan.drifts():
+def _drift(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for plan in findings.plan.drifts():
         steps = plan.steps
         for one in each(plan, lambda method, n, p, step, steps=steps: watch(f"{method}, {n} x {p}", step, steps)):
             if isinstance(one, Skipped):
                 left_out[one.method] = one.reason
             else:
-                found.drift.append(one)
-                found.drift_dtypes.append(plan.dtype)
+                findings.drift.append(one)
+                findings.drift_dtypes.append(plan.dtype)
 
 
-def _time(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for plan in found.plan.races():
+def _time(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for plan in findings.plan.races():
         for package, names in plan.missing_peers().items():
             left_out |= dict.fromkeys(names, f"{package} is not installed.")
         for heat in parametrizations.heats(plan, watch):
-            found.time.append(heat)
+            findings.time.append(heat)
             left_out |= {f"{name}, {heat.problem}": reason for name, reason in heat.left_out.items()}
 
 
-def _growth(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for heat in growth.heats(found.plan.growth(), watch):
-        found.growth.append(heat)
+def _growth(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for heat in growth.heats(findings.plan.growth(), watch):
+        findings.growth.append(heat)
         left_out |= heat.left_out
 
 
-def _norms(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for plan in found.plan.norms():
+def _norms(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for plan in findings.plan.norms():
         for heat in norms.heats(plan, watch):
-            found.norms.append(heat)
+            findings.norms.append(heat)
             left_out |= heat.left_out
 
 
-def _scan(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for heat in scan.heats(found.plan.scan(), watch):
-        found.scan.append(heat)
+def _scan(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for heat in scan.heats(findings.plan.scan(), watch):
+        findings.scan.append(heat)
         left_out |= {f"{name}, case {heat.case.name}": reason for name, reason in heat.left_out.items()}
 
 

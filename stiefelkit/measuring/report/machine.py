@@ -44,10 +44,10 @@ def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def _cores() -> int:
@@ -57,5 +57,5 @@ def _cores() -> int:
 
 
 def _blas() -> str:
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return found.group(1) if found else ""
+    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return match.group(1) if match else ""

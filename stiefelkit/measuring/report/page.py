@@ -13,31 +13,31 @@ from stiefelkit.measuring.report.words import near_orthogonal, sentences, tiles
 __all__ = ["page"]
 
 
-def page(found: Findings) -> str:
+def page(findings: Findings) -> str:
     """Returns the page of what has been measured so far.
 
     Args:
-        found: the figures.
+        findings: the figures.
     """
     here = files("stiefelkit.measuring.report")
-    plan = found.plan
+    plan = findings.plan
     template = _environment().from_string((here / "page.html").read_text(encoding="utf-8"))
     by_reason: dict[str, dict[str, list[str]]] = {}
-    for section, reasons in found.left_out.items():
+    for section, reasons in findings.left_out.items():
         for name, reason in reasons.items():
             by_reason.setdefault(section, {}).setdefault(reason, []).append(name)
     return template.render(
-        found=found,
+        findings=findings,
         plan=plan,
-        processor=found.machine.get("GPU") or found.machine["CPU"],
+        processor=findings.machine.get("GPU") or findings.machine["CPU"],
         style=(here / "page.css").read_text(encoding="utf-8"),
-        charts=charts(found),
-        tables=tables(found),
-        tiles=tiles(found),
-        said=sentences(found),
+        charts=charts(findings),
+        tables=tables(findings),
+        tiles=tiles(findings),
+        said=sentences(findings),
         left_out=by_reason,
         near=near_orthogonal(),
-        minutes=max(1, round(sum(found.seconds.values()) / 60)),
+        minutes=max(1, round(sum(findings.seconds.values()) / 60)),
         commands={section: plan.commands(section) for section in plan.sections},
     )
 

@@ -107,9 +107,9 @@ def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float =
 
 
 def _inlined(drawn: str, name: str, label: str) -> str:
-    found = re.search(r"<svg[^>]*?viewBox=\"([^\"]*)\"[^>]*>(.*)</svg>", drawn, re.DOTALL)
-    assert found is not None
-    box, inner = found.groups()
+    match = re.search(r"<svg[^>]*?viewBox=\"([^\"]*)\"[^>]*>(.*)</svg>", drawn, re.DOTALL)
+    assert match is not None
+    box, inner = match.groups()
     for pattern, replacement in (
         (r"<metadata>.*?</metadata>", ""),
         (r"<style.*?</style>", ""),

@@ -75,27 +75,27 @@ def _size(problem: FrameProblem) -> str:
     return str(problem).replace(" x ", " × ")
 
 
-def tables(found: Findings) -> dict[str, list[Table]]:
+def tables(findings: Findings) -> dict[str, list[Table]]:
     """Section to its tables."""
     every = {
-        "drift": _drift(found),
-        "time": _time(found),
-        "ratios": _ratios(found),
-        "growth": _growth(found),
-        "norms": _norms(found),
-        "scan": _scan(found),
+        "drift": _drift(findings),
+        "time": _time(findings),
+        "ratios": _ratios(findings),
+        "growth": _growth(findings),
+        "norms": _norms(findings),
+        "scan": _scan(findings),
     }
     return {section: [table for table in each if table.rows] for section, each in every.items()}
 
 
-def _drift(found: Findings) -> list[Table]:
-    if not found.drift:
+def _drift(findings: Findings) -> list[Table]:
+    if not findings.drift:
         return []
-    last = found.drift[0].steps[-1]
+    last = findings.drift[0].steps[-1]
     shown = [step for step in STEPS if step < last] + [last]
     columns = ["method", "size", "dtype", *(f"to {step:,}" for step in shown)]
     rows = []
-    for curve, dtype in zip(found.drift, found.drift_dtypes, strict=True):
+    for curve, dtype in zip(findings.drift, findings.drift_dtypes, strict=True):
         worst = [figure_of(curve.worst_until(step)) for step in shown]
         rows.append(TableRow(curve.method, [f"{curve.n} × {curve.p}", dtype, *worst], _drift_kind(curve.method)))
     return [Table("Largest error up to a step, in rounding limits", columns, rows)]
@@ -107,15 +107,15 @@ def _drift_kind(method: str) -> str:
     return "peer" if method in peer_optimizers.names() else "ours"
 
 
-def _time(found: Findings) -> list[Table]:
+def _time(findings: Findings) -> list[Table]:
     drawn: dict[str, Table] = {}
-    for heat in found.time:
+    for heat in findings.time:
         if not heat.rows:
             continue
         columns = ["contender", "ms", "g", "ratio", "error"]
         rows = drawn.setdefault(_size(heat.problem), Table(_size(heat.problem), columns)).rows
         dtype = heat.rows[0].dtype
-        suffix = f", {dtype}" if dtype != found.plan.dtype else ""
+        suffix = f", {dtype}" if dtype != findings.plan.dtype else ""
         rows.append(TableRow(f"g, one product{suffix}", [figure_of(1e3 * heat.unit), "1", DASH, DASH], "unit", True))
         for number, (row, family) in enumerate(zip(heat.rows, heat.families, strict=True)):
             cells = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
@@ -125,8 +125,8 @@ def _time(found: Findings) -> list[Table]:
     return list(drawn.values())
 
 
-def _ratios(found: Findings) -> list[Table]:
-    heats = [heat for heat in found.time if heat.rows]
+def _ratios(findings: Findings) -> list[Table]:
+    heats = [heat for heat in findings.time if heat.rows]
     sizes = sorted({heat.problem.n for heat in heats})
     cells: dict[str, dict[int, float]] = {}
     best: dict[str, str] = {}
@@ -151,18 +151,18 @@ def _ratios(found: Findings) -> list[Table]:
     return [Table(caption, columns, rows, folded=False)]
 
 
-def _growth(found: Findings) -> list[Table]:
+def _growth(findings: Findings) -> list[Table]:
     drawn = []
     for axis, words in AXES.items():
         by_what = {
-            heat.what: {row.contender: row for row in heat.rows} for heat in found.growth if heat.against == axis
+            heat.what: {row.contender: row for row in heat.rows} for heat in findings.growth if heat.against == axis
         }
         names = list(dict.fromkeys(name for rows in by_what.values() for name in rows))
         rows = []
         for name in names:
             pair = [by_what.get(what, {}).get(name) for what in ("time", "memory")]
             cells = [cell for each, what in zip(pair, ("time", "memory"), strict=True) for cell in _fitted(each, what)]
-            rows.append(TableRow(_grown(name, pair, found.plan.dtype), cells, "unit" if name == PRODUCT else "ours"))
+            rows.append(TableRow(_grown(name, pair, findings.plan.dtype), cells, "unit" if name == PRODUCT else "ours"))
         columns = ["map", "time", "expected", "fitted over", "overhead", "memory", "expected", "fitted over"]
         drawn.append(
             Table(f"Exponents against {axis}", columns, rows, note=words.replace(" x ", " × "), folded=axis != "n")
@@ -183,15 +183,15 @@ def _fitted(row: GrowthRow | None, what: str) -> list[str]:
     return cells + ([DASH if row.overhead_until is None else f"to {row.overhead_until:g}"] if what == "time" else [])
 
 
-def _norms(found: Findings) -> list[Table]:
+def _norms(findings: Findings) -> list[Table]:
     drawn: dict[str, Table] = {}
-    for heat in found.norms:
+    for heat in findings.norms:
         if not heat.rows:
             continue
         columns = ["contender", *(f"× {factor:,.0f}" for factor in heat.rows[0].factors)]
         caption = f"Error in rounding limits, {_size(heat.problem)}"
         rows = drawn.setdefault(caption, Table(caption, columns)).rows
-        suffix = f", {heat.rows[0].dtype}" if heat.rows[0].dtype != found.plan.dtype else ""
+        suffix = f", {heat.rows[0].dtype}" if heat.rows[0].dtype != findings.plan.dtype else ""
         for number, (row, is_peer) in enumerate(zip(heat.rows, heat.is_peer, strict=True)):
             cells = ["not finite" if error is None else figure_of(error) for error in row.errors_over_limit]
             opens = number == 0 or heat.rows[number - 1].family != row.family
@@ -199,9 +199,9 @@ def _norms(found: Findings) -> list[Table]:
     return list(drawn.values())
 
 
-def _scan(found: Findings) -> list[Table]:
+def _scan(findings: Findings) -> list[Table]:
     drawn = []
-    for heat in found.scan:
+    for heat in findings.scan:
         loop = next((row for row in heat.rows if row.contender == LOOP), None)
         rows = [TableRow("LIMIT", ["", figure_of(1e3 * heat.unit), "1", DASH, DASH, DASH], "unit")]
         for row, is_peer in zip(heat.rows, heat.is_peer, strict=True):

@@ -31,24 +31,24 @@ class Tile:
     beside: str = ""
 
 
-def tiles(found: Findings) -> list[Tile]:
+def tiles(findings: Findings) -> list[Tile]:
     """The figures that sum up a report; those of sections that it has."""
-    every = [_of_drift(found), _of_speed(found), _of_norms(found), _of_scan(found)]
+    every = [_of_drift(findings), _of_speed(findings), _of_norms(findings), _of_scan(findings)]
     return [tile for tile in every if tile is not None]
 
 
-def sentences(found: Findings) -> dict[str, str]:
+def sentences(findings: Findings) -> dict[str, str]:
     """Section to what was found in it."""
     said = {}
-    if found.drift:
-        unheld = [curve for curve in found.drift if curve.method == UNCONSTRAINED]
-        steps = f"{found.drift[0].steps[-1]:,}"
+    if findings.drift:
+        unheld = [curve for curve in findings.drift if curve.method == UNCONSTRAINED]
+        steps = f"{findings.drift[0].steps[-1]:,}"
         said["drift"] = f"{steps} optimizer steps under a gradient that turns the weight steadily."
         if unheld:
             said["drift"] += f" A weight that nothing holds ends {figure_of(unheld[0].worst)} limits off."
-    grown = [row for heat in found.growth if (heat.what, heat.against) == ("time", "n") for row in heat.rows]
-    faster = [f"{row.contender} ({row.what} against {row.against})" for heat in found.growth for row in heat.rows]
-    marks = [row.faster for heat in found.growth for row in heat.rows]
+    grown = [row for heat in findings.growth if (heat.what, heat.against) == ("time", "n") for row in heat.rows]
+    faster = [f"{row.contender} ({row.what} against {row.against})" for heat in findings.growth for row in heat.rows]
+    marks = [row.faster for heat in findings.growth for row in heat.rows]
     faster = [words for words, mark in zip(faster, marks, strict=True) if mark]
     if grown:
         product = next((row for row in grown if row.contender == PRODUCT and row.exponent is not None), None)
@@ -58,11 +58,11 @@ def sentences(found: Findings) -> dict[str, str]:
     return said
 
 
-def _of_drift(found: Findings) -> Tile | None:
+def _of_drift(findings: Findings) -> Tile | None:
     peers = peer_optimizers.names()
     exempt = (UNCONSTRAINED, *near_orthogonal())
-    ours = [curve for curve in found.drift if curve.method not in peers and curve.method not in exempt]
-    theirs = [curve for curve in found.drift if curve.method in peers]
+    ours = [curve for curve in findings.drift if curve.method not in peers and curve.method not in exempt]
+    theirs = [curve for curve in findings.drift if curve.method in peers]
     if not ours:
         return None
     steps = f"{ours[0].steps[-1]:,}"
@@ -74,8 +74,8 @@ def _of_drift(found: Findings) -> Tile | None:
     return Tile("drift", figure_of(largest), f"rounding limits at most in {steps} steps", beside)
 
 
-def _of_speed(found: Findings) -> Tile | None:
-    raced = [pair for heat in found.time for pair in zip(heat.rows, heat.families, strict=True)]
+def _of_speed(findings: Findings) -> Tile | None:
+    raced = [pair for heat in findings.time for pair in zip(heat.rows, heat.families, strict=True)]
     rows = [row for row, family in raced if row.ratio_to_best_peer and family == member_of(row.contender)]
     ratios = [(row.ratio_to_best_peer or 0.0, row) for row in rows if "(fast" not in row.contender]
     if not ratios:
@@ -87,8 +87,8 @@ def _of_speed(found: Findings) -> Tile | None:
     return Tile("ratios", figure, "as fast as the best peer", beside)
 
 
-def _of_norms(found: Findings) -> Tile | None:
-    entries = [pair for heat in found.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
+def _of_norms(findings: Findings) -> Tile | None:
+    entries = [pair for heat in findings.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
     exact = [row for row, is_peer in entries if not is_peer and "(fast" not in row.contender]
     exact = [row for row in exact if row.family not in near_orthogonal()]
     theirs = [row for row, is_peer in entries if is_peer]
@@ -103,14 +103,14 @@ def _of_norms(found: Findings) -> Tile | None:
     return Tile("norms", figure_of(largest), f"rounding limits at coordinates × {factor}", beside)
 
 
-def _of_scan(found: Findings) -> Tile | None:
+def _of_scan(findings: Findings) -> Tile | None:
     ratios = [
         row.time_over_ours
-        for heat in found.scan
+        for heat in findings.scan
         for row in heat.rows
         if row.contender == LOOP and row.time_over_ours is not None
     ]
-    entries = [pair for heat in found.scan for pair in zip(heat.rows, heat.is_peer, strict=True)]
+    entries = [pair for heat in findings.scan for pair in zip(heat.rows, heat.is_peer, strict=True)]
     limits = [row.limit_units for row, is_peer in entries if not is_peer]
     if not ratios:
         return None
@@ -130,14 +130,14 @@ def near_orthogonal() -> list[str]:
     from stiefelkit.attach import available
     from stiefelkit.errors import StiefelkitError
 
-    found = []
+    names = []
     for name, cls in available().items():
         dtype = torch.float32 if cls.supports((4, 4), torch.float32) is None else torch.complex64
         try:
-            found += [] if cls((4, 4), dtype=dtype).traits.exact else [name]
+            names += [] if cls((4, 4), dtype=dtype).traits.exact else [name]
         except StiefelkitError:
             continue
-    return found
+    return names
 
 
 def _with_nan(value: float | None) -> float:

@@ -41,7 +41,6 @@ class GradientPlan:
     )
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         for what, given in (("model", self.models), ("iteration", self.iterations)):
             if not given:
                 raise OptionError(f"{WHO} needs one {what} or more, got none.")
