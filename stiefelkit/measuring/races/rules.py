@@ -12,9 +12,7 @@ from stiefelkit.training.checks import (
     finite_positive,
     known_words,
     tall_sizes,
-    usable_device,
-    usable_seed,
-    usable_threads,
+    usable_place,
 )
 
 if TYPE_CHECKING:
@@ -41,9 +39,7 @@ class Place:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        usable_seed(WHO, self.seed)
-        usable_threads(WHO, self.threads)
-        usable_device(WHO, self.device)
+        usable_place(WHO, self.device, self.threads, self.seed)
 
 
 @dataclass(frozen=True)
