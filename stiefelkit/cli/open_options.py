@@ -83,11 +83,10 @@ def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
 
         signature = inspect.signature(command)
         hint = Annotated[open_options(cls) | None, Parameter(name="*")]
-        own = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        others = [each for name, each in signature.parameters.items() if name != "plan"]
-        found = typing.cast(Any, run)
-        found.__signature__ = signature.replace(parameters=[own, *others])
-        found.__annotations__ = {**command.__annotations__, "plan": hint}
+        options = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        others = [parameter for name, parameter in signature.parameters.items() if name != "plan"]
+        typing.cast(Any, run).__signature__ = signature.replace(parameters=[options, *others])
+        run.__annotations__ = {**command.__annotations__, "plan": hint}
         run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
         return run
 
@@ -98,20 +97,20 @@ def _facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
     """Name to type, default, help and what else is told, of all that is to be an option."""
     hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     words: dict[str, str] = {}
-    for each in reversed(cls.__mro__[:-1]):
-        words |= entries(sections(each.__doc__ or "").get("Args", ()))
-    found = {}
-    declared = [name for each in cls.__mro__[:-1] for name in inspect.get_annotations(each) if name in fields]
+    for base in reversed(cls.__mro__[:-1]):
+        words |= entries(sections(base.__doc__ or "").get("Args", ()))
+    facts = {}
+    declared = [name for base in cls.__mro__[:-1] for name in inspect.get_annotations(base) if name in fields]
     for name in dict.fromkeys(declared):
-        told: Mapping[str, Any] = fields[name].metadata
-        if "fields" in told:
+        metadata: Mapping[str, Any] = fields[name].metadata
+        if "fields" in metadata:
             default, inner = _default(fields[name]), _facts(hints[name])
-            for each in told["fields"]:
-                hint, _, help, _ = inner[each]
-                found[each] = (hint, getattr(default, each), help, {"shown": told["shown"]})
-        elif not told.get("hidden"):
-            found[name] = (hints[name], _default(fields[name]), words.get(name, ""), told)
-    return found
+            for option in metadata["fields"]:
+                hint, _, help, _ = inner[option]
+                facts[option] = (hint, getattr(default, option), help, {"shown": metadata["shown"]})
+        elif not metadata.get("hidden"):
+            facts[name] = (hints[name], _default(fields[name]), words.get(name, ""), metadata)
+    return facts
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -121,13 +120,13 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _opened(
-    name: str, hint: Any, default: Any, help: str, told: Mapping[str, Any], filled: Callable[[str], str | None]
+    name: str, hint: Any, default: Any, help: str, metadata: Mapping[str, Any], filled: Callable[[str], str | None]
 ) -> tuple[Any, Any]:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
-    shown = functools.partial(_shown, name, told.get("shown") if default is None else default, filled)
+    shown = functools.partial(_shown, name, metadata.get("shown") if default is None else default, filled)
     parameter = Parameter(
-        name=told.get("names"),
-        negative=told.get("negative"),
+        name=metadata.get("names"),
+        negative=metadata.get("negative"),
         converter=whole if kinds == {int} else None,
         help=help,
         show_default=shown,

@@ -29,9 +29,8 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
     """
     from stiefelkit.training import plot as plots
 
-    look = built(Figures, figures)
-    found = plots.find_runs(runs)
-    for figure in plots.plot(found, out or (runs[0] if len(runs) == 1 else Path("plots")), look):
+    folder = out or (runs[0] if len(runs) == 1 else Path("plots"))
+    for figure in plots.plot(plots.find_runs(runs), folder, built(Figures, figures)):
         print(f"Figure: {figure}")
     return 0
 

@@ -14,7 +14,7 @@ from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.measuring.races.rules import FramePlan, Rules
 from stiefelkit.metrics import rounding_limit
 
-__all__ = ["Course", "FrameHeat", "Watch", "frame_heat", "product"]
+__all__ = ["Course", "FrameHeat", "Watch", "by_reason", "frame_heat", "product"]
 
 UNIT = "the unit"
 
@@ -88,6 +88,14 @@ class Course:
             watch=lambda done, rounds: self.watch(f"{self.problem}, {operation}", done, rounds),
         )
         return timings[UNIT].median, {name: timings[name].median for name in runs}
+
+
+def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reason to the contenders that were left out for it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return names
 
 
 def product(problem: FrameProblem) -> Run:

@@ -5,6 +5,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+from stiefelkit.measuring.races.course import by_reason
 from stiefelkit.measuring.report.charts import charts
 from stiefelkit.measuring.report.findings import Findings
 from stiefelkit.measuring.report.tables import tables
@@ -14,18 +15,10 @@ __all__ = ["page"]
 
 
 def page(findings: Findings) -> str:
-    """Returns the page of what has been measured so far.
-
-    Args:
-        findings: the figures.
-    """
+    """Returns the page of what has been measured so far."""
     here = files("stiefelkit.measuring.report")
     plan = findings.plan
     template = _environment().from_string((here / "page.html").read_text(encoding="utf-8"))
-    by_reason: dict[str, dict[str, list[str]]] = {}
-    for section, reasons in findings.left_out.items():
-        for name, reason in reasons.items():
-            by_reason.setdefault(section, {}).setdefault(reason, []).append(name)
     return template.render(
         findings=findings,
         plan=plan,
@@ -35,7 +28,7 @@ def page(findings: Findings) -> str:
         tables=tables(findings),
         tiles=tiles(findings),
         said=sentences(findings),
-        left_out=by_reason,
+        left_out={section: by_reason(reasons) for section, reasons in findings.left_out.items() if reasons},
         near=near_orthogonal(),
         minutes=max(1, round(sum(findings.seconds.values()) / 60)),
         commands={section: plan.commands(section) for section in plan.sections},
