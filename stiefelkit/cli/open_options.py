@@ -71,11 +71,7 @@ def built(cls: type, options: Any) -> Any:
 
 
 def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorates a command, whose docstring is its help, so that the fields of a plan are options of it.
-
-    Args:
-        cls: of the plan, which the command gets as its argument `plan`.
-    """
+    """Decorates a command, whose docstring is its help: the fields of its argument `plan`, a `cls`, are options."""
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         def run(*, plan: Any = None, **others: Any) -> int:

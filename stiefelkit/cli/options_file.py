@@ -16,12 +16,7 @@ __all__ = ["OptionsFile", "read_options"]
 
 @dataclass(frozen=True)
 class OptionsFile:
-    """A source of options in the form that cyclopts calls, which lets no unknown key pass.
-
-    Args:
-        options: the content of the file.
-        source: its name, for messages.
-    """
+    """The content of a file, with its name, in the form that cyclopts calls, which lets no unknown key pass."""
 
     options: dict[str, Any]
     source: str

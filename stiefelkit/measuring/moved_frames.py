@@ -25,12 +25,7 @@ TRIAL = 1e-6
 
 @dataclass(frozen=True)
 class MovedFrame:
-    """A frame and the optimizer that moves it.
-
-    Attributes:
-        frame: the parameter.
-        optimizer: of this parameter alone.
-    """
+    """A frame, which is a parameter, and the optimizer of it alone that moves it."""
 
     frame: Tensor
     optimizer: torch.optim.Optimizer

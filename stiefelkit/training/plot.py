@@ -18,14 +18,7 @@ __all__ = ["find_runs", "plot"]
 
 @dataclass(frozen=True)
 class Curves:
-    """The log of one run, by kind of line.
-
-    Args:
-        label: name in the legend.
-        task: the task of the run.
-        train: lines written while training.
-        test: evaluations.
-    """
+    """The log of one run: its name in the legend, its task, and the lines written while training and at tests."""
 
     label: str
     task: Task
@@ -39,14 +32,14 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         RunError: a path is neither.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     for path in paths:
         with reachable("Plotting", path):
             inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
         if not inner:
             raise RunError(f"Plotting needs run folders, got {path}, which {_lacks(path)}.")
-        found += [run for run in inner if run not in found]
-    return found
+        runs += [run for run in inner if run not in runs]
+    return runs
 
 
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:

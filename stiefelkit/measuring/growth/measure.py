@@ -114,12 +114,8 @@ def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> I
             yield GrowthHeat(what, axis, rows, left_out)
 
 
-def _dtype(plan: GrowthPlan) -> torch.dtype:
-    return getattr(torch, plan.dtype)
-
-
 def _variants(plan: GrowthPlan) -> list[_Variant]:
-    dtype, variants = _dtype(plan), []
+    dtype, variants = getattr(torch, plan.dtype), []
     for name, cls in available().items():
         if plan.parametrizations and name not in plan.parametrizations:
             continue
@@ -143,7 +139,9 @@ def _point(
     device, values = torch.device(plan.device), {}
     if "time" in plan.what:
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
-        unit, values["time"] = course.timed(plan, product_of(n, n, batch, _dtype(plan), device), runs, "time")
+        unit, values["time"] = course.timed(
+            plan, product_of(n, n, batch, getattr(torch, plan.dtype), device), runs, "time"
+        )
         if axis in ("n", "matrices"):
             values["time"] = {PRODUCT: unit, **values["time"]}
     if "memory" in plan.what:

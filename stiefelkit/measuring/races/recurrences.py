@@ -59,13 +59,7 @@ Enter = Callable[[Sequences], Recurrence]
 
 
 def backward(entry: Recurrence, drawn: Sequences, loss: str) -> Run:
-    """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state").
-
-    Args:
-        entry: who runs.
-        drawn: the case.
-        loss: which of the two.
-    """
+    """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state")."""
     g = drawn.gradient(entry.width, entry.dtype)
     if loss == "sequence":
         return lambda: torch.autograd.grad(entry.sequence(), entry.parameters, g)

@@ -54,14 +54,7 @@ class ScanHeat:
 
 @dataclass(frozen=True)
 class ScanContender:
-    """Who starts under a name.
-
-    Args:
-        contender: the backend, or the peer's name.
-        is_peer: which of the two.
-        loss: what is differentiated.
-        enter: gets ready.
-    """
+    """A backend, or a peer, by name; the loss that is differentiated; and what gets ready."""
 
     contender: str
     is_peer: bool

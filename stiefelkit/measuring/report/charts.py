@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
 from stiefelkit.measuring.drift.plot import HIGHEST
@@ -23,13 +23,7 @@ ERROR = "‖WᴴW − I‖ in rounding limits"
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel with its heading and legend.
-
-    Args:
-        title: heading.
-        svg: the drawing.
-        legend: (swatch, name) of the curves.
-    """
+    """A drawing with its heading, and with swatch and name of each curve as its legend."""
 
     title: str
     svg: str
@@ -50,34 +44,28 @@ def charts(findings: Findings) -> dict[str, list[Chart]]:
     from stiefelkit.attach import available
 
     maps = looks(list(available()))
-    drawn = {
+    return {
         "drift": _drift(findings, maps),
         "time": _time(findings, maps),
         "ratios": _ratios(findings, maps),
         "norms": _norms(findings, maps),
         "scan": _scan(findings),
     }
-    return {section: [chart for chart in each if chart.svg] for section, each in drawn.items()}
-
-
-def _labelled(name: str) -> dict[str, Any]:
-    """What `panel` shows under the pointer."""
-    return {"gid": f"of {name}"}
 
 
 def _legend(shown: Iterable[tuple[str, Look]]) -> tuple[tuple[str, str], ...]:
     return tuple((swatch(look), name) for name, look in shown)
 
 
-def _limit_line(axes: "Axes", value: float, words: str, inside: float = 0.99) -> None:
-    axes.axhline(value, color=GREY, linestyle=":", linewidth=1.0, zorder=1)
+def _limit_line(axes: "Axes") -> None:
+    axes.axhline(1.0, color=GREY, linestyle=":", linewidth=1.0, zorder=1)
     axes.annotate(
-        words,
-        xy=(inside, value),
+        "rounding limit",
+        xy=(0.99, 1.0),
         xycoords=("axes fraction", "data"),
         xytext=(0, -3),
         textcoords="offset points",
-        ha="right" if inside > 0.5 else "left",
+        ha="right",
         va="top",
         fontsize="small",
         color=GREY,
@@ -110,11 +98,11 @@ def _drift(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
     drawn = []
     for title, shown in (("Maps", maps), ("Optimizers of frames", frames)):
         for n, p in dict.fromkeys((curve.n, curve.p) for curve in findings.drift):
-            here = [curve for curve in findings.drift if (curve.n, curve.p) == (n, p)]
-            kept = [curve for curve in here if curve.method in shown]
-            if kept:
-                kept += [curve for curve in here if curve.method == UNCONSTRAINED and shown is maps]
-                drawn.append(_drift_chart(f"{title}, {n} × {p}", kept, shown | {UNCONSTRAINED: Look(GREY)}))
+            of_size = [curve for curve in findings.drift if (curve.n, curve.p) == (n, p)]
+            curves = [curve for curve in of_size if curve.method in shown]
+            if curves:
+                curves += [curve for curve in of_size if curve.method == UNCONSTRAINED and shown is maps]
+                drawn.append(_drift_chart(f"{title}, {n} × {p}", curves, shown | {UNCONSTRAINED: Look(GREY)}))
     return drawn
 
 
@@ -123,7 +111,7 @@ def _drift_chart(title: str, curves: list[DriftCurve], shown: dict[str, Look]) -
         for curve in curves:
             every = max(1, len(curve.steps) // 8)
             look = shown[curve.method].line
-            axes.plot(curve.steps, curve.ratios, markevery=every, **look, **_labelled(curve.method))
+            axes.plot(curve.steps, curve.ratios, markevery=every, **look, gid=f"of {curve.method}")
         axes.set_xscale("symlog", linthresh=1)
         decades = [0, *(10**k for k in range(math.floor(math.log10(curves[0].steps[-1])) + 1))]
         axes.set_xticks(decades, [number(step) if step else "0" for step in decades])
@@ -133,7 +121,7 @@ def _drift_chart(title: str, curves: list[DriftCurve], shown: dict[str, Look]) -
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.3), min(max(high, 10), HIGHEST))
         _log(axes, "y")
-        _limit_line(axes, 1.0, "rounding limit")
+        _limit_line(axes)
 
     words = "; ".join(f"{curve.method} at most {curve.worst:.3g}" for curve in curves)
     name = "drift-" + "".join(letter if letter.isalnum() else "-" for letter in title.lower())
@@ -160,9 +148,9 @@ def _time(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
         def draw(axes: "Axes") -> None:
             for name, look in shown.items():
                 points = sorted((row.n, value(row)) for row in rows if row.contender == name)
-                axes.plot(*zip(*points, strict=True), **look.line, **_labelled(member_of(name)))
+                axes.plot(*zip(*points, strict=True), **look.line, gid=f"of {member_of(name)}")
             ends = sorted(units)
-            axes.plot(ends, [unit(n) for n in ends], color=INK, linewidth=2.2, **_labelled("g, one product"))
+            axes.plot(ends, [unit(n) for n in ends], color=INK, linewidth=2.2, gid="of g, one product")
             _log(axes, "x", sizes)
             _log(axes, "y")
             axes.set(xlabel="n", ylabel=label)
@@ -211,7 +199,6 @@ def _ratios(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        low, high = axes.get_xlim()
         axes.set_xscale("log")
         ratios = [row.ratio_to_best_peer or 1.0 for row in rows]
         low, high = min(0.5, 0.7 * min(ratios)), max(2.0, 1.5 * max(ratios))
@@ -239,12 +226,12 @@ def _norms(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
             for row in shown:
                 points = zip(row.factors, row.errors_over_limit, strict=True)
                 xs, ys = zip(*((x, math.nan if y is None else y) for x, y in points), strict=True)
-                axes.plot(xs, ys, **look[row.contender].line, **_labelled(row.contender))
+                axes.plot(xs, ys, **look[row.contender].line, gid=f"of {row.contender}")
             _log(axes, "x", shown[0].factors)
             axes.set_yscale("log")
             axes.set_ylim(0.3, max(20.0, 2 * max(tops)))
             _log(axes, "y")
-            _limit_line(axes, 1.0, "rounding limit")
+            _limit_line(axes)
             axes.set(xlabel="coordinates times", ylabel=ERROR)
 
         worst = "; ".join(f"{row.contender} at the largest {_words(row.errors_over_limit[-1])}" for row in shown)

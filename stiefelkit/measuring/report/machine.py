@@ -13,13 +13,7 @@ __all__ = ["machine"]
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
-    """Words to facts about the machine and what runs on it.
-
-    Args:
-        device: cpu or cuda.
-        threads: CPU threads in use.
-        dtype: that is measured.
-    """
+    """Words to facts about the machine and what runs on it."""
     facts = {
         "CPU": _cpu(),
         "cores": f"{_cores()} to use",

@@ -76,7 +76,7 @@ def looks(names: list[str], dashed: bool = False) -> dict[str, Look]:
     return {name: Look(SERIES[i % 9], MARKERS[i % 7], dashed) for i, name in enumerate(names)}
 
 
-def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float = 3.3, width: float = WIDTH) -> str:
+def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float = 3.3) -> str:
     """Draws one chart and returns it as an SVG element.
 
     A line or a bar whose `gid` is "of NAME" shows that name under the pointer.
@@ -86,7 +86,6 @@ def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float =
         label: what a reader hears who cannot see it.
         draw: draws into the axes.
         height: inches.
-        width: inches.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -95,7 +94,7 @@ def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float =
 
     style: dict[Any, Any] = {**PAGE_STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):
-        drawing = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+        drawing = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
         FigureCanvasSVG(drawing)
         axes = drawing.subplots()
         draw(axes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stiefelkit.measuring.growth.measure import PRODUCT, GrowthRow
 from stiefelkit.measuring.growth.plan import AXES
+from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.report.charts import member_of
@@ -18,14 +19,7 @@ STEPS = (1, 10, 100, 1000, 10_000, 100_000)
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of a table.
-
-    Args:
-        head: what it is about.
-        cells: the figures.
-        kind: "ours", "peer" or "unit".
-        opens: whether a group begins here.
-    """
+    """One line: what it is about, the figures, "ours", "peer" or "unit", and whether a group begins here."""
 
     head: str
     cells: list[str]
@@ -77,7 +71,7 @@ def _size(problem: FrameProblem) -> str:
 
 def tables(findings: Findings) -> dict[str, list[Table]]:
     """Section to its tables."""
-    every = {
+    drawn = {
         "drift": _drift(findings),
         "time": _time(findings),
         "ratios": _ratios(findings),
@@ -85,7 +79,7 @@ def tables(findings: Findings) -> dict[str, list[Table]]:
         "norms": _norms(findings),
         "scan": _scan(findings),
     }
-    return {section: [table for table in each if table.rows] for section, each in every.items()}
+    return {section: [table for table in of_section if table.rows] for section, of_section in drawn.items()}
 
 
 def _drift(findings: Findings) -> list[Table]:
@@ -94,17 +88,12 @@ def _drift(findings: Findings) -> list[Table]:
     last = findings.drift[0].steps[-1]
     shown = [step for step in STEPS if step < last] + [last]
     columns = ["method", "size", "dtype", *(f"to {step:,}" for step in shown)]
-    rows = []
+    rows, peers = [], peer_optimizers.names()
     for curve, dtype in zip(findings.drift, findings.drift_dtypes, strict=True):
         worst = [figure_of(curve.worst_until(step)) for step in shown]
-        rows.append(TableRow(curve.method, [f"{curve.n} × {curve.p}", dtype, *worst], _drift_kind(curve.method)))
+        kind = "peer" if curve.method in peers else "ours"
+        rows.append(TableRow(curve.method, [f"{curve.n} × {curve.p}", dtype, *worst], kind))
     return [Table("Largest error up to a step, in rounding limits", columns, rows)]
-
-
-def _drift_kind(method: str) -> str:
-    from stiefelkit.measuring.moved_frames import peer_optimizers
-
-    return "peer" if method in peer_optimizers.names() else "ours"
 
 
 def _time(findings: Findings) -> list[Table]:
@@ -160,9 +149,10 @@ def _growth(findings: Findings) -> list[Table]:
         names = list(dict.fromkeys(name for rows in by_what.values() for name in rows))
         rows = []
         for name in names:
-            pair = [by_what.get(what, {}).get(name) for what in ("time", "memory")]
-            cells = [cell for each, what in zip(pair, ("time", "memory"), strict=True) for cell in _fitted(each, what)]
-            rows.append(TableRow(_grown(name, pair, findings.plan.dtype), cells, "unit" if name == PRODUCT else "ours"))
+            time, memory = (by_what.get(what, {}).get(name) for what in ("time", "memory"))
+            cells = [*_fitted(time, "time"), *_fitted(memory, "memory")]
+            kind = "unit" if name == PRODUCT else "ours"
+            rows.append(TableRow(_grown(name, [time, memory], findings.plan.dtype), cells, kind))
         columns = ["map", "time", "expected", "fitted over", "overhead", "memory", "expected", "fitted over"]
         drawn.append(
             Table(f"Exponents against {axis}", columns, rows, note=words.replace(" x ", " × "), folded=axis != "n")

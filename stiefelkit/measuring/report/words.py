@@ -1,6 +1,7 @@
 """What the figures of a report say in a sentence each."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
@@ -46,12 +47,11 @@ def sentences(findings: Findings) -> dict[str, str]:
         said["drift"] = f"{steps} optimizer steps under a gradient that turns the weight steadily."
         if unheld:
             said["drift"] += f" A weight that nothing holds ends {figure_of(unheld[0].worst)} limits off."
-    grown = [row for heat in findings.growth if (heat.what, heat.against) == ("time", "n") for row in heat.rows]
-    faster = [f"{row.contender} ({row.what} against {row.against})" for heat in findings.growth for row in heat.rows]
-    marks = [row.faster for heat in findings.growth for row in heat.rows]
-    faster = [words for words, mark in zip(faster, marks, strict=True) if mark]
-    if grown:
-        product = next((row for row in grown if row.contender == PRODUCT and row.exponent is not None), None)
+    rows = [row for heat in findings.growth for row in heat.rows]
+    of_size = [row for row in rows if (row.what, row.against) == ("time", "n")]
+    faster = [f"{row.contender} ({row.what} against {row.against})" for row in rows if row.faster]
+    if of_size:
+        product = next((row for row in of_size if row.contender == PRODUCT and row.exponent is not None), None)
         said["growth"] = "Nothing grows faster than expected." if not faster else f"Faster: {', '.join(faster)}."
         if product is not None:
             said["growth"] += f" One matrix product grows as n to the power {product.exponent:.2f} on this machine."
@@ -62,14 +62,10 @@ def _of_drift(findings: Findings) -> Tile | None:
     peers = peer_optimizers.names()
     exempt = (UNCONSTRAINED, *near_orthogonal())
     ours = [curve for curve in findings.drift if curve.method not in peers and curve.method not in exempt]
-    theirs = [curve for curve in findings.drift if curve.method in peers]
     if not ours:
         return None
     steps = f"{ours[0].steps[-1]:,}"
-    beside = ""
-    if theirs:
-        worst = max(theirs, key=lambda curve: _with_nan(curve.worst))
-        beside = f"{worst.method}: {figure_of(worst.worst)}"
+    beside = _worst({curve.method: curve.worst for curve in findings.drift if curve.method in peers})
     largest = max(_with_nan(curve.worst) for curve in ours)
     return Tile("drift", figure_of(largest), f"rounding limits at most in {steps} steps", beside)
 
@@ -91,15 +87,11 @@ def _of_norms(findings: Findings) -> Tile | None:
     entries = [pair for heat in findings.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
     exact = [row for row, is_peer in entries if not is_peer and "(fast" not in row.contender]
     exact = [row for row in exact if row.family not in near_orthogonal()]
-    theirs = [row for row, is_peer in entries if is_peer]
     if not exact:
         return None
     factor = figure_of(exact[0].factors[-1])
     largest = max(_with_nan(row.errors_over_limit[-1]) for row in exact)
-    beside = ""
-    if theirs:
-        worst = max(theirs, key=lambda row: _with_nan(row.errors_over_limit[-1]))
-        beside = f"{worst.contender}: {figure_of(worst.errors_over_limit[-1])}"
+    beside = _worst({row.contender: row.errors_over_limit[-1] for row, is_peer in entries if is_peer})
     return Tile("norms", figure_of(largest), f"rounding limits at coordinates × {factor}", beside)
 
 
@@ -138,6 +130,12 @@ def near_orthogonal() -> list[str]:
         except StiefelkitError:
             continue
     return names
+
+
+def _worst(errors: Mapping[str, float | None]) -> str:
+    """The name of the largest error, and the error; empty without any."""
+    name = max(errors, key=lambda name: _with_nan(errors[name]), default=None)
+    return "" if name is None else f"{name}: {figure_of(errors[name])}"
 
 
 def _with_nan(value: float | None) -> float:

@@ -46,10 +46,7 @@ class GradientCurve:
 
 
 def measure(
-    plan: GradientPlan,
-    out: Path,
-    watch: Watch = lambda words, done, steps: None,
-    figures: Figures | None = None,
+    plan: GradientPlan, out: Path, watch: Watch = lambda words, done, steps: None, figures: Figures | None = None
 ) -> tuple[list[GradientCurve], list[Path]]:
     """Trains every model, and writes `gradients.json` and `gradients.png`; both are replaced if they exist.
 
@@ -160,14 +157,7 @@ def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
 
 
 def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = DPI) -> Path:
-    """Draws norms against steps, a panel for each iteration, on one logarithmic scale.
-
-    Args:
-        path: the file, .png, .pdf or .svg.
-        plan: what was asked for.
-        curves: of all models and iterations.
-        dpi: dots per inch of a PNG.
-    """
+    """Draws norms against steps, a panel for each iteration, on one logarithmic scale."""
     iterations = sorted(set(plan.iterations))
     look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]
