@@ -50,10 +50,8 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     from stiefelkit.measuring.races.parametrizations import heats
 
     for package, names in plan.missing_peers().items():
-        print(
-            f'Left out: {", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"',
-            file=sys.stderr,
-        )
+        words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
+        print(f"Left out: {words}", file=sys.stderr)
     return raced(heats, plan, _table, json)
 
 

@@ -1,5 +1,6 @@
 """What there is to choose from, and what a line of a table says of it."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -48,10 +49,8 @@ def instances(cls: type[OrthogonalParam], p: int = SIZE) -> dict[str, Orthogonal
     for field, dtype in FIELDS.items():
         if cls.supports((SIZE, p), dtype) is not None:
             continue
-        try:
+        with contextlib.suppress(StiefelkitError):
             maps[field] = cls((SIZE, p), dtype=dtype)
-        except StiefelkitError:
-            continue
     return maps
 
 

@@ -4,6 +4,7 @@ cyclopts rounds 2.5 to an integer and reads 0.9 as 1 where either kind of number
 refused, or kept. Fields that are tuples are read from words with commas between them.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -154,12 +155,9 @@ def whole(hint: Any, tokens: Sequence[Token]) -> int:
 def literal(hint: Any, tokens: Sequence[Token]) -> Any:
     """Reads a number, true, false or a word, as the option of a dictionary may be."""
     word = tokens[0].value
-    readers: tuple[Callable[[str], Any], ...] = (int, float)
-    for reader in readers:
-        try:
+    for reader in (int, float):
+        with contextlib.suppress(ValueError):
             return reader(word)
-        except ValueError:
-            continue
     return {"true": True, "false": False}.get(word.lower(), word)
 
 

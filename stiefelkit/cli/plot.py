@@ -57,9 +57,8 @@ def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures
         curves, files = measure(plan, out, bar.show, built(Figures, figures))
     for curve in curves:
         first, last = curve.norms[0], curve.norms[-1]
-        console.print(
-            f"{curve.model}, iteration {curve.iteration}: {first:.3g} at the first step, {last:.3g} at the last."
-        )
+        words = f"{first:.3g} at the first step, {last:.3g} at the last."
+        console.print(f"{curve.model}, iteration {curve.iteration}: {words}")
     for file in files:
         console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0

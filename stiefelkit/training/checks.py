@@ -128,12 +128,7 @@ def usable_place(who: str, device: str, threads: int, seed: int) -> None:
 
 @contextlib.contextmanager
 def within_memory(who: str, sizes: str) -> Iterator[None]:
-    """Turns a failure to allocate into an OptionError that names the sizes; other errors pass.
-
-    Args:
-        who: what needs the memory.
-        sizes: the options that decide how much, with their values.
-    """
+    """Turns a failure to allocate into an OptionError that names the sizes, options with values; other errors pass."""
     try:
         yield
     except (RuntimeError, TypeError, MemoryError, OverflowError) as error:

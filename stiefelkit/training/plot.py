@@ -88,10 +88,9 @@ def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
             steps, scores = _points(curve.test, task.headline)
             scores = [scale * score for score in scores]
             right.plot(steps, scores, label=curve.label, **look)
-        for baseline in {curve.task.baseline["loss"] for curve in curves}:
-            reference_line(left, baseline, "baseline")
-        for baseline in {curve.task.baseline[task.headline] for curve in curves}:
-            reference_line(right, scale * baseline, "baseline")
+        for axes, key, factor in ((left, "loss", 1.0), (right, task.headline, scale)):
+            for baseline in {curve.task.baseline[key] for curve in curves}:
+                reference_line(axes, factor * baseline, "baseline")
         left.set(title="training", xlabel="step", ylabel=task.loss_label)
         log_scale(left)
         right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
@@ -109,11 +108,10 @@ def _orthogonality(curves: list[Curves], path: Path, dpi: int) -> Path:
     with figure(path, 1, width=4.2, dpi=dpi) as (axes,):
         for curve, look in zip(curves, styles(len(curves)), strict=True):
             points = [(record["step"], worst_ratio(record["orthogonality"])) for record in curve.train]
-            steps = [step for step, ratio in points if ratio is not None]
-            ratios = [ratio for _, ratio in points if ratio is not None]
-            if steps:
-                every = max(1, len(steps) // 12)
-                axes.plot(steps, ratios, markevery=every, label=curve.label, **look)
+            points = [(step, ratio) for step, ratio in points if ratio is not None]
+            if points:
+                every = max(1, len(points) // 12)
+                axes.plot(*zip(*points, strict=True), markevery=every, label=curve.label, **look)
         reference_line(axes, 1.0, "rounding limit", below=True)
         axes.set(
             xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality", yscale="log"

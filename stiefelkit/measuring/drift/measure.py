@@ -29,13 +29,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class DriftOutcome:
-    """What was measured.
-
-    Attributes:
-        curves: one for each method and size, in the order of measurement.
-        skipped: what could not be measured, and why.
-        files: drift.json and, if there is a curve, drift.png.
-    """
+    """A curve for each method and size in the order of measurement; what was skipped; drift.json and the figure."""
 
     curves: list[DriftCurve]
     skipped: list[Skipped]

@@ -122,7 +122,6 @@ def _surroundings(plan: DriftPlan) -> Iterator[None]:
 
 
 def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """From the weight to the gradient of a step."""
     dtype: torch.dtype = getattr(torch, plan.dtype)
 
     def drawn(columns: int = p, rows: int = n, dtype: torch.dtype = dtype) -> Tensor:

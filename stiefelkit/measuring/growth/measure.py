@@ -66,14 +66,7 @@ class GrowthRow:
 
 @dataclass(frozen=True)
 class GrowthHeat:
-    """One quantity on one axis.
-
-    Attributes:
-        what: the quantity.
-        against: the axis.
-        rows: a row a contender.
-        left_out: contender to the reason why it could not take part.
-    """
+    """One quantity on one axis, a row a contender, and for those that could not take part the reason."""
 
     what: str
     against: str

@@ -110,27 +110,20 @@ def frame_heat(
     course: Course,
     timed: tuple[float, Mapping[str, float]],
     errors: Mapping[str, float],
-    family: Callable[[str], str],
-    is_yardstick: Callable[[str, str], bool],
+    families: Mapping[str, str],
+    yardsticks: Callable[[str], Container[str]],
 ) -> FrameHeat:
     """The figures of a race of frames in the order of its table.
 
-    Args:
-        plan: of the race.
-        problem: the size.
-        operation: what was timed.
-        course: where it was.
-        timed: seconds of one product, and of each contender.
-        errors: ||W^H W - I||_F of each contender.
-        family: from a contender to its family.
-        is_yardstick: from a contender and a peer to whether the one is compared with the other.
+    Of each contender there are the seconds, behind those of one product, in `timed`; its error ||W^H W - I||_F; and its
+    family. It is compared with those of its `yardsticks` that are peers.
     """
     unit, seconds = timed
-    order = sorted(seconds, key=lambda name: (family(name), name in course.racing_peers, seconds[name]))
+    order = sorted(seconds, key=lambda name: (families[name], name in course.racing_peers, seconds[name]))
     sound_peers = [name for name in order if name in course.racing_peers and math.isfinite(errors[name])]
     rows = []
     for name in order:
-        yardstick = min((seconds[peer] for peer in sound_peers if is_yardstick(name, peer)), default=None)
+        yardstick = min((seconds[peer] for peer in sound_peers if peer in yardsticks(name)), default=None)
         over_limit = errors[name] / rounding_limit(problem.p, problem.dtype)
         row = FrameRow(
             operation=operation,
@@ -146,4 +139,4 @@ def frame_heat(
             error_over_limit=over_limit if math.isfinite(over_limit) else None,
         )
         rows.append(row)
-    return FrameHeat(problem, operation, unit, rows, [family(name) for name in order], course.left_out)
+    return FrameHeat(problem, operation, unit, rows, [families[name] for name in order], course.left_out)

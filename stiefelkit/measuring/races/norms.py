@@ -42,14 +42,7 @@ class NormRow:
 
 @dataclass(frozen=True)
 class NormHeat:
-    """One size.
-
-    Attributes:
-        problem: the size.
-        rows: family by family, parametrizations before peers.
-        is_peer: of the rows, one each.
-        left_out: contender to the reason why it could not take part.
-    """
+    """One size: rows family by family, parametrizations before peers, and which of them are peers'."""
 
     problem: FrameProblem
     rows: list[NormRow]

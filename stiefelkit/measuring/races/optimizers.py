@@ -59,14 +59,9 @@ def _heat(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> FrameHeat
     able = course.attempt("trying", runs, tried)
     timed = course.timed(plan, product(problem), {name: runs[name] for name in able}, "step")
     errors = {name: float(orthogonality_error(entries[name].frame).max()) for name in able}
-
-    def family(name: str) -> str:
-        return "peer" if name in racing_peers else "ours"
-
-    def is_yardstick(name: str, peer: str) -> bool:
-        return peer_optimizers.get(peer).yardstick
-
-    return frame_heat(plan, problem, "step", course, timed, errors, family, is_yardstick)
+    families = {name: "peer" if name in racing_peers else "ours" for name in methods}
+    yardsticks = [name for name in able if name in racing_peers and peer_optimizers.get(name).yardstick]
+    return frame_heat(plan, problem, "step", course, timed, errors, families, lambda name: yardsticks)
 
 
 def _cycle(moved: MovedFrame, gradients: list[torch.Tensor], are_copied: bool) -> Callable[[], Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stiefelkit.measuring.races.contenders import OPERATIONS, Entry
+from stiefelkit.measuring.races.contenders import OPERATIONS
 from stiefelkit.measuring.races.course import Course, FrameHeat, Watch, frame_heat, product
 from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.frame_problem import FrameProblem
@@ -33,12 +33,12 @@ class _Field:
     def __init__(self, plan: ParametrizationRace, problem: FrameProblem, watch: Watch):
         self.plan, self.problem = plan, problem
         self.racing_peers = plan.racing_peers()
-        self.contenders = {**plan.contenders(), **self.racing_peers}
+        self.contenders = contenders = {**plan.contenders(), **self.racing_peers}
         self.course = Course(str(problem), self.racing_peers, watch)
         self.gradient = problem.gradient()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(plan.seed)
-            self.entries = self.course.attempt("preparing", self.contenders, self._entered)
+            self.entries = self.course.attempt("preparing", contenders, lambda name: contenders[name].enter(problem))
 
     def race(self, operation: str) -> FrameHeat:
         """Times one operation."""
@@ -47,17 +47,12 @@ class _Field:
         runs = {name: OPERATIONS[operation](self.entries[name], self.gradient) for name in able}
         errors = course.attempt("trying", runs, lambda name: self._tried(name, runs[name]))
         timed = course.timed(self.plan, product(self.problem), {name: runs[name] for name in errors}, operation)
+        families = {name: contender.family for name, contender in self.contenders.items()}
 
-        def is_yardstick(name: str, peer: str) -> bool:
-            return self._family(name) == self._family(peer)
+        def family_of(name: str) -> list[str]:
+            return [other for other in families if families[other] == families[name]]
 
-        return frame_heat(self.plan, self.problem, operation, course, timed, errors, self._family, is_yardstick)
-
-    def _family(self, name: str) -> str:
-        return self.contenders[name].family
-
-    def _entered(self, name: str) -> Entry:
-        return self.contenders[name].enter(self.problem)
+        return frame_heat(self.plan, self.problem, operation, course, timed, errors, families, family_of)
 
     @torch.no_grad()
     def _tried(self, name: str, run: Callable[[], Any]) -> float:

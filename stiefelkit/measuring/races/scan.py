@@ -33,11 +33,9 @@ STEP = "training_step"
 
 @dataclass(frozen=True)
 class ScanHeat:
-    """One case.
+    """One case, "forward_backward" of sequences and of last states, or a "training_step".
 
     Attributes:
-        case: the sizes.
-        operation: "forward_backward", of sequences and of last states, or "training_step".
         unit: seconds of the LIMIT.
         rows: the figures, ours before peers, and the fastest first.
         is_peer: of the rows, one each.
@@ -102,8 +100,8 @@ def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
     rows = []
     for name in order:
         row = _row(plan, drawn.case, starters[name].loss, name, seconds[name], unit, yardstick)
-        entry = entries[name]
-        rows.append(dataclasses.replace(row, n=entry.width, is_complex=entry.dtype.is_complex, **memory.get(name, {})))
+        n, is_complex = entries[name].width, entries[name].dtype.is_complex
+        rows.append(dataclasses.replace(row, n=n, is_complex=is_complex, **memory.get(name, {})))
     is_peer = [name in racing_peers for name in order]
     return ScanHeat(drawn.case, "forward_backward", unit, rows, is_peer, course.left_out)
 

@@ -14,9 +14,10 @@ __all__ = ["machine"]
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
     """Words to facts about the machine and what runs on it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts = {
         "CPU": _cpu(),
-        "cores": f"{_cores()} to use",
+        "cores": f"{cores} to use",
         "threads": str(threads),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "BLAS": "MKL" if torch.backends.mkl.is_available() else _blas(),
@@ -42,12 +43,6 @@ def _cpu() -> str:
     except OSError:
         match = None
     return match.group(1).strip() if match else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _blas() -> str:

@@ -75,13 +75,10 @@ class ReportPlan:
     scale: Scale | None = field(default=None, metadata={"hidden": True})
 
     def __post_init__(self) -> None:
-        """Checks names and ranges, and chooses the scale."""
         known_parametrizations(self.parametrizations)
         known_words(WHO, "section", self.sections, SECTIONS)
         known_words(WHO, "dtype", [self.dtype], DTYPES)
         usable_place(WHO, self.device, self.threads, self.seed)
-        if self.scale is None:
-            object.__setattr__(self, "scale", FULL if self.full else QUICK)
         if not self.sections:
             object.__setattr__(self, "sections", SECTIONS)
         if not any(self.groups().values()):
@@ -159,8 +156,7 @@ class ReportPlan:
 
     @property
     def _scale(self) -> Scale:
-        assert self.scale is not None
-        return self.scale
+        return self.scale or (FULL if self.full else QUICK)
 
     @property
     def _rules(self) -> dict[str, Any]:

@@ -51,13 +51,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one contender looks in every chart of a page.
-
-    Args:
-        colour: one of the tokens.
-        marker: matplotlib's letter; none if empty.
-        dashed: whether it is another implementation.
-    """
+    """How one contender looks in every chart of a page: a token, matplotlib's letter, dashed if it is a peer."""
 
     colour: str
     marker: str = ""

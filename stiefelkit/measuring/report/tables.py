@@ -29,15 +29,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its headings.
-
-    Args:
-        caption: what it shows.
-        columns: headings, the first above the heads of the rows.
-        rows: the lines.
-        note: how to read it.
-        folded: whether a reader has to unfold it.
-    """
+    """A table with its headings, the first above the heads of the rows; a reader has to unfold it if it is folded."""
 
     caption: str
     columns: list[str]

@@ -1,5 +1,6 @@
 """What the figures of a report say in a sentence each."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +18,7 @@ __all__ = ["Tile", "near_orthogonal", "sentences", "tiles"]
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure to begin with.
-
-    Args:
-        section: where it comes from.
-        figure: in large letters.
-        words: what it is.
-        beside: what it is to be compared with.
-    """
+    """One figure of a section to begin with, in large letters, what it is, and what to compare it with."""
 
     section: str
     figure: str
@@ -125,10 +119,8 @@ def near_orthogonal() -> list[str]:
     names = []
     for name, cls in available().items():
         dtype = torch.float32 if cls.supports((4, 4), torch.float32) is None else torch.complex64
-        try:
+        with contextlib.suppress(StiefelkitError):
             names += [] if cls((4, 4), dtype=dtype).traits.exact else [name]
-        except StiefelkitError:
-            continue
     return names
 
 
