@@ -159,10 +159,10 @@ def _time(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
 
     in_ms = drawing(lambda row: 1e3 * row.seconds, lambda n: 1e3 * units[n], "milliseconds")
     in_g = drawing(lambda row: row.gemm_units, lambda n: 1.0, "products of n × n matrices (g)")
-    said = f"{', '.join(map(member_of, exact))}, for n from {sizes[0]} to {sizes[-1]}; the figures are in the table."
+    scope = f"{', '.join(map(member_of, exact))}, for n from {sizes[0]} to {sizes[-1]}; the figures are in the table."
     return [
-        Chart("Milliseconds", panel("time-ms", f"Time against n, both logarithmic: {said}", in_ms), legend),
-        Chart("Matrix products", panel("time-g", f"Time in matrix products against n: {said}", in_g), legend),
+        Chart("Milliseconds", panel("time-ms", f"Time against n, both logarithmic: {scope}", in_ms), legend),
+        Chart("Matrix products", panel("time-g", f"Time in matrix products against n: {scope}", in_g), legend),
     ]
 
 
@@ -215,12 +215,12 @@ def _norms(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
     drawn = []
     entries = [pair for heat in findings.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
     tops = [error for row, _ in entries for error in row.errors_over_limit if error is not None]
-    for wanted, title in ((False, "Maps of stiefelkit"), (True, "Other implementations")):
-        shown = [row for row, is_peer in entries if is_peer == wanted and "(fast" not in row.contender]
+    for of_peers, title in ((False, "Maps of stiefelkit"), (True, "Other implementations")):
+        shown = [row for row, is_peer in entries if is_peer == of_peers and "(fast" not in row.contender]
         if not shown:
             continue
         peers = looks([row.contender for row in shown], dashed=True)
-        look = {row.contender: peers[row.contender] if wanted else maps[row.family] for row in shown}
+        look = {row.contender: peers[row.contender] if of_peers else maps[row.family] for row in shown}
 
         def draw(axes: "Axes", shown: list = shown, look: dict[str, Look] = look) -> None:
             for row in shown:
@@ -235,8 +235,8 @@ def _norms(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
             axes.set(xlabel="coordinates times", ylabel=ERROR)
 
         worst = "; ".join(f"{row.contender} at the largest {_words(row.errors_over_limit[-1])}" for row in shown)
-        svg = panel(f"norms-{int(wanted)}", f"{title}: error against the norm of the coordinates. {worst}.", draw)
-        label = (lambda row: row.contender) if wanted else (lambda row: row.family)
+        svg = panel(f"norms-{int(of_peers)}", f"{title}: error against the norm of the coordinates. {worst}.", draw)
+        label = (lambda row: row.contender) if of_peers else (lambda row: row.family)
         drawn.append(Chart(title, svg, _legend((label(row), look[row.contender]) for row in shown)))
     return drawn
 

@@ -82,11 +82,11 @@ def gather(plan: ReportPlan, watch: Watch = lambda what, done, rounds: None) -> 
         start = monotonic()
         place = f"{section} ({number}/{len(plan.sections)})"
 
-        def told(what: str, done: int, rounds: int, place: str = place) -> None:
+        def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
         left_out = findings.left_out.setdefault(section, {})
-        MEASURED[section](findings, told, left_out)
+        MEASURED[section](findings, watch_section, left_out)
         elsewhere = plan.elsewhere()
         for name in [name for name in left_out if name.split(" (")[0].split(",")[0] in elsewhere]:
             del left_out[name]

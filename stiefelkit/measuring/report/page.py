@@ -16,14 +16,14 @@ __all__ = ["page"]
 
 def page(findings: Findings) -> str:
     """Returns the page of what has been measured so far."""
-    here = files("stiefelkit.measuring.report")
+    folder = files("stiefelkit.measuring.report")
     plan = findings.plan
-    template = _environment().from_string((here / "page.html").read_text(encoding="utf-8"))
+    template = _environment().from_string((folder / "page.html").read_text(encoding="utf-8"))
     return template.render(
         findings=findings,
         plan=plan,
         processor=findings.machine.get("GPU") or findings.machine["CPU"],
-        style=(here / "page.css").read_text(encoding="utf-8"),
+        style=(folder / "page.css").read_text(encoding="utf-8"),
         charts=charts(findings),
         tables=tables(findings),
         tiles=tiles(findings),

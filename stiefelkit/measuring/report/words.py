@@ -28,28 +28,28 @@ class Tile:
 
 def tiles(findings: Findings) -> list[Tile]:
     """The figures that sum up a report; those of sections that it has."""
-    every = [_of_drift(findings), _of_speed(findings), _of_norms(findings), _of_scan(findings)]
-    return [tile for tile in every if tile is not None]
+    shown = [_of_drift(findings), _of_speed(findings), _of_norms(findings), _of_scan(findings)]
+    return [tile for tile in shown if tile is not None]
 
 
 def sentences(findings: Findings) -> dict[str, str]:
     """Section to what was found in it."""
-    said = {}
+    texts = {}
     if findings.drift:
         unheld = [curve for curve in findings.drift if curve.method == UNCONSTRAINED]
         steps = f"{findings.drift[0].steps[-1]:,}"
-        said["drift"] = f"{steps} optimizer steps under a gradient that turns the weight steadily."
+        texts["drift"] = f"{steps} optimizer steps under a gradient that turns the weight steadily."
         if unheld:
-            said["drift"] += f" A weight that nothing holds ends {figure_of(unheld[0].worst)} limits off."
+            texts["drift"] += f" A weight that nothing holds ends {figure_of(unheld[0].worst)} limits off."
     rows = [row for heat in findings.growth for row in heat.rows]
     of_size = [row for row in rows if (row.what, row.against) == ("time", "n")]
     faster = [f"{row.contender} ({row.what} against {row.against})" for row in rows if row.faster]
     if of_size:
         product = next((row for row in of_size if row.contender == PRODUCT and row.exponent is not None), None)
-        said["growth"] = "Nothing grows faster than expected." if not faster else f"Faster: {', '.join(faster)}."
+        texts["growth"] = "Nothing grows faster than expected." if not faster else f"Faster: {', '.join(faster)}."
         if product is not None:
-            said["growth"] += f" One matrix product grows as n to the power {product.exponent:.2f} on this machine."
-    return said
+            texts["growth"] += f" One matrix product grows as n to the power {product.exponent:.2f} on this machine."
+    return texts
 
 
 def _of_drift(findings: Findings) -> Tile | None:
@@ -71,9 +71,9 @@ def _of_speed(findings: Findings) -> Tile | None:
     if not ratios:
         return None
     largest = max(row.n for _, row in ratios)
-    here = sorted((ratio, member_of(row.contender)) for ratio, row in ratios if row.n == largest)
-    figure = _range(here[0][0], here[-1][0])
-    beside = f"n = {largest}: {here[0][1]} least, {here[-1][1]} most"
+    by_ratio = sorted((ratio, member_of(row.contender)) for ratio, row in ratios if row.n == largest)
+    figure = _range(by_ratio[0][0], by_ratio[-1][0])
+    beside = f"n = {largest}: {by_ratio[0][1]} least, {by_ratio[-1][1]} most"
     return Tile("ratios", figure, "as fast as the best peer", beside)
 
 
