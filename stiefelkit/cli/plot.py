@@ -29,8 +29,8 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
     """
     from stiefelkit.training import plot as plots
 
-    folder = out or (runs[0] if len(runs) == 1 else Path("plots"))
-    for figure in plots.plot(plots.find_runs(runs), folder, built(Figures, figures)):
+    look, folder = built(Figures, figures), out or (runs[0] if len(runs) == 1 else Path("plots"))
+    for figure in plots.plot(plots.find_runs(runs), folder, look):
         print(f"Figure: {figure}")
     return 0
 
