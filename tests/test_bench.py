@@ -229,7 +229,7 @@ def test_the_page_describes_every_peer():
 
 def test_options_may_stand_in_a_file(capsys):
     Path("my.toml").write_text(
-        'sizes = "3"\nmembers = "householder"\noperations = "forward"\n[options]\nreflections = 2'
+        'sizes = "3"\nparametrizations = "householder"\noperations = "forward"\n[options]\nreflections = 2'
     )
     assert bench("--config my.toml", *QUICK) == 0
     assert "householder (exact, reflections=2)" in capsys.readouterr().out

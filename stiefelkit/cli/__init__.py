@@ -78,11 +78,9 @@ def _run(words: list[str], is_program: bool) -> int:
     app.console = app.meta.console = Console()  # as wide as the terminal is now; cyclopts would keep its first
     try:
         code = app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
-    except StiefelkitError as error:
-        return _refuse(str(error))
     except UnknownCommandError as error:
         return _refuse(_unknown_command(words, (error.unused_tokens or [""])[0]))
-    except CycloptsError as error:
+    except (StiefelkitError, CycloptsError) as error:
         return _refuse(str(error))
     except OSError as error:  # of a path or a disk; a bug in a program seldom raises it
         where = f" at {error.filename}" if error.filename else ""
@@ -97,8 +95,8 @@ def _unknown_command(words: list[str], word: str) -> str:
     from stiefelkit.errors import did_you_mean
 
     if word == words[0]:
-        known = [name for name in app if not name.startswith("-")]
-        return f"No command is named {word!r}{did_you_mean(word, known)}"
+        commands = [name for name in app if not name.startswith("-")]
+        return f"No command is named {word!r}{did_you_mean(word, commands)}"
     if words[0] == "bench":
         kind, names = "race", ["growth", "norms", "optimizers", "parametrizations", "scan"]
     else:

@@ -28,29 +28,28 @@ def show(name: str, console: Console) -> None:
     Raises:
         UnknownNameError: none has.
     """
-    found = kinds()
-    if not any(name in each for each in found.values()):
-        known = {word for each in found.values() for word in each}
-        raise UnknownNameError(f"Nothing is named {name!r}{did_you_mean(name, known)}")
-    for kind, each in found.items():
-        if name in each:
-            _print(name, kind, each[name], console)
+    registered = kinds()
+    targets = {kind: objects[name] for kind, objects in registered.items() if name in objects}
+    if not targets:
+        raise UnknownNameError(f"Nothing is named {name!r}{did_you_mean(name, set().union(*registered.values()))}")
+    for kind, target in targets.items():
+        _print(name, kind, target, console)
 
 
 def _print(name: str, kind: str, target: Any, console: Console) -> None:
-    told = {"": [], **({} if _is_torchs(target) else sections(target.__doc__ or ""))}
-    words = entries(told.get("Args", ()))
+    paragraphs = sections("" if target.__module__.startswith("torch.") else target.__doc__ or "")
+    words = entries(paragraphs.get("Args", ()))
     facts, options = _SECTIONS[kind](name, target)
     facts.append(("from", tables()[kind].origin(name) or "what was registered in this process"))
     console.print(Text(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", "bold"))
-    for paragraph in told[""]:
+    for paragraph in paragraphs[""]:
         console.print()
         console.print(Text(paragraph))
     _print_rows("", facts, console)
     rows = [(option, f"{words.get(option, '')} {default}".strip()) for option, default in options]
     rows += [(rest, words[rest]) for rest in words if rest.startswith("**")]
     _print_rows("Options", rows, console)
-    _print_rows("References", [("", entry) for entry in told.get("References", ())], console)
+    _print_rows("References", [("", entry) for entry in paragraphs.get("References", ())], console)
 
 
 def _print_rows(title: str, rows: Rows, console: Console) -> None:
@@ -59,28 +58,17 @@ def _print_rows(title: str, rows: Rows, console: Console) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     if any(left for left, _ in rows):
         table.add_column(no_wrap=True)
-        for left, right in rows:
-            table.add_row(Text(left, "bold"), Text(right))
-    else:
-        for _, right in rows:
-            table.add_row(Text(right))
+    for left, right in rows:
+        table.add_row(*([Text(left, "bold")] if left else []), Text(right))
     console.print()
     if title:
         console.print(Text(title, "bold"))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
-def _is_torchs(target: Any) -> bool:
-    return target.__module__.startswith("torch.")
-
-
 def _defaults(parameters: Iterable[inspect.Parameter], left_out: Iterable[str]) -> Rows:
-    named = (each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
-    return [
-        (each.name, "" if each.default is each.empty else f"[default: {each.default}]")
-        for each in named
-        if each.name not in left_out
-    ]
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in left_out]
+    return [(p.name, "" if p.default is p.empty else f"[default: {p.default}]") for p in named]
 
 
 def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
@@ -94,7 +82,7 @@ def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
         facts.append(("cost", f"n^{first.traits.cost_exponent:g}"))
         facts.append(("init", ", ".join(first.schemes)))
         if first.manifolds:
-            movers = [key for key, each in optimizers.available().items() if getattr(each, "moves_frames", False)]
+            movers = [key for key, mover in optimizers.available().items() if getattr(mover, "moves_frames", False)]
             facts.append(("optimizers", f"those that move frames: {', '.join(movers)}"))
     facts.append(("precision", ", ".join(cls.precisions)))
     facts.append(("use", f'sk.orthogonal(layer, "weight", "{name}")'))
@@ -114,14 +102,14 @@ def _of_optimizer(name: str, cls: Any) -> tuple[Rows, Rows]:
 
 def _of_model(name: str, build: Any) -> tuple[Rows, Rows]:
     parameters = inspect.signature(build).parameters
-    own = _defaults(parameters.values(), list(parameters)[:3])
-    inherited = [option for option in models.known_options(build, {})[0] if option not in dict(own)]
+    defaults = _defaults(parameters.values(), list(parameters)[:3])
+    inherited = [option for option in models.known_options(build, {})[0] if option not in dict(defaults)]
     default = getattr(parameters.get("parametrization"), "default", None)
     facts = [("use", f'sk.models.create("{name}", input_size, hidden_size, output_size), or --model {name}')]
     if inherited:
         whose = f" (stiefelkit list {default})" if isinstance(default, str) else ""
         facts.append(("also", f"{', '.join(inherited)}{whose}"))
-    return facts, own
+    return facts, defaults
 
 
 def _of_task(name: str, cls: Any) -> tuple[Rows, Rows]:

@@ -12,21 +12,15 @@ REDRAWN = 0.1
 
 
 class Bar:
-    """Progress on a terminal, drawn when told of it and in no thread of its own, whose time would count.
-
-    Args:
-        console: where to.
-    """
+    """Progress on a terminal, drawn when told of it and in no thread of its own, whose time would count."""
 
     def __init__(self, console: Console):
         self._console, self._progress, self._drawn = console, None, 0.0
 
     def __enter__(self) -> "Bar":
-        """Shows nothing yet."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Takes the bar away."""
         self.hide()
 
     def show(self, what: str, done: int, rounds: int) -> None:

@@ -50,11 +50,9 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     from stiefelkit.measuring.races.parametrizations import heats
 
     for package, names in plan.missing_peers().items():
-        print(
-            f'Left out: {", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"',
-            file=sys.stderr,
-        )
-    return raced(lambda watch: heats(plan, watch), lambda heat: _table(plan, heat), json, plan.dtype)
+        words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
+        print(f"Left out: {words}", file=sys.stderr)
+    return raced(heats, plan, _table, json)
 
 
 @app.command(name="optimizers")
@@ -77,29 +75,20 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.optimizers import heats
 
-    return raced(
-        lambda watch: heats(plan, watch),
-        lambda heat: _table(plan, heat, compares_precisions=True),
-        json,
-        plan.dtype,
-    )
+    return raced(heats, plan, _table, json)
 
 
-def _table(plan: FramePlan, heat: "FrameHeat", compares_precisions: bool = False) -> Table:
-    problem = heat.problem
-    title = f"{heat.operation}, {problem}, {plan.dtype}, {plan.device}"
+def _table(plan: FramePlan, heat: "FrameHeat") -> Table:
+    title = f"{heat.operation}, {heat.problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
-    columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if compares_precisions else [])]
+    columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if isinstance(plan, OptimizerRace) else [])]
     table = table_of(title, caption, ["contender"], columns)
     of_fast = _exact_over_fast(heat.rows)
     following = [*heat.families[1:], None]
     for row, family, after in zip(heat.rows, heat.families, following, strict=True):
-        ratio = "-" if row.ratio_to_best_peer is None else three_digits(row.ratio_to_best_peer)
-        error = "-" if row.error_over_limit is None else three_digits(row.error_over_limit)
-        figures = [three_digits(1e3 * row.seconds), three_digits(row.gemm_units), ratio, error]
-        if compares_precisions:
-            figures.append(three_digits(of_fast[row.contender]) if row.contender in of_fast else "-")
-        table.add_row(row.contender, *figures, end_section=family != after)
+        figures = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
+        figures += [of_fast.get(row.contender)] if isinstance(plan, OptimizerRace) else []
+        table.add_row(row.contender, *map(three_digits, figures), end_section=family != after)
     return table
 
 

@@ -35,7 +35,7 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.growth.measure import heats
 
-    return raced(lambda watch: heats(plan, watch), lambda heat: _growth(plan, heat), json, plan.dtype)
+    return raced(heats, plan, _growth, json)
 
 
 def _growth(plan: GrowthPlan, heat: "GrowthHeat") -> Table:
@@ -66,7 +66,7 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.norms import heats
 
-    return raced(lambda watch: heats(plan, watch), lambda heat: _norms(plan, heat), json, plan.dtype)
+    return raced(heats, plan, _norms, json)
 
 
 def _norms(plan: NormPlan, heat: "NormHeat") -> Table:

@@ -1,6 +1,5 @@
 """`stiefelkit bench scan`."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from stiefelkit.cli.races import RowsFile, raced, three_digits
 from stiefelkit.measuring.races.scan_plan import ScanRace
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.rows import ScanRow
     from stiefelkit.measuring.races.scan import ScanHeat
 
 __all__ = ["scan"]
@@ -41,7 +39,7 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.scan import heats
 
-    return raced(lambda watch: heats(plan, watch), lambda heat: _shown(plan, heat), json, plan.dtype)
+    return raced(heats, plan, _shown, json)
 
 
 def _shown(plan: ScanRace, heat: "ScanHeat") -> RenderableType:
@@ -67,9 +65,8 @@ def _table(plan: ScanRace, heat: "ScanHeat") -> Table:
     table.min_width = len(_title(plan, heat))
     following = [*heat.is_peer[1:], heat.is_peer[-1]]
     for row, is_peer, after in zip(heat.rows, heat.is_peer, following, strict=True):
-        ratio = "-" if row.time_over_ours is None else three_digits(row.time_over_ours)
-        figures = [str(row.n), three_digits(1e3 * row.seconds), three_digits(row.limit_units), ratio]
-        table.add_row(row.contender, *figures, end_section=is_peer != after)
+        figures = map(three_digits, (1e3 * row.seconds, row.limit_units, row.time_over_ours))
+        table.add_row(row.contender, str(row.n), *figures, end_section=is_peer != after)
     return table
 
 
@@ -79,19 +76,13 @@ def _memory_table(plan: ScanRace, heat: "ScanHeat") -> Table:
     caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
     columns = ["last state", f"/ {LOOP}", "sequence", f"/ {LOOP}"]
     table = table_of(f"peak memory, {_title(plan, heat)}", caption, ["contender"], columns)
-    readers: list[Callable[[ScanRow], int | None]] = [
-        lambda row: row.memory_last_state,
-        lambda row: row.memory_sequence,
-    ]
     loop = next((row for row in heat.rows if row.contender == LOOP), None)
-    for row in heat.rows:
-        cells = []
-        for read in readers:
-            size, whole_size = read(row), read(loop) if loop else None
-            cells.append("-" if size is None else three_digits(size / 1e6))
-            cells.append("-" if size is None or not whole_size else three_digits(size / whole_size))
-        if row.operation == "sequence":
-            table.add_row(row.contender, *cells)
+    for row in (row for row in heat.rows if row.operation == "sequence"):
+        figures: list[float | None] = []
+        for loss in ("memory_last_state", "memory_sequence"):
+            size, loop_size = getattr(row, loss), getattr(loop, loss, None)
+            figures += [None, None] if size is None else [size / 1e6, size / loop_size if loop_size else None]
+        table.add_row(row.contender, *map(three_digits, figures))
     return table
 
 

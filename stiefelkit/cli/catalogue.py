@@ -1,5 +1,6 @@
 """What there is to choose from, and what a line of a table says of it."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -44,15 +45,13 @@ def in_short(kind: str, target: Any) -> list[str]:
 
 def instances(cls: type[OrthogonalParam], p: int = SIZE) -> dict[str, OrthogonalParam]:
     """Returns "real" and "complex" to a map of 8 x p frames, for those that the class does."""
-    found = {}
+    maps = {}
     for field, dtype in FIELDS.items():
         if cls.supports((SIZE, p), dtype) is not None:
             continue
-        try:
-            found[field] = cls((SIZE, p), dtype=dtype)
-        except StiefelkitError:
-            continue
-    return found
+        with contextlib.suppress(StiefelkitError):
+            maps[field] = cls((SIZE, p), dtype=dtype)
+    return maps
 
 
 def image_of(traits: Traits) -> str:

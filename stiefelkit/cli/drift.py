@@ -44,8 +44,8 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: FigureOpt
         lost = next((s for s, e in zip(curve.steps, curve.errors, strict=True) if not math.isfinite(e)), None)
         if lost is not None:
             console.print(f"{curve.method} at {curve.n} x {curve.p} is NaN or infinite from step {lost} on.")
-    for each in outcome.skipped:
-        console.print(f"Skipped {each.method} at {each.n} x {each.p}: {each.reason}", soft_wrap=True)
+    for skipped in outcome.skipped:
+        console.print(f"Skipped {skipped.method} at {skipped.n} x {skipped.p}: {skipped.reason}", soft_wrap=True)
     for file in outcome.files:
         console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0

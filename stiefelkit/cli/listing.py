@@ -24,11 +24,11 @@ def show(name: str | None = None, /) -> int:
     if name is not None:
         about.show(name, console)
         return 0
-    for kind, found in catalogue.kinds().items():
+    for kind, objects in catalogue.kinds().items():
         table = Table(kind, *COLUMNS.get(kind, ("what it is",)), title=f"{kind.capitalize()}s")
         table.columns[0].no_wrap = True
-        for each, target in found.items():
-            table.add_row(each, *(Text(words) for words in catalogue.in_short(kind, target)))
+        for name, target in objects.items():
+            table.add_row(name, *(Text(words) for words in catalogue.in_short(kind, target)))
         console.print(table)
     console.print("All about one of them: stiefelkit list NAME")
     return 0

@@ -16,14 +16,14 @@ def sizes_of(listed: str) -> tuple[tuple[int, int], ...]:
     >>> sizes_of("64,2048x32")
     ((64, 64), (2048, 32))
     """
-    found = []
+    sizes = []
     for word in words_of(listed):
         rows, tall, columns = word.partition("x")
         try:
-            found.append((int(rows), int(columns if tall else rows)))
+            sizes.append((int(rows), int(columns if tall else rows)))
         except ValueError as error:
             raise OptionError(f"--sizes needs n or NxP separated by commas, as in 64,2048x32, got {word!r}.") from error
-    return tuple(found)
+    return tuple(sizes)
 
 
 def integers_of(listed: str, option: str) -> tuple[int, ...]:
@@ -32,10 +32,10 @@ def integers_of(listed: str, option: str) -> tuple[int, ...]:
     >>> integers_of("0,300", "--steps")
     (0, 300)
     """
-    found = []
+    integers = []
     for word in words_of(listed):
         try:
-            found.append(int(word))
+            integers.append(int(word))
         except ValueError as error:
             raise OptionError(f"{option} needs integers separated by commas, as in 0,300, got {word!r}.") from error
-    return tuple(found)
+    return tuple(integers)

@@ -4,6 +4,7 @@ cyclopts rounds 2.5 to an integer and reads 0.9 as 1 where either kind of number
 refused, or kept. Fields that are tuples are read from words with commas between them.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -71,11 +72,7 @@ def built(cls: type, options: Any) -> Any:
 
 
 def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorates a command, whose docstring is its help, so that the fields of a plan are options of it.
-
-    Args:
-        cls: of the plan, which the command gets as its argument `plan`.
-    """
+    """Decorates a command, whose docstring is its help: the fields of its argument `plan`, a `cls`, are options."""
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         def run(*, plan: Any = None, **others: Any) -> int:
@@ -83,11 +80,10 @@ def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
 
         signature = inspect.signature(command)
         hint = Annotated[open_options(cls) | None, Parameter(name="*")]
-        own = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        others = [each for name, each in signature.parameters.items() if name != "plan"]
-        found = typing.cast(Any, run)
-        found.__signature__ = signature.replace(parameters=[own, *others])
-        found.__annotations__ = {**command.__annotations__, "plan": hint}
+        options = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        others = [parameter for name, parameter in signature.parameters.items() if name != "plan"]
+        typing.cast(Any, run).__signature__ = signature.replace(parameters=[options, *others])
+        run.__annotations__ = {**command.__annotations__, "plan": hint}
         run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
         return run
 
@@ -98,20 +94,20 @@ def _facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
     """Name to type, default, help and what else is told, of all that is to be an option."""
     hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     words: dict[str, str] = {}
-    for each in reversed(cls.__mro__[:-1]):
-        words |= entries(sections(each.__doc__ or "").get("Args", ()))
-    found = {}
-    declared = [name for each in cls.__mro__[:-1] for name in inspect.get_annotations(each) if name in fields]
+    for base in reversed(cls.__mro__[:-1]):
+        words |= entries(sections(base.__doc__ or "").get("Args", ()))
+    facts = {}
+    declared = [name for base in cls.__mro__[:-1] for name in inspect.get_annotations(base) if name in fields]
     for name in dict.fromkeys(declared):
-        told: Mapping[str, Any] = fields[name].metadata
-        if "fields" in told:
+        metadata: Mapping[str, Any] = fields[name].metadata
+        if "fields" in metadata:
             default, inner = _default(fields[name]), _facts(hints[name])
-            for each in told["fields"]:
-                hint, _, help, _ = inner[each]
-                found[each] = (hint, getattr(default, each), help, {"shown": told["shown"]})
-        elif not told.get("hidden"):
-            found[name] = (hints[name], _default(fields[name]), words.get(name, ""), told)
-    return found
+            for option in metadata["fields"]:
+                hint, _, help, _ = inner[option]
+                facts[option] = (hint, getattr(default, option), help, {"shown": metadata["shown"]})
+        elif not metadata.get("hidden"):
+            facts[name] = (hints[name], _default(fields[name]), words.get(name, ""), metadata)
+    return facts
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -121,13 +117,13 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _opened(
-    name: str, hint: Any, default: Any, help: str, told: Mapping[str, Any], filled: Callable[[str], str | None]
+    name: str, hint: Any, default: Any, help: str, metadata: Mapping[str, Any], filled: Callable[[str], str | None]
 ) -> tuple[Any, Any]:
     kinds = set(typing.get_args(hint)) - {types.NoneType} if isinstance(hint, types.UnionType) else {hint}
-    shown = functools.partial(_shown, name, told.get("shown") if default is None else default, filled)
+    shown = functools.partial(_shown, name, metadata.get("shown") if default is None else default, filled)
     parameter = Parameter(
-        name=told.get("names"),
-        negative=told.get("negative"),
+        name=metadata.get("names"),
+        negative=metadata.get("negative"),
         converter=whole if kinds == {int} else None,
         help=help,
         show_default=shown,
@@ -159,12 +155,9 @@ def whole(hint: Any, tokens: Sequence[Token]) -> int:
 def literal(hint: Any, tokens: Sequence[Token]) -> Any:
     """Reads a number, true, false or a word, as the option of a dictionary may be."""
     word = tokens[0].value
-    readers: tuple[Callable[[str], Any], ...] = (int, float)
-    for reader in readers:
-        try:
+    for reader in (int, float):
+        with contextlib.suppress(ValueError):
             return reader(word)
-        except ValueError:
-            continue
     return {"true": True, "false": False}.get(word.lower(), word)
 
 

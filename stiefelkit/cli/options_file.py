@@ -16,12 +16,7 @@ __all__ = ["OptionsFile", "read_options"]
 
 @dataclass(frozen=True)
 class OptionsFile:
-    """A source of options in the form that cyclopts calls, which lets no unknown key pass.
-
-    Args:
-        options: the content of the file.
-        source: its name, for messages.
-    """
+    """The content of a file, with its name, in the form that cyclopts calls, which lets no unknown key pass."""
 
     options: dict[str, Any]
     source: str
@@ -32,17 +27,17 @@ class OptionsFile:
         Raises:
             OptionError: the command has no such option.
         """
-        known = {name.lstrip("-").partition(".")[0] for argument in arguments for name in argument.names}
+        names = {name.lstrip("-").partition(".")[0] for argument in arguments for name in argument.names}
         # the negative of a switch, and the place of a table's entries, are no keys of a file
-        known = {name for name in known if not name.startswith("no-") and name != "*"}
+        names = {name for name in names if not name.startswith("no-") and name != "*"}
         has_tasks = commands[:1] in (("train",), ("compare",))
         options = self.of_task(commands[-1]) if has_tasks else self.options
         for key in options:
             if has_tasks and key in tasks.names():
                 raise OptionError(f"Option {key!r} in {self.source} needs a table of that task, got {options[key]!r}.")
-            if key.replace("_", "-") not in known:
+            if key.replace("_", "-") not in names:
                 message = f"Command {' '.join(commands)!r} has no option {key!r}, which {self.source} sets"
-                raise OptionError(f"{message}{did_you_mean(key, {*known, *(tasks.names() if has_tasks else ())})}")
+                raise OptionError(f"{message}{did_you_mean(key, {*names, *(tasks.names() if has_tasks else ())})}")
         # cyclopts would drop a whole table for one option of it on the command line: tables go entry by entry
         tables = {key: value for key, value in options.items() if isinstance(value, dict)}
         for key, table in tables.items():
@@ -54,13 +49,13 @@ class OptionsFile:
     def of_task(self, task: str) -> dict[str, Any]:
         """Returns the options of a task: those outside of the tables of tasks, under those of its own table."""
         of_tasks = {name: value for name, value in self.options.items() if name in tasks.names()}
-        found = {key: value for key, value in self.options.items() if not isinstance(of_tasks.get(key), dict)}
-        own = of_tasks.get(task, {})
-        for key, value in own.items() if isinstance(own, dict) else ():
-            same = next((name for name in found if name.replace("_", "-") == key.replace("_", "-")), key)
-            both = isinstance(value, dict) and isinstance(found.get(same), dict)
-            found[same] = {**found[same], **value} if both else value
-        return found
+        merged = {key: value for key, value in self.options.items() if not isinstance(of_tasks.get(key), dict)}
+        table = of_tasks.get(task, {})
+        for key, value in table.items() if isinstance(table, dict) else ():
+            same = next((name for name in merged if name.replace("_", "-") == key.replace("_", "-")), key)
+            are_tables = isinstance(value, dict) and isinstance(merged.get(same), dict)
+            merged[same] = {**merged[same], **value} if are_tables else value
+        return merged
 
     def _put(self, arguments: ArgumentCollection, key: str, entry: str, value: Any) -> None:
         place = f"{key}.{entry}"

@@ -29,9 +29,8 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
     """
     from stiefelkit.training import plot as plots
 
-    look = built(Figures, figures)
-    found = plots.find_runs(runs)
-    for figure in plots.plot(found, out or (runs[0] if len(runs) == 1 else Path("plots")), look):
+    look, folder = built(Figures, figures), out or (runs[0] if len(runs) == 1 else Path("plots"))
+    for figure in plots.plot(plots.find_runs(runs), folder, look):
         print(f"Figure: {figure}")
     return 0
 
@@ -58,9 +57,8 @@ def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures
         curves, files = measure(plan, out, bar.show, built(Figures, figures))
     for curve in curves:
         first, last = curve.norms[0], curve.norms[-1]
-        console.print(
-            f"{curve.model}, iteration {curve.iteration}: {first:.3g} at the first step, {last:.3g} at the last."
-        )
+        words = f"{first:.3g} at the first step, {last:.3g} at the last."
+        console.print(f"{curve.model}, iteration {curve.iteration}: {words}")
     for file in files:
         console.print(f"{'Data' if file.suffix == '.json' else 'Figure'}: {file}", soft_wrap=True)
     return 0

@@ -1,8 +1,8 @@
 """What the commands of `stiefelkit bench` have in common: a race is run, shown heat by heat, and written down."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
@@ -18,70 +18,53 @@ __all__ = ["RowsFile", "raced", "three_digits"]
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
 
-class Shown(Protocol):
-    """A heat, as far as it is shown here."""
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """The figures."""
-        ...
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """Contender to the reason why it could not take part."""
-        ...
-
-
-H = TypeVar("H", bound=Shown)
-
-
 def raced(
-    heats: "Callable[[Watch], Iterator[H]]", show: Callable[[H], RenderableType], json: Path | None, wanted: str
+    heats: "Callable[[Any, Watch], Iterator[Any]]",
+    plan: Any,
+    show: Callable[[Any, Any], RenderableType],
+    json: Path | None,
 ) -> int:
     """Prints each heat when it is over, and writes the rows.
 
     Args:
-        heats: runs the race, and tells how far it is.
-        show: from a heat to what is printed of it.
+        heats: from the plan to the heats, each with its `rows` and with who was `left_out`, and why.
+        plan: of the race.
+        show: from the plan and a heat to what is printed of it.
         json: file for the rows.
-        wanted: what the contenders had to do, for the error if none could.
     """
+    from stiefelkit.measuring.races.course import by_reason
     from stiefelkit.measuring.races.rows import check_place, write_rows
     from stiefelkit.measuring.races.rules import WHO
 
     if json is not None:
         check_place(json)
     console = Console(highlight=False)
-    rows, told, reasons = [], set(), {}
+    rows, printed, reasons = [], set(), {}
     with Bar(console) as bar:
-        for heat in heats(bar.show):
+        for heat in heats(plan, bar.show):
             bar.hide()
             if heat.rows:
-                console.print(show(heat))
-            for words in _left_out(heat.left_out):
-                if words not in told:
-                    told.add(words)
+                console.print(show(plan, heat))
+            for reason, names in by_reason(heat.left_out).items():
+                words = f"Left out: {', '.join(names)}: {reason}"
+                if words not in printed:
                     console.print(words, soft_wrap=True)
-            reasons |= dict.fromkeys(heat.left_out.values())
+                printed.add(words)
+                reasons[reason] = None
             rows += heat.rows
             if json is not None and rows:
                 write_rows(json, rows)
     if not rows:
         why = f"; {next(iter(reasons))}" if reasons else "."
-        raise OptionError(f"{WHO} needs a contender that does what is asked in {wanted}, got none{why}")
+        raise OptionError(f"{WHO} needs a contender that does what is asked in {plan.dtype}, got none{why}")
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)
     return 0
 
 
-def three_digits(value: float) -> str:
-    """Three digits or all of the integer part, and never an exponent."""
+def three_digits(value: float | None) -> str:
+    """Three digits or all of the integer part, and never an exponent; a dash for what there is not."""
+    if value is None:
+        return "-"
     decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
     return f"{value:,.{decimals}f}"
-
-
-def _left_out(reasons: Mapping[str, str]) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(name)
-    return [f"Left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]

@@ -29,16 +29,16 @@ def report(*, plan: ReportPlan, out: Path = Path("report.html"), json: Path | No
         if place is not None:
             check_place(place)
     console = Console(highlight=False)
-    found = None
+    findings = None
     with Bar(console) as bar:
-        for found in gather(plan, bar.show):
+        for findings in gather(plan, bar.show):
             bar.hide()
-            section, seconds = list(found.seconds.items())[-1]
+            section, seconds = list(findings.seconds.items())[-1]
             console.print(f"{section}: {seconds:.0f} s")
             if json is not None:
-                write_json(json, found.json())
-    assert found is not None
-    write_atomically(out, page(found).encode())
+                write_json(json, findings.json())
+    assert findings is not None
+    write_atomically(out, page(findings).encode())
     console.print(f"Page: {out}", soft_wrap=True)
     if json is not None:
         console.print(f"Data: {json}", soft_wrap=True)

@@ -47,16 +47,16 @@ def sections(text: str) -> dict[str, list[str]]:
     >>> sections("What it is.\n\nArgs:\n    n: size.\n\n>>> 1 + 1\n2\n")
     {'': ['What it is.'], 'Args': ['n: size.']}
     """
-    found: dict[str, list[str]] = {"": []}
+    paragraphs: dict[str, list[str]] = {"": []}
     heading = ""
     for line in unwrapped(text.partition("\n    >>>")[0].partition("\n>>>")[0]).splitlines():
         matched = HEADING.match(line)
         if matched:
             heading = matched[1]
-            found[heading] = []
+            paragraphs[heading] = []
         elif line.strip():
-            found[heading].append(line.strip())
-    return found
+            paragraphs[heading].append(line.strip())
+    return paragraphs
 
 
 def entries(lines: Iterable[str]) -> dict[str, str]:

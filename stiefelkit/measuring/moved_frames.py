@@ -25,12 +25,7 @@ TRIAL = 1e-6
 
 @dataclass(frozen=True)
 class MovedFrame:
-    """A frame and the optimizer that moves it.
-
-    Attributes:
-        frame: the parameter.
-        optimizer: of this parameter alone.
-    """
+    """A frame, which is a parameter, and the optimizer of it alone that moves it."""
 
     frame: Tensor
     optimizer: torch.optim.Optimizer
@@ -82,8 +77,7 @@ peer_optimizers = Registry(
 
 def own_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Returns name to class of the registered optimizers that move frames, plugins included."""
-    found = optimizers.available()
-    return {name: cls for name, cls in found.items() if getattr(cls, "moves_frames", False)}
+    return {name: cls for name, cls in optimizers.available().items() if getattr(cls, "moves_frames", False)}
 
 
 def check_method(method: str) -> None:
@@ -128,12 +122,12 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
 
 def _maker(method: str) -> Make:
     name, colon, precision = method.partition(":")
-    own = own_optimizers()
-    if name in own:
-        return partial(_ours, own[name], _checked(method, own[name], precision if colon else "exact"))
+    ours = own_optimizers()
+    if name in ours:
+        return partial(_ours, ours[name], _checked(method, ours[name], precision if colon else "exact"))
     if method not in peer_optimizers.names():
-        known = [*own, *peer_optimizers.names()]
-        raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, known)}")
+        methods = [*ours, *peer_optimizers.names()]
+        raise UnknownNameError(f"No optimizer of frames is named {method!r}{did_you_mean(method, methods)}")
     peer = peer_optimizers.get(method)
     if not isinstance(peer, PeerOptimizer):
         raise PluginError(f"The peer optimizer {method!r} needs to be a PeerOptimizer, got {peer!r}.")
@@ -148,10 +142,10 @@ def _checked(method: str, cls: type[torch.optim.Optimizer], precision: str) -> d
     return {"precision": precision} if has else {}
 
 
-def _ours(cls: Callable[..., torch.optim.Optimizer], own: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:
+def _ours(cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any], frame: Tensor, lr: float) -> MovedFrame:
     point = nn.Parameter(frame)
     groups = [{"params": [point], "manifold": MANIFOLD}]
-    return MovedFrame(point, cls(groups, lr=lr, **own, **getattr(cls, "steady", {})))
+    return MovedFrame(point, cls(groups, lr=lr, **options, **getattr(cls, "steady", {})))
 
 
 def _turn(w: Tensor, moved: Tensor) -> float:

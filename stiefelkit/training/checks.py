@@ -18,6 +18,7 @@ __all__ = [
     "step_length",
     "tall_sizes",
     "usable_device",
+    "usable_place",
     "usable_seed",
     "usable_threads",
     "within_memory",
@@ -118,20 +119,22 @@ def usable_device(who: str, name: str) -> None:
         raise OptionError(f"{who} needs a device that holds numbers, got {name!r}; use --device cpu.") from error
 
 
+def usable_place(who: str, device: str, threads: int, seed: int) -> None:
+    """Raises OptionError unless something can be measured there, with so many CPU threads, from that seed."""
+    usable_seed(who, seed)
+    usable_threads(who, threads)
+    usable_device(who, device)
+
+
 @contextlib.contextmanager
 def within_memory(who: str, sizes: str) -> Iterator[None]:
-    """Turns a failure to allocate into an OptionError that names the sizes; other errors pass.
-
-    Args:
-        who: what needs the memory.
-        sizes: the options that decide how much, with their values.
-    """
+    """Turns a failure to allocate into an OptionError that names the sizes, options with values; other errors pass."""
     try:
         yield
     except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
         words = str(error).partition("\n")[0].lower()
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
-        told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
-        if isinstance(error, StiefelkitError) or not (told or isinstance(error, MemoryError)):
+        is_told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
+        if isinstance(error, StiefelkitError) or not (is_told or isinstance(error, MemoryError)):
             raise
         raise OptionError(f"{who} needs sizes that fit into memory, got {sizes}.") from error

@@ -79,8 +79,7 @@ class Terminal(Silent):
             return
         self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
         if not self._live:
-            words = "  ".join(self._words())
-            self.note(f"{self._title}  {record['step']}/{self._steps}  {words}")
+            self.note("  ".join([self._title, f"{record['step']}/{self._steps}", *self._words()]))
 
     def note(self, sentence: str) -> None:
         """Prints a sentence above the bar."""
@@ -99,9 +98,8 @@ class Terminal(Silent):
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         self._bar.update(self._task, completed=self._step)
-        figures = Text("  ".join(self._words()))
         if self._live:
-            self._live.update(Group(self._bar, figures), refresh=True)
+            self._live.update(Group(self._bar, Text("  ".join(self._words()))), refresh=True)
 
     def _words(self) -> Iterator[str]:
         last = self._last

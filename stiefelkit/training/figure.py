@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stiefelkit.errors import RunError
 from stiefelkit.training.checks import at_least, at_most, known_words
+from stiefelkit.training.files import writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,8 +19,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 """Okabe and Ito's palette, which the colour-blind can tell apart."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-
-
 DPI = 200
 FORMATS = ("png", "pdf", "svg")
 
@@ -38,7 +36,6 @@ class Figures:
     dpi: int = DPI
 
     def __post_init__(self) -> None:
-        """Checks format and range."""
         known_words("A figure", "format", [self.format], FORMATS)
         at_least("A figure", "dpi", self.dpi, 20)
         at_most("A figure", "dpi", self.dpi, 2400)
@@ -67,8 +64,6 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 3.5,
     "svg.hashsalt": "stiefelkit",
 }
-
-
 UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
@@ -95,11 +90,9 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi
         drawing = Figure(figsize=(width * panels, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
         FigureCanvasAgg(drawing)
         yield list(drawing.subplots(1, panels, squeeze=False)[0])
-        try:
+        with writable("A figure", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             drawing.savefig(path, dpi=dpi, metadata=UNDATED.get(path.suffix))
-        except OSError as error:
-            raise RunError(f"A figure needs a place that can be written, got {path}: {error.strerror}.") from error
 
 
 def legend(axes: "Axes", loc: Literal["best", "upper right"]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 
-__all__ = ["parse_json", "reachable", "sync_directory", "write_atomically", "write_json", "write_synced"]
+__all__ = ["parse_json", "reachable", "sync_directory", "writable", "write_atomically", "write_json", "write_synced"]
 
 
 @contextlib.contextmanager
@@ -22,6 +22,15 @@ def reachable(who: str, path: Path) -> Iterator[None]:
         raise RunError(
             f"{who} needs a place that can be reached, got {path}: {error.strerror}; choose another."
         ) from error
+
+
+@contextlib.contextmanager
+def writable(who: str, path: Path) -> Iterator[None]:
+    """Turns what the system says of writing to a path into a RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{who} needs a place that can be written, got {path}: {error.strerror}.") from error
 
 
 def parse_json(content: bytes) -> Any:
@@ -38,10 +47,10 @@ def parse_json(content: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return entries
 
 
 def _finite_number(text: str) -> float:

@@ -27,12 +27,12 @@ def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f'the parameter "{name}"'
-    found: list[str] = []
+    phrases: list[str] = []
 
     def hook(name: str) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not found and not all_finite(list(_tensors(output))):
-                found.append(f'the output of "{name or type(module).__name__}"')
+            if not phrases and not all_finite(list(_tensors(output))):
+                phrases.append(f'the output of "{name or type(module).__name__}"')
 
         return look
 
@@ -43,7 +43,7 @@ def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else None
+    return phrases[0] if phrases else None
 
 
 def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
@@ -56,12 +56,12 @@ def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | No
     Returns:
         A phrase such as `the gradient that "rnn" passes back`, or None if all is finite.
     """
-    found: list[str] = []
+    phrases: list[str] = []
 
     def watch(value: Any, phrase: str) -> None:
         def look(gradient: Tensor) -> None:
-            if not found and not gradient.isfinite().all():
-                found.append(phrase)
+            if not phrases and not gradient.isfinite().all():
+                phrases.append(phrase)
 
         for tensor in _tensors(value):
             if tensor.requires_grad:
@@ -83,8 +83,8 @@ def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | No
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
+    if phrases:
+        return phrases[0]
     # the last layer is the first that the backward pass meets
     bad = [name for (name, _), g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
     return f'the gradient of "{bad[-1]}"' if bad else None

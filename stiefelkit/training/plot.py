@@ -18,14 +18,7 @@ __all__ = ["find_runs", "plot"]
 
 @dataclass(frozen=True)
 class Curves:
-    """The log of one run, by kind of line.
-
-    Args:
-        label: name in the legend.
-        task: the task of the run.
-        train: lines written while training.
-        test: evaluations.
-    """
+    """The log of one run: its name in the legend, its task, and the lines written while training and at tests."""
 
     label: str
     task: Task
@@ -39,14 +32,14 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         RunError: a path is neither.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     for path in paths:
         with reachable("Plotting", path):
             inner = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
         if not inner:
             raise RunError(f"Plotting needs run folders, got {path}, which {_lacks(path)}.")
-        found += [run for run in inner if run not in found]
-    return found
+        runs += [run for run in inner if run not in runs]
+    return runs
 
 
 def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> list[Path]:
@@ -95,10 +88,9 @@ def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
             steps, scores = _points(curve.test, task.headline)
             scores = [scale * score for score in scores]
             right.plot(steps, scores, label=curve.label, **look)
-        for baseline in {curve.task.baseline["loss"] for curve in curves}:
-            reference_line(left, baseline, "baseline")
-        for baseline in {curve.task.baseline[task.headline] for curve in curves}:
-            reference_line(right, scale * baseline, "baseline")
+        for axes, key, factor in ((left, "loss", 1.0), (right, task.headline, scale)):
+            for baseline in {curve.task.baseline[key] for curve in curves}:
+                reference_line(axes, factor * baseline, "baseline")
         left.set(title="training", xlabel="step", ylabel=task.loss_label)
         log_scale(left)
         right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
@@ -116,11 +108,10 @@ def _orthogonality(curves: list[Curves], path: Path, dpi: int) -> Path:
     with figure(path, 1, width=4.2, dpi=dpi) as (axes,):
         for curve, look in zip(curves, styles(len(curves)), strict=True):
             points = [(record["step"], worst_ratio(record["orthogonality"])) for record in curve.train]
-            steps = [step for step, ratio in points if ratio is not None]
-            ratios = [ratio for _, ratio in points if ratio is not None]
-            if steps:
-                every = max(1, len(steps) // 12)
-                axes.plot(steps, ratios, markevery=every, label=curve.label, **look)
+            points = [(step, ratio) for step, ratio in points if ratio is not None]
+            if points:
+                every = max(1, len(points) // 12)
+                axes.plot(*zip(*points, strict=True), markevery=every, label=curve.label, **look)
         reference_line(axes, 1.0, "rounding limit", below=True)
         axes.set(
             xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality", yscale="log"

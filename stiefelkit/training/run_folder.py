@@ -119,12 +119,12 @@ class RunFolder:
             content = parse_json((path / CONFIG).read_bytes())
             sealed = DIGEST in content
             record = {name: content[name] for name in ("config", "parameters", "versions")}
-            known = len(record) + sealed
+            count = len(record) + sealed
         except OSError as error:
             raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"A run needs a whole {CONFIG}, but {path / CONFIG} is damaged; {REMEDY}.") from error
-        if len(content) != known or (sealed and content[DIGEST] != _digest(record)):
+        if len(content) != count or (sealed and content[DIGEST] != _digest(record)):
             raise RunError(f"Run {path} needs {CONFIG} as it was written, got {_edited(path, record)}; {REMEDY}.")
         config = Config.from_json(record["config"], str(path / CONFIG))
         if not isinstance(record["versions"], dict) or type(record["parameters"]) is not int:
@@ -200,9 +200,9 @@ def _digest(record: dict[str, Any]) -> str:
 
 def _edited(path: Path, record: dict[str, Any]) -> str:
     """Says which field of an edited config.json is not that of a checkpoint."""
-    for each in reversed(checkpoint.checkpoints(path / CHECKPOINTS)):
+    for saved in reversed(checkpoint.checkpoints(path / CHECKPOINTS)):
         try:
-            step, state = checkpoint.load(each)
+            step, state = checkpoint.load(saved)
         except RunError:
             continue
         if "config" in state:
@@ -213,15 +213,15 @@ def _edited(path: Path, record: dict[str, Any]) -> str:
 
 def _differences(before: dict[str, Any], now: dict[str, Any], within: str = "") -> dict[str, tuple[Any, Any]]:
     """Maps the name of each field that differs, also in its type, to what it was and what it is."""
-    found = {}
+    changes = {}
     for name in [*before, *(name for name in now if name not in before)]:
         label = "" if not within and name == "config" else f"{within}{name}"
         old, new = before.get(name, "nothing"), now.get(name, "nothing")
         if isinstance(old, dict) and isinstance(new, dict):
-            found |= _differences(old, new, f"{label}." if label else "")
+            changes |= _differences(old, new, f"{label}." if label else "")
         elif (name in before) != (name in now) or json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
-            found[label or name] = (old, new)
-    return found
+            changes[label or name] = (old, new)
+    return changes
 
 
 def _first(changes: dict[str, tuple[Any, Any]], step: int) -> str:

@@ -6,29 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stiefelkit.errors import RunError, StiefelkitError
-from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
+from stiefelkit.measuring.drift.plan import UNCONSTRAINED, WHO, DriftPlan
 from stiefelkit.measuring.drift.plot import draw
 from stiefelkit.measuring.drift.run import DriftCurve, run
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.files import write_json
+from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.threads import threads
 
-__all__ = ["DriftOutcome", "Skipped", "each", "measure"]
-
-WHO = "The drift experiment"
+__all__ = ["DriftOutcome", "Skipped", "measure", "outcomes"]
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A method that cannot do what was asked.
-
-    Args:
-        method: its name.
-        n: rows of the weight.
-        p: columns.
-        reason: why not.
-    """
+    """A method that cannot do what was asked of an n x p weight, and the reason."""
 
     method: str
     n: int
@@ -38,13 +29,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class DriftOutcome:
-    """What was measured.
-
-    Attributes:
-        curves: one for each method and size, in the order of measurement.
-        skipped: what could not be measured, and why.
-        files: drift.json and, if there is a curve, drift.png.
-    """
+    """A curve for each method and size in the order of measurement; what was skipped; drift.json and the figure."""
 
     curves: list[DriftCurve]
     skipped: list[Skipped]
@@ -52,6 +37,7 @@ class DriftOutcome:
 
 
 Watch = Callable[[str, int, int, int], None]
+"""Called with method, n, p and the number of steps done, after each look."""
 
 
 def measure(
@@ -65,7 +51,7 @@ def measure(
     Args:
         plan: what to measure.
         out: folder for the two files; made if missing.
-        watch: called with method, n, p and the number of steps done, after each look.
+        watch: called after each look.
         figures: the format of the figure, which is also its ending; PNG if left out.
 
     Raises:
@@ -74,16 +60,14 @@ def measure(
     record = out / "drift.json"
     if record.exists():
         raise RunError(f"{WHO} needs a folder without drift.json, got {out}; choose another --out.")
-    try:
+    with writable(WHO, out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{WHO} needs a place that can be written, got {out}: {error.strerror}.") from error
     curves: list[DriftCurve] = []
     skipped: list[Skipped] = []
     try:
-        for found in each(plan, watch):
-            curves += [found] if isinstance(found, DriftCurve) else []
-            skipped += [found] if isinstance(found, Skipped) else []
+        for outcome in outcomes(plan, watch):
+            curves += [outcome] if isinstance(outcome, DriftCurve) else []
+            skipped += [outcome] if isinstance(outcome, Skipped) else []
             _write(record, plan, curves, skipped)
     finally:
         files = [record] if curves or skipped else []
@@ -95,13 +79,8 @@ def measure(
     return DriftOutcome(curves, skipped, files)
 
 
-def each(plan: DriftPlan, watch: Watch = lambda method, n, p, step: None) -> Iterator[DriftCurve | Skipped]:
-    """Takes every method through the steps at every size, and yields what became of it; writes nothing.
-
-    Args:
-        plan: what to measure.
-        watch: called with method, n, p and the number of steps done, after each look.
-    """
+def outcomes(plan: DriftPlan, watch: Watch = lambda method, n, p, step: None) -> Iterator[DriftCurve | Skipped]:
+    """Takes every method through the steps at every size, and yields what became of it; writes nothing."""
     for n, p in plan.sizes:
         for method in plan.methods:
             yield _measured(plan, method, n, p, watch)
@@ -126,6 +105,6 @@ def _write(record: Path, plan: DriftPlan, curves: list[DriftCurve], skipped: lis
         "plan": dataclasses.asdict(plan),
         "finished": len(curves) + len(skipped) == len(plan.sizes) * len(plan.methods),
         "curves": [dataclasses.asdict(curve) | {"worst": curve.worst} for curve in curves],
-        "skipped": [dataclasses.asdict(each) for each in skipped],
+        "skipped": [dataclasses.asdict(method) for method in skipped],
     }
     write_json(record, content)

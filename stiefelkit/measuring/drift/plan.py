@@ -10,12 +10,10 @@ from stiefelkit.training.checks import (
     known_words,
     step_length,
     tall_sizes,
-    usable_device,
-    usable_seed,
-    usable_threads,
+    usable_place,
 )
 
-__all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "DriftPlan"]
+__all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "WHO", "DriftPlan"]
 
 DTYPES = ("complex128", "complex64", "float32", "float64")
 """Those that frames may be stored in while an optimizer moves them."""
@@ -68,15 +66,13 @@ class DriftPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
-        from stiefelkit.measuring.moved_frames import check_method
+        from stiefelkit import available
+        from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
         from stiefelkit.optim.settings import PRECISIONS
 
         for name in ("steps", "look_every"):
             at_least(WHO, name, getattr(self, name), 1)
-        usable_seed(WHO, self.seed)
-        usable_threads(WHO, self.threads)
-        usable_device(WHO, self.device)
+        usable_place(WHO, self.device, self.threads, self.seed)
         if self.tf32 and not self.device.startswith("cuda"):
             raise OptionError(f"{WHO} needs a CUDA device for TF32, got {self.device!r}.")
         finite_positive(WHO, "lr", self.lr)
@@ -85,14 +81,14 @@ class DriftPlan:
         known_words(WHO, "dtype", [self.dtype], WEIGHT_DTYPES)
         known_words(WHO, "gradients", [self.gradients], GRADIENTS)
         moves_frames = getattr(optimizers.get(self.optimizer), "moves_frames", False)
-        maps, ours, peers = _known()
-        known = [*maps, *ours, *(f"{name}:{PRECISIONS[1]}" for name in ours), *peers]
+        maps, ours, peers = [*available(), UNCONSTRAINED], list(own_optimizers()), peer_optimizers.names()
+        methods = [*maps, *ours, *(f"{name}:{PRECISIONS[1]}" for name in ours), *peers]
         for method in self.methods:
             if method.partition(":")[0] in ours:
                 check_method(method)
-            elif method not in known:
+            elif method not in methods:
                 raise UnknownNameError(
-                    f"No parametrization or optimizer of frames is named {method!r}{did_you_mean(method, known)}"
+                    f"No parametrization or optimizer of frames is named {method!r}{did_you_mean(method, methods)}"
                 )
         out_of_reach = [] if moves_frames else [name for name in self.methods or maps if _is_frame(name, self.dtype)]
         if self.methods and out_of_reach:
@@ -118,11 +114,3 @@ def _is_frame(method: str, dtype: str) -> bool:
         return bool(cls((4, 4), dtype=stored).manifolds)
     except StiefelkitError:
         return False
-
-
-def _known() -> tuple[list[str], list[str], list[str]]:
-    """Names of parametrizations, of our optimizers of frames, and of their peers."""
-    from stiefelkit import available
-    from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
-
-    return [*available(), UNCONSTRAINED], list(own_optimizers()), peer_optimizers.names()

@@ -15,14 +15,9 @@ HIGHEST = 1e9
 
 
 def draw(path: Path, curves: Sequence[DriftCurve], words: str, grey: str, dpi: int = DPI) -> None:
-    """Draws errors over the limit against steps, a panel for each size.
+    """Draws errors over the limit against steps, a panel for each size; peers are dashed, and `grey` is grey.
 
-    Args:
-        path: the file, .png, .pdf or .svg.
-        curves: of all methods and sizes; peers are dashed.
-        words: what all have in common, for the titles.
-        grey: the method that is drawn in grey.
-        dpi: dots per inch of a PNG.
+    What all curves have in common stands in `words`, for the titles.
     """
     sizes = list(dict.fromkeys((curve.n, curve.p) for curve in curves))
     methods = [method for method in dict.fromkeys(curve.method for curve in curves) if method != grey]
@@ -33,14 +28,14 @@ def draw(path: Path, curves: Sequence[DriftCurve], words: str, grey: str, dpi: i
     width, height = 3.8 + 2.0 / len(sizes), max(3.4, 0.19 * len(look))
     with figure(path, len(sizes), width=width, height=height, dpi=dpi) as panels:
         for axes, (n, p) in zip(panels, sizes, strict=True):
-            here = [curve for curve in curves if (curve.n, curve.p) == (n, p)]
-            for curve in here:
+            of_size = [curve for curve in curves if (curve.n, curve.p) == (n, p)]
+            for curve in of_size:
                 axes.plot(curve.steps, curve.ratios, label=curve.method, **look[curve.method])
             reference_line(axes, 1.0, "rounding limit", below=True)
             axes.set_xscale("symlog", linthresh=1)
             axes.set(title=f"{n} x {p}, {words}", xlabel="optimizer step")
             axes.set_yscale("log")
-            axes.set_xlim(0, max(curve.steps[-1] for curve in here))
+            axes.set_xlim(0, max(curve.steps[-1] for curve in of_size))
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.1), min(max(high, 10), HIGHEST))
             log_scale(axes)

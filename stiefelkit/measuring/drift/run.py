@@ -55,11 +55,8 @@ class DriftCurve:
 
     def worst_until(self, step: int) -> float:
         """The largest ratio up to a step."""
-        return _largest([ratio for at, ratio in zip(self.steps, self.ratios, strict=True) if at <= step])
-
-
-def _largest(values: list[float]) -> float:
-    return math.nan if any(math.isnan(value) for value in values) else max(values)
+        ratios = [ratio for at, ratio in zip(self.steps, self.ratios, strict=True) if at <= step]
+        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
 
 
 def log_grid(steps: int, per_decade: int = 8) -> list[int]:
@@ -74,15 +71,7 @@ def log_grid(steps: int, per_decade: int = 8) -> list[int]:
 
 
 def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], None] = lambda step: None) -> DriftCurve:
-    """Takes one weight through the steps of a plan.
-
-    Args:
-        plan: what to measure.
-        method: one of the plan's.
-        n: rows of the weight.
-        p: columns.
-        watch: called with the number of steps done, after each look.
-    """
+    """Takes an n x p weight through the steps of a plan, and calls `watch` with their number after each look."""
     dtype: torch.dtype = getattr(torch, plan.dtype)
     torch.manual_seed(plan.seed)
     gradient = _gradients(plan, n, p, torch.Generator().manual_seed(plan.seed))
@@ -133,7 +122,6 @@ def _surroundings(plan: DriftPlan) -> Iterator[None]:
 
 
 def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """From the weight to the gradient of a step."""
     dtype: torch.dtype = getattr(torch, plan.dtype)
 
     def drawn(columns: int = p, rows: int = n, dtype: torch.dtype = dtype) -> Tensor:

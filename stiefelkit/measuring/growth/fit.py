@@ -57,11 +57,11 @@ def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw |
     start = 0
     while start < len(xs) - 2 and v[start + 1] - v[start] < expected / 2 * (u[start + 1] - u[start]):
         start += 1
-    kept_u, kept_v = u[start:], v[start:]
-    count = len(kept_u)
-    mean_u, mean_v = sum(kept_u) / count, sum(kept_v) / count
-    width = sum((a - mean_u) ** 2 for a in kept_u)
-    k = sum((a - mean_u) * (b - mean_v) for a, b in zip(kept_u, kept_v, strict=True)) / width
-    rest = sum((b - mean_v - k * (a - mean_u)) ** 2 for a, b in zip(kept_u, kept_v, strict=True))
+    u, v = u[start:], v[start:]
+    count = len(u)
+    mean_u, mean_v = sum(u) / count, sum(v) / count
+    width = sum((a - mean_u) ** 2 for a in u)
+    k = sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True)) / width
+    rest = sum((b - mean_v - k * (a - mean_u)) ** 2 for a, b in zip(u, v, strict=True))
     spread = math.sqrt(rest / (count - 2) / width) if count > 2 else None
     return PowerLaw(k, spread, xs[start], xs[-1], xs[start - 1] if start else None)

@@ -42,11 +42,8 @@ class GrowthRow:
         points: what grew.
         values: what was measured there; the medians of times.
         expected: time against n: `traits.cost_exponent`; memory against n: 2, as the frame itself; otherwise 1.
-        exponent: of the power law through them; None where there are fewer than two points.
-        spread: its standard error; None from two points.
-        first: the smallest point of the fit.
-        last: the largest.
-        overhead_until: points up to this one are overhead, which the fit leaves out; None if none is.
+        exponent, spread, first, last, overhead_until: of the `PowerLaw` through them; None where there are fewer than
+            two points.
         faster: whether it grows faster than expected, by more than twice the spread and a logarithm.
     """
 
@@ -69,14 +66,7 @@ class GrowthRow:
 
 @dataclass(frozen=True)
 class GrowthHeat:
-    """One quantity on one axis.
-
-    Attributes:
-        what: the quantity.
-        against: the axis.
-        rows: a row a contender.
-        left_out: contender to the reason why it could not take part.
-    """
+    """One quantity on one axis, a row a contender, and for those that could not take part the reason."""
 
     what: str
     against: str
@@ -101,64 +91,57 @@ class _Variant:
 
 
 def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> Iterator[GrowthHeat]:
-    """Measures axis by axis, and yields a heat for each quantity when it is over.
-
-    Args:
-        plan: what to measure.
-        watch: called now and then with words, and how many rounds of how many are done.
-    """
+    """Measures axis by axis, and yields a heat for each quantity when it is over."""
     variants = {variant.name: variant for variant in _variants(plan)}
     for axis in plan.against:
         left_out: dict[str, str] = {}
-        found: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
+        series: dict[str, dict[str, dict[int, float]]] = {what: {} for what in plan.what}
         for x in plan.points(axis):
             with threads(plan.threads):
                 for what, values in _point(plan, variants, axis, x, watch, left_out).items():
                     for name, value in values.items():
-                        found[what].setdefault(name, {})[x] = value
+                        series[what].setdefault(name, {})[x] = value
         for what in plan.what:
-            names = [name for name in (PRODUCT, *variants) if name in found[what]]
-            rows = [_row(plan, what, axis, name, variants.get(name), found[what][name]) for name in names]
+            names = [name for name in (PRODUCT, *variants) if name in series[what]]
+            rows = [_row(plan, what, axis, name, variants.get(name), series[what][name]) for name in names]
             yield GrowthHeat(what, axis, rows, left_out)
 
 
-def _dtype(plan: GrowthPlan) -> torch.dtype:
-    return getattr(torch, plan.dtype)
-
-
 def _variants(plan: GrowthPlan) -> list[_Variant]:
-    dtype, found = _dtype(plan), []
+    dtype, variants = getattr(torch, plan.dtype), []
     for name, cls in available().items():
         if plan.parametrizations and name not in plan.parametrizations:
             continue
         refused = cls.supports((4, 4), dtype) is not None
         precision = plan.precision if plan.precision in cls.precisions else cls.precisions[0]
-        found.append(_Variant(name, precision, dtype.to_complex() if refused else dtype))
-    return found
+        variants.append(_Variant(name, precision, dtype.to_complex() if refused else dtype))
+    return variants
 
 
 def _point(
     plan: GrowthPlan, variants: Mapping[str, _Variant], axis: str, x: int, watch: Watch, left_out: dict[str, str]
 ) -> dict[str, dict[str, float]]:
     """Quantity to contender to what was measured at one value of what grows."""
-    course = Course(f"{axis} = {x}", (), watch)
+    course = Course(f"{axis} = {x}", (), watch, left_out)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         prepare = _map if axis in ("n", "matrices") else _layer
-        runs = course.each("preparing", variants, lambda name: prepare(plan, variants[name], axis, x), left_out)
-    able = course.each("trying", runs, lambda name: runs[name](), left_out)
+        runs = course.attempt("preparing", variants, lambda name: prepare(plan, variants[name], axis, x))
+    able = course.attempt("trying", runs, lambda name: runs[name]())
     runs = {name: runs[name] for name in able}
-    device, found = torch.device(plan.device), {}
+    device, values = torch.device(plan.device), {}
     if "time" in plan.what:
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
-        unit, found["time"] = course.timed(plan, product_of(n, n, batch, _dtype(plan), device), runs, "time")
+        unit, values["time"] = course.timed(
+            plan, product_of(n, n, batch, getattr(torch, plan.dtype), device), runs, "time"
+        )
         if axis in ("n", "matrices"):
-            found["time"] = {PRODUCT: unit, **found["time"]}
+            values["time"] = {PRODUCT: unit, **values["time"]}
     if "memory" in plan.what:
         # a map to a point that is its own coordinate allocates nothing, which has no logarithm
-        measured = course.each("memory of", runs, lambda name: float(peak_bytes(runs[name], device)), left_out)
-        found["memory"] = {name: size for name, size in measured.items() if size > 0}
-    return found
+        peaks = course.attempt("memory of", runs, lambda name: float(peak_bytes(runs[name], device)))
+        values["memory"] = {name: size for name, size in peaks.items() if size > 0}
+    return values
 
 
 def _map(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:

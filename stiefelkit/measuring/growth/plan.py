@@ -48,7 +48,6 @@ class GrowthPlan(Rules):
     seconds: float = 0.3
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         super().__post_init__()
         known_parametrizations(self.parametrizations)
         known_words(WHO, "precision", [self.precision], {"exact", "fast"})

@@ -97,21 +97,21 @@ def our_contenders(names: Iterable[str], precisions: Collection[str], options: d
         precisions: which precisions; all if empty.
         options: given to those parametrizations that have them, and named with the precision.
     """
-    known = available()
-    found = {}
+    classes, contenders = available(), {}
     for name in names:
-        own = {key: value for key, value in options.items() if key in options_of(known[name])}
-        for precision in known[name].precisions:
+        cls = classes[name]
+        taken = {key: value for key, value in options.items() if key in options_of(cls)}
+        for precision in cls.precisions:
             if not precisions or precision in precisions:
-                words = ", ".join([precision, *(f"{key}={value}" for key, value in own.items())])
-                found[f"{name} ({words})"] = Contender(name, partial(_enter, name, precision, own))
-    return found
+                words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
+                contenders[f"{name} ({words})"] = Contender(name, partial(_enter, name, precision, taken))
+    return contenders
 
 
 def options_of(cls: type[OrthogonalParam]) -> list[str]:
     """Names of the options that a parametrization has besides those of the contract."""
-    taken = ("self", "shape", "dtype", "device", "precision")
-    return [name for name in inspect.signature(cls.__init__).parameters if name not in taken]
+    of_contract = ("self", "shape", "dtype", "device", "precision")
+    return [name for name in inspect.signature(cls.__init__).parameters if name not in of_contract]
 
 
 def _enter(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Entry:

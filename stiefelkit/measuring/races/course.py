@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.measuring.races.rules import FramePlan, Rules
 from stiefelkit.metrics import rounding_limit
 
-__all__ = ["Course", "FrameHeat", "Watch", "frame_row", "product"]
+__all__ = ["Course", "FrameHeat", "Watch", "by_reason", "frame_heat", "product"]
 
 UNIT = "the unit"
 
@@ -52,29 +52,31 @@ class Course:
         problem: the size, in words.
         racing_peers: names of the peers, which may fail as they like.
         watch: called now and then.
+        left_out: contender to the reason why it could not take part.
     """
 
     problem: str
     racing_peers: Container[str]
     watch: Watch
+    left_out: dict[str, str] = field(default_factory=dict)
 
-    def each(self, what: str, names: Iterable[str], act: Callable[[str], T], left_out: dict[str, str]) -> dict[str, T]:
+    def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
         """Name to what `act` returns, for those that do not fail; the others go to `left_out` with their reason.
 
         A parametrization says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
         """
-        found = {}
+        results = {}
         for name in names:
             self.watch(f"{self.problem}: {what} {name}", 0, 1)
             try:
-                found[name] = act(name)
+                results[name] = act(name)
             except StiefelkitError as error:
-                left_out[name] = str(error)
+                self.left_out[name] = str(error)
             except (RuntimeError, TypeError, ValueError, AttributeError) as error:
                 if name not in self.racing_peers and "alloc" not in str(error):
                     raise
-                left_out[name] = str(error).partition("\n")[0]
-        return found
+                self.left_out[name] = str(error).partition("\n")[0]
+        return results
 
     def timed(self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str) -> tuple[float, dict[str, float]]:
         """Seconds of the unit, and of each contender."""
@@ -88,44 +90,53 @@ class Course:
         return timings[UNIT].median, {name: timings[name].median for name in runs}
 
 
+def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reason to the contenders that were left out for it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return names
+
+
 def product(problem: FrameProblem) -> Run:
     """The unit of a race of frames: one product of that size."""
     return product_of(problem.n, problem.p, problem.batch, problem.dtype, problem.device)
 
 
-def frame_row(
+def frame_heat(
     plan: FramePlan,
     problem: FrameProblem,
     operation: str,
-    name: str,
-    unit: float,
-    seconds: float,
-    error: float,
-    yardstick: list[float],
-) -> FrameRow:
-    """The figures of one contender in a race of frames.
+    course: Course,
+    timed: tuple[float, Mapping[str, float]],
+    errors: Mapping[str, float],
+    families: Mapping[str, str],
+    yardsticks: Callable[[str], Container[str]],
+) -> FrameHeat:
+    """The figures of a race of frames in the order of its table.
 
-    Args:
-        plan: of the race.
-        problem: the size.
-        operation: what was timed.
-        name: the contender.
-        unit: seconds of one product.
-        seconds: its own.
-        error: ||W^H W - I||_F.
-        yardstick: seconds of the peers that it is compared with.
+    Of each contender there are the seconds, behind those of one product, in `timed`; its error ||W^H W - I||_F; and its
+    family. It is compared with those of its `yardsticks` that are peers.
     """
-    over_limit = error / rounding_limit(problem.p, problem.dtype)
-    return FrameRow(
-        operation=operation,
-        contender=name,
-        n=problem.n,
-        p=problem.p,
-        batch=problem.batch,
-        dtype=plan.dtype,
-        device=plan.device,
-        seconds=seconds,
-        gemm_units=seconds / unit,
-        ratio_to_best_peer=min(yardstick) / seconds if yardstick else None,
-        error_over_limit=over_limit if math.isfinite(over_limit) else None,
-    )
+    unit, seconds = timed
+    order = sorted(seconds, key=lambda name: (families[name], name in course.racing_peers, seconds[name]))
+    sound_peers = [name for name in order if name in course.racing_peers and math.isfinite(errors[name])]
+    rows = []
+    for name in order:
+        yardstick = min((seconds[peer] for peer in sound_peers if peer in yardsticks(name)), default=None)
+        over_limit = errors[name] / rounding_limit(problem.p, problem.dtype)
+        row = FrameRow(
+            operation=operation,
+            contender=name,
+            n=problem.n,
+            p=problem.p,
+            batch=problem.batch,
+            dtype=plan.dtype,
+            device=plan.device,
+            seconds=seconds[name],
+            gemm_units=seconds[name] / unit,
+            ratio_to_best_peer=None if yardstick is None else yardstick / seconds[name],
+            error_over_limit=over_limit if math.isfinite(over_limit) else None,
+        )
+        rows.append(row)
+    return FrameHeat(problem, operation, unit, rows, [families[name] for name in order], course.left_out)

@@ -33,18 +33,16 @@ class EntrantPlan(FramePlan):
     options: dict[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.attach import available
         from stiefelkit.measuring.races.contenders import options_of
 
         super().__post_init__()
-        known = available()
+        classes = available()
         known_parametrizations(self.parametrizations)
-        known_words(
-            WHO, "precision", self.precisions, {"exact", "fast"}.union(*(cls.precisions for cls in known.values()))
-        )
-        own = {option for name in self.parametrizations or known for option in options_of(known[name])}
-        known_words(WHO, "option", self.options, own)
+        precisions = {"exact", "fast"}.union(*(cls.precisions for cls in classes.values()))
+        known_words(WHO, "precision", self.precisions, precisions)
+        options = {option for name in self.parametrizations or classes for option in options_of(classes[name])}
+        known_words(WHO, "option", self.options, options)
         if not self.contenders():
             raise OptionError(
                 f"{WHO} needs a parametrization with precision {' or '.join(self.precisions)}, got none of those."
@@ -71,12 +69,8 @@ class EntrantPlan(FramePlan):
     def _asked_peers(self) -> dict[str, Contender]:
         from stiefelkit.measuring.races.peers import peers
 
-        found = peers.available() if self.peers else {}
-        return {
-            name: peer
-            for name, peer in found.items()
-            if not self.parametrizations or peer.family in self.parametrizations
-        }
+        installed, families = peers.available() if self.peers else {}, self.parametrizations
+        return {name: peer for name, peer in installed.items() if not families or peer.family in families}
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,6 @@ class ParametrizationRace(EntrantPlan, Rules):
     operations: tuple[str, ...] = ("forward_backward", "step")
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.measuring.races.contenders import OPERATIONS
 
         known_words(WHO, "operation", self.operations, OPERATIONS)
@@ -115,7 +108,6 @@ class NormPlan(EntrantPlan):
     factors: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4)
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         super().__post_init__()
         for factor in self.factors:
             finite_positive(WHO, "factor", factor)
@@ -143,7 +135,6 @@ class OptimizerRace(FramePlan, Rules):
     dtypes: ClassVar[Collection[str]] = DTYPES
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
         from stiefelkit.optim.settings import PRECISIONS
 
@@ -159,22 +150,21 @@ class OptimizerRace(FramePlan, Rules):
         from stiefelkit.measuring.moved_frames import check_method
         from stiefelkit.optim.settings import PRECISIONS
 
-        found = {}
+        methods = {}
         for name in self._own():
             for precision in self.precisions or PRECISIONS:
                 try:
                     check_method(f"{name}:{precision}")
                 except OptionError:
                     continue
-                found[f"{name} ({precision})"] = f"{name}:{precision}"
-        return found
+                methods[f"{name} ({precision})"] = f"{name}:{precision}"
+        return methods
 
     def racing_peers(self) -> dict[str, str]:
         """The same for peers: those that are named, else all or none."""
         from stiefelkit.measuring.moved_frames import peer_optimizers
 
-        known = peer_optimizers.names()
-        named = [name for name in self.optimizers if name in known]
+        named = [name for name in self.optimizers if name in peer_optimizers.names()]
         return {name: name for name in named or (peer_optimizers.available() if self.peers else ())}
 
     def _own(self) -> list[str]:

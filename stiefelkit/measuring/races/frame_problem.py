@@ -41,7 +41,6 @@ class FrameProblem:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Makes the source of randomness."""
         self.generator = torch.Generator().manual_seed(self.seed)
 
     @property
@@ -61,8 +60,8 @@ class FrameProblem:
     def normal(self, *shape: int, size: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
         """Draws normal entries with E |x|^2 = (scale size)^2, on the device; complex ones if the dtype is."""
         dtype = dtype or self.dtype
-        drawn = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator) * (size * self.scale)
-        return drawn.to(self.device, dtype)
+        x = torch.randn(*shape, dtype=working_dtype(dtype), generator=self.generator)
+        return (x * (size * self.scale)).to(self.device, dtype)
 
     def angles(self, *shape: int) -> Tensor:
         """Draws angles uniform on (-pi, pi), times the scale, float64."""

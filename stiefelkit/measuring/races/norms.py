@@ -20,16 +20,10 @@ __all__ = ["NormHeat", "NormRow", "heats"]
 
 @dataclass(frozen=True)
 class NormRow:
-    """One contender at one size.
+    """One contender at one size; what a `FrameRow` has too means the same.
 
     Args:
-        contender: the peer's name, or "name (precision)".
         family: the map it computes.
-        n: rows of the frame.
-        p: columns.
-        batch: number of frames.
-        dtype: of the frame.
-        device: cpu or cuda.
         factors: what the coordinates were multiplied by.
         errors_over_limit: ||W^H W - I||_F in float64 over the rounding limit, the worst of the batch, for each factor;
             None where it is not finite.
@@ -48,14 +42,7 @@ class NormRow:
 
 @dataclass(frozen=True)
 class NormHeat:
-    """One size.
-
-    Attributes:
-        problem: the size.
-        rows: family by family, parametrizations before peers.
-        is_peer: of the rows, one each.
-        left_out: contender to the reason why it could not take part.
-    """
+    """One size: rows family by family, parametrizations before peers, and which of them are peers'."""
 
     problem: FrameProblem
     rows: list[NormRow]
@@ -67,10 +54,6 @@ def heats(plan: NormPlan, watch: Watch = lambda what, done, rounds: None) -> Ite
     """Multiplies the coordinates of each contender and looks at the frame, size by size.
 
     A contender whose coordinate is the frame itself, or that has no forward, takes no part.
-
-    Args:
-        plan: what to measure.
-        watch: called now and then with words, and how many rounds of how many are done.
     """
     for n, p in plan.sizes:
         with threads(plan.threads):
@@ -78,26 +61,25 @@ def heats(plan: NormPlan, watch: Watch = lambda what, done, rounds: None) -> Ite
 
 
 def _errors(plan: NormPlan, contender: Contender, problem: FrameProblem) -> list[float | None]:
-    limit, found = rounding_limit(problem.p, problem.dtype), []
+    limit, ratios = rounding_limit(problem.p, problem.dtype), []
     for factor in plan.factors:
         entry = contender.enter(dataclasses.replace(problem, scale=factor))
         if entry.optimizer is None:
             raise OptimizerError("its coordinate is the frame, which has one length.")
         with torch.no_grad():
             ratio = float(orthogonality_error(entry.weight()).max()) / limit
-        found.append(ratio if math.isfinite(ratio) else None)
-    return found
+        ratios.append(ratio if math.isfinite(ratio) else None)
+    return ratios
 
 
 def _heat(plan: NormPlan, problem: FrameProblem, watch: Watch) -> NormHeat:
-    left_out: dict[str, str] = {}
     racing_peers = plan.racing_peers()
     contenders = {**plan.contenders(), **racing_peers}
-    able = [name for name, each in contenders.items() if "forward" in each.operations]
+    able = [name for name, contender in contenders.items() if "forward" in contender.operations]
     course = Course(str(problem), racing_peers, watch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
-        errors = course.each("looking at", able, lambda name: _errors(plan, contenders[name], problem), left_out)
+        errors = course.attempt("looking at", able, lambda name: _errors(plan, contenders[name], problem))
     order = sorted(errors, key=lambda name: (contenders[name].family, name in racing_peers, name))
     rows = [
         NormRow(
@@ -113,4 +95,4 @@ def _heat(plan: NormPlan, problem: FrameProblem, watch: Watch) -> NormHeat:
         )
         for name in order
     ]
-    return NormHeat(problem, rows, [name in racing_peers for name in order], left_out)
+    return NormHeat(problem, rows, [name in racing_peers for name in order], course.left_out)

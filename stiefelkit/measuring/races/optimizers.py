@@ -1,7 +1,6 @@
 """The race of the optimizers that move a frame itself, beside geoopt's."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.measuring.moved_frames import MovedFrame, peer_optimizers, start
 from stiefelkit.measuring.races.clock import clock_of
-from stiefelkit.measuring.races.course import Course, FrameHeat, Watch, frame_row, product
+from stiefelkit.measuring.races.course import Course, FrameHeat, Watch, frame_heat, product
 from stiefelkit.measuring.races.frame_plans import OptimizerRace
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.metrics import orthogonality_error
@@ -29,10 +28,6 @@ def heats(plan: OptimizerRace, watch: Watch = lambda what, done, rounds: None) -
 
     Every contender moves a frame of its own from the same start, by the same gradients in turns, and its learning rate
     gives the first step the same length.
-
-    Args:
-        plan: what to race.
-        watch: called now and then with words, and how many rounds of how many are done.
     """
     for n, p in plan.sizes:
         with threads(plan.threads):
@@ -45,14 +40,13 @@ def _heat(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> FrameHeat
     course = Course(str(problem), racing_peers, watch)
     frame = problem.exact_frame()
     gradients = [problem.gradient() for _ in range(GRADIENTS)]
-    left_out: dict[str, str] = {}
 
     def entered(name: str) -> MovedFrame:
         if problem.dtype.is_complex and name in racing_peers and not peer_optimizers.get(name).complex:
             raise DtypeError(f"it needs a real dtype, got {plan.dtype}.")
         return start(methods[name], frame, gradients[0], plan.step_length, problem.dtype)
 
-    entries = course.each("preparing", methods, entered, left_out)
+    entries = course.attempt("preparing", methods, entered)
     # peers may write into gradients, ours do not
     runs = {name: _cycle(entry, gradients, name in racing_peers) for name, entry in entries.items()}
     clock = clock_of(problem.device)
@@ -62,18 +56,12 @@ def _heat(plan: OptimizerRace, problem: FrameProblem, watch: Watch) -> FrameHeat
         if took > LONGEST:
             raise OptionError(f"a step takes {took:.0f} s, more than {LONGEST:.0f}.")
 
-    able = course.each("trying", runs, tried, left_out)
-    unit, seconds = course.timed(plan, product(problem), {name: runs[name] for name in able}, "step")
-    errors = {name: float(orthogonality_error(entries[name].frame).max()) for name in seconds}
-    yardstick = [
-        seconds[name]
-        for name in seconds
-        if name in racing_peers and peer_optimizers.get(name).yardstick and math.isfinite(errors[name])
-    ]
-    order = sorted(seconds, key=lambda name: (name in racing_peers, seconds[name]))
-    rows = [frame_row(plan, problem, "step", name, unit, seconds[name], errors[name], yardstick) for name in order]
-    families = ["peer" if name in racing_peers else "ours" for name in order]
-    return FrameHeat(problem, "step", unit, rows, families, left_out)
+    able = course.attempt("trying", runs, tried)
+    timed = course.timed(plan, product(problem), {name: runs[name] for name in able}, "step")
+    errors = {name: float(orthogonality_error(entries[name].frame).max()) for name in able}
+    families = {name: "peer" if name in racing_peers else "ours" for name in methods}
+    yardsticks = [name for name in able if name in racing_peers and peer_optimizers.get(name).yardstick]
+    return frame_heat(plan, problem, "step", course, timed, errors, families, lambda name: yardsticks)
 
 
 def _cycle(moved: MovedFrame, gradients: list[torch.Tensor], are_copied: bool) -> Callable[[], Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from stiefelkit.errors import DtypeError, OptionError, PluginError
+from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.contenders import LEARNING_RATE, Contender, Entry, Holder
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.registry import Registry
@@ -122,10 +123,10 @@ def _layer_loop(problem: FrameProblem) -> Entry:
     if problem.options.get("layout", "brickwall") != "brickwall":
         raise OptionError(f"layer_loop needs the layout brickwall, got {problem.options['layout']!r}.")
     n, layers = problem.n, problem.options.get("layers") or problem.n
-    kept = layers * math.prod(problem.shape) * problem.dtype.itemsize
-    if kept > LARGEST_LOOP:
+    size = layers * math.prod(problem.shape) * problem.dtype.itemsize
+    if size > LARGEST_LOOP:
         raise OptionError(
-            f"layer_loop keeps a matrix for each layer and needs at most 2 GiB for them, got {kept:.2g} B."
+            f"layer_loop keeps a matrix for each layer and needs at most 2 GiB for them, got {size:.2g} B."
         )
     counts = [(n - layer % 2) // 2 for layer in range(layers)]
     angles = [problem.angles(*problem.lead, sum(counts)).to(problem.dtype.to_real())]
@@ -150,15 +151,12 @@ def _layer_loop(problem: FrameProblem) -> Entry:
     return _function(compute, *angles)
 
 
-def _geoopt(canonical: bool, problem: FrameProblem) -> Entry:
+def _geoopt(optimizer: str, problem: FrameProblem) -> Entry:
     """The frame itself, moved by geoopt's Riemannian SGD: along the Cayley transform if canonical, else by QR."""
-    import geoopt
-
     if problem.dtype.is_complex:
         raise DtypeError(f"geoopt's Stiefel manifold needs a real dtype, got {problem.dtype}.")
-    manifold = geoopt.CanonicalStiefel() if canonical else geoopt.EuclideanStiefel()
-    point = cast(Any, geoopt).ManifoldParameter(problem.frame(), manifold=manifold)
-    return Entry(lambda: point, [point], geoopt.optim.RiemannianSGD([point], lr=LEARNING_RATE))
+    moved = peer_optimizers.get(optimizer).make(problem.frame(), LEARNING_RATE)
+    return Entry(lambda: moved.frame, [moved.frame], moved.optimizer)
 
 
 peers = Registry(
@@ -177,8 +175,8 @@ peers = Registry(
         "torch_orthogonal_matrix_exp_base": Contender("matrix_exp", partial(_torch_orthogonal, "matrix_exp", True)),
         "geotorch_matrix_exp": Contender("matrix_exp", partial(_geotorch, "expm"), package="geotorch"),
         "layer_loop": Contender("givens", _layer_loop),
-        "geoopt_canonical": Contender("stiefel", partial(_geoopt, True), ("step",)),
-        "geoopt_euclidean": Contender("stiefel", partial(_geoopt, False), ("step",)),
+        "geoopt_canonical": Contender("stiefel", partial(_geoopt, "geoopt_sgd_canonical"), ("step",)),
+        "geoopt_euclidean": Contender("stiefel", partial(_geoopt, "geoopt_sgd_euclidean"), ("step",)),
     },
 )
 """Name to contender; its family says with whom it is compared."""

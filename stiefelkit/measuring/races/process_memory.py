@@ -4,6 +4,7 @@
 answers in JSON.
 """
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -82,18 +83,11 @@ def _measured(asked: dict[str, Any]) -> int:
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    _forget_peak()
+    with contextlib.suppress(OSError):  # where it can be, the peak is set back to what is resident now
+        Path("/proc/self/clear_refs").write_text("5")
     before = _peak()
     run()
     return _peak() - before
-
-
-def _forget_peak() -> None:
-    """Sets the peak of the resident set back to what it is now, on systems that can."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def _peak() -> int:

@@ -35,7 +35,6 @@ class Sequences:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Draws input and weights."""
         case = self.case
         n, parts = case.n, 1 + case.is_complex
         self.state_dtype = self.dtype.to_complex() if case.is_complex else self.dtype

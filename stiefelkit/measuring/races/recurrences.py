@@ -59,13 +59,7 @@ Enter = Callable[[Sequences], Recurrence]
 
 
 def backward(entry: Recurrence, drawn: Sequences, loss: str) -> Run:
-    """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state").
-
-    Args:
-        entry: who runs.
-        drawn: the case.
-        loss: which of the two.
-    """
+    """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state")."""
     g = drawn.gradient(entry.width, entry.dtype)
     if loss == "sequence":
         return lambda: torch.autograd.grad(entry.sequence(), entry.parameters, g)
@@ -110,14 +104,14 @@ def picked_backend(drawn: Sequences) -> str:
 
 def fast_backends(drawn: Sequences) -> list[str]:
     """The backends that can do the case, but for the reference, which is slow by intention."""
-    found = []
+    able = []
     for backend in BACKENDS:
         try:
             chosen = scan_backend(drawn.w, activation=drawn.activation, backend=backend)
         except OptionError:
             continue
-        found += [backend] if backend == chosen != "reference" else []
-    return found
+        able += [backend] if backend == chosen != "reference" else []
+    return able
 
 
 def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,11 +158,11 @@ def _eager_loop(drawn: Sequences) -> Recurrence:
     before, within = (None, b) if inside else (b, None)
 
     def states() -> list[Tensor]:
-        h, found = drawn.h0, []
+        h, past = drawn.h0, []
         for x in drawn.x.to(w.dtype):
             h = activation(F.linear(x, u, before) + F.linear(h, w), within)
-            found.append(h)
-        return found
+            past.append(h)
+        return past
 
     return Recurrence(drawn.case.n, w.dtype, [w, u, b], lambda: torch.stack(states()), lambda: states()[-1])
 
@@ -190,10 +184,6 @@ def _torch_rnn(drawn: Sequences) -> Recurrence:
     return _module(nn.RNN, drawn, nonlinearity="relu" if drawn.activation == "relu" else "tanh")
 
 
-def _torch_lstm(drawn: Sequences) -> Recurrence:
-    return _module(nn.LSTM, drawn)
-
-
 def _torch_lstm_matched(drawn: Sequences) -> Recurrence:
     if drawn.case.matched is None:
         raise OptionError(f"the papers match no LSTM with case {drawn.case.name}.")
@@ -206,7 +196,7 @@ recurrence_peers = Registry(
     {
         LOOP: _eager_loop,
         "torch_rnn": _torch_rnn,
-        "torch_lstm": _torch_lstm,
+        "torch_lstm": partial(_module, nn.LSTM),
         "torch_lstm_matched": _torch_lstm_matched,
     },
 )

@@ -1,7 +1,6 @@
 """The figures of a race as rows, in a table's order and in a file."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError
-from stiefelkit.training.files import write_atomically
+from stiefelkit.training.files import write_json
 
 __all__ = ["FrameRow", "ScanRow", "check_place", "write_rows"]
 
@@ -98,5 +97,4 @@ def check_place(path: Path) -> None:
 
 def write_rows(path: Path, rows: Sequence[Any]) -> None:
     """Replaces a file by a JSON list of the rows, dataclasses all, in one step."""
-    content = json.dumps([dataclasses.asdict(row) for row in rows], indent=2, allow_nan=False)
-    write_atomically(path, (content + "\n").encode())
+    write_json(path, [dataclasses.asdict(row) for row in rows])

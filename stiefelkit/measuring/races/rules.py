@@ -12,9 +12,7 @@ from stiefelkit.training.checks import (
     finite_positive,
     known_words,
     tall_sizes,
-    usable_device,
-    usable_seed,
-    usable_threads,
+    usable_place,
 )
 
 if TYPE_CHECKING:
@@ -41,10 +39,7 @@ class Place:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
-        usable_seed(WHO, self.seed)
-        usable_threads(WHO, self.threads)
-        usable_device(WHO, self.device)
+        usable_place(WHO, self.device, self.threads, self.seed)
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,6 @@ class Rules(Place):
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         at_least(WHO, "repeats", self.repeats, 1)
         finite_positive(WHO, "seconds", self.seconds)
@@ -86,7 +80,6 @@ class FramePlan(Place):
     """Those that can be raced."""
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
         super().__post_init__()
         at_least(WHO, "batch", self.batch, 1)
         tall_sizes(WHO, self.sizes)

@@ -33,11 +33,9 @@ STEP = "training_step"
 
 @dataclass(frozen=True)
 class ScanHeat:
-    """One case.
+    """One case, "forward_backward" of sequences and of last states, or a "training_step".
 
     Attributes:
-        case: the sizes.
-        operation: "forward_backward", of sequences and of last states, or "training_step".
         unit: seconds of the LIMIT.
         rows: the figures, ours before peers, and the fastest first.
         is_peer: of the rows, one each.
@@ -54,14 +52,7 @@ class ScanHeat:
 
 @dataclass(frozen=True)
 class ScanContender:
-    """Who starts under a name.
-
-    Args:
-        contender: the backend, or the peer's name.
-        is_peer: which of the two.
-        loss: what is differentiated.
-        enter: gets ready.
-    """
+    """A backend, or a peer, by name; the loss that is differentiated; and what gets ready."""
 
     contender: str
     is_peer: bool
@@ -70,12 +61,7 @@ class ScanContender:
 
 
 def heats(plan: ScanRace, watch: Watch = lambda what, done, rounds: None) -> Iterator[ScanHeat]:
-    """Races case by case, and yields each heat when it is over.
-
-    Args:
-        plan: what to race.
-        watch: called now and then with words, and how many rounds of how many are done.
-    """
+    """Races case by case, and yields each heat when it is over."""
     with threads(plan.threads):
         for case in plan.cases:
             yield _heat(plan, plan.drawn(case), watch)
@@ -85,12 +71,13 @@ def heats(plan: ScanRace, watch: Watch = lambda what, done, rounds: None) -> Ite
 
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
     """Name in the table to contender: each backend, the first of them with the last state alone too, and the peers."""
-    found = {}
+    contenders = {}
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 else LOSSES[:1]:
-            found[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
+            contenders[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
     racing_peers = plan.named_peers or (recurrence_peers.available() if plan.peers else ())
-    return found | {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in racing_peers}
+    peers = {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in racing_peers}
+    return contenders | peers
 
 
 def _label(backend: str, loss: str) -> str:
@@ -100,22 +87,23 @@ def _label(backend: str, loss: str) -> str:
 def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
     starters = _starters(plan, drawn)
     racing_peers = [name for name, starter in starters.items() if starter.is_peer]
-    course, left_out = Course(str(drawn.case), racing_peers, watch), {}
+    course = Course(str(drawn.case), racing_peers, watch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
-        entries = course.each("preparing", starters, lambda name: starters[name].enter(drawn), left_out)
+        entries = course.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
-    able = course.each("trying", runs, lambda name: runs[name](), left_out)
+    able = course.attempt("trying", runs, lambda name: runs[name]())
     unit, seconds = course.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
-    memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, course, left_out)
+    memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, course)
     yardstick = _yardstick(plan, drawn, seconds, starters)
     order = sorted(seconds, key=lambda name: (name in racing_peers, seconds[name]))
     rows = []
     for name in order:
         row = _row(plan, drawn.case, starters[name].loss, name, seconds[name], unit, yardstick)
-        entry = entries[name]
-        rows.append(dataclasses.replace(row, n=entry.width, is_complex=entry.dtype.is_complex, **memory.get(name, {})))
-    return ScanHeat(drawn.case, "forward_backward", unit, rows, [name in racing_peers for name in order], left_out)
+        n, is_complex = entries[name].width, entries[name].dtype.is_complex
+        rows.append(dataclasses.replace(row, n=n, is_complex=is_complex, **memory.get(name, {})))
+    is_peer = [name in racing_peers for name in order]
+    return ScanHeat(drawn.case, "forward_backward", unit, rows, is_peer, course.left_out)
 
 
 def _row(
@@ -149,22 +137,20 @@ def _yardstick(
 
 
 def _memory(
-    plan: ScanRace, drawn: Sequences, starters: Mapping[str, ScanContender], course: Course, left_out: dict[str, str]
+    plan: ScanRace, drawn: Sequences, starters: Mapping[str, ScanContender], course: Course
 ) -> dict[str, dict[str, int]]:
     """Name to the fields of a row about memory."""
-    if not plan.memory:
-        return {}
-    found: dict[str, dict[str, int]] = {}
-    for name, starter in starters.items():
+    sizes: dict[str, dict[str, int]] = {}
+    for name, starter in starters.items() if plan.memory else ():
         for loss in LOSSES if starter.loss == LOSSES[0] else ():
             key = f"memory of {name}, {loss.replace('_', ' ')}"
 
             def measured(_: str, starter: ScanContender = starter, loss: str = loss) -> int:
                 return resident_bytes(drawn, starter.contender, loss, starter.is_peer, plan.threads)
 
-            for size in course.each("measuring", [key], measured, left_out).values():
-                found.setdefault(name, {})[f"memory_{loss}"] = size
-    return found
+            for size in course.attempt("measuring", [key], measured).values():
+                sizes.setdefault(name, {})[f"memory_{loss}"] = size
+    return sizes
 
 
 def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> ScanHeat:

@@ -33,7 +33,6 @@ class ScanCase:
     matched: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the sizes."""
         for key in ("T", "n", "B", "m"):
             at_least(WHO, key, getattr(self, key), 1)
 

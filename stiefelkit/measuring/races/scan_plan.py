@@ -48,7 +48,6 @@ class ScanRace(Rules):
     seconds: float = 4.0
 
     def __post_init__(self) -> None:
-        """Checks names and ranges, and puts all cases into `cases`."""
         from stiefelkit.measuring.races.recurrences import recurrence_peers
         from stiefelkit.scan import BACKENDS, find_activation
 

@@ -25,12 +25,8 @@ def whole_and_scan(case: ScanCase, device: torch.device, seed: int) -> tuple[Cal
 
     The step draws nothing: it is zero_grad, the map to W, the scan, the read-out of the last state, cross-entropy over
     ten classes, the backward of all, and RMSprop with the rates of the paper. The scan alone has the same input, input
-    weights and bias, and a W that is given, whose gradient it takes too.
-
-    Args:
-        case: the sizes; those of a real net.
-        device: where to run.
-        seed: fixes weights and data.
+    weights and bias, and a W that is given, whose gradient it takes too. Sizes are those of a real net; the seed fixes
+    weights and data.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED
 from stiefelkit.measuring.drift.plot import HIGHEST
@@ -23,13 +23,7 @@ ERROR = "‖WᴴW − I‖ in rounding limits"
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel with its heading and legend.
-
-    Args:
-        title: heading.
-        svg: the drawing.
-        legend: (swatch, name) of the curves.
-    """
+    """A drawing with its heading, and with swatch and name of each curve as its legend."""
 
     title: str
     svg: str
@@ -45,39 +39,33 @@ def member_of(contender: str) -> str:
     return contender.partition(" (")[0]
 
 
-def charts(found: Findings) -> dict[str, list[Chart]]:
+def charts(findings: Findings) -> dict[str, list[Chart]]:
     """Section to its charts; each map has one colour and one marker in all of them."""
     from stiefelkit.attach import available
 
     maps = looks(list(available()))
-    drawn = {
-        "drift": _drift(found, maps),
-        "time": _time(found, maps),
-        "ratios": _ratios(found, maps),
-        "norms": _norms(found, maps),
-        "scan": _scan(found),
+    return {
+        "drift": _drift(findings, maps),
+        "time": _time(findings, maps),
+        "ratios": _ratios(findings, maps),
+        "norms": _norms(findings, maps),
+        "scan": _scan(findings),
     }
-    return {section: [chart for chart in each if chart.svg] for section, each in drawn.items()}
-
-
-def _labelled(name: str) -> dict[str, Any]:
-    """What `panel` shows under the pointer."""
-    return {"gid": f"of {name}"}
 
 
 def _legend(shown: Iterable[tuple[str, Look]]) -> tuple[tuple[str, str], ...]:
     return tuple((swatch(look), name) for name, look in shown)
 
 
-def _limit_line(axes: "Axes", value: float, words: str, inside: float = 0.99) -> None:
-    axes.axhline(value, color=GREY, linestyle=":", linewidth=1.0, zorder=1)
+def _limit_line(axes: "Axes") -> None:
+    axes.axhline(1.0, color=GREY, linestyle=":", linewidth=1.0, zorder=1)
     axes.annotate(
-        words,
-        xy=(inside, value),
+        "rounding limit",
+        xy=(0.99, 1.0),
         xycoords=("axes fraction", "data"),
         xytext=(0, -3),
         textcoords="offset points",
-        ha="right" if inside > 0.5 else "left",
+        ha="right",
         va="top",
         fontsize="small",
         color=GREY,
@@ -102,19 +90,19 @@ def _log(axes: "Axes", which: str, ticks: Sequence[float] = ()) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def _drift(found: Findings, maps: dict[str, Look]) -> list[Chart]:
-    others = [curve.method for curve in found.drift if curve.method not in maps and curve.method != UNCONSTRAINED]
+def _drift(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
+    others = [curve.method for curve in findings.drift if curve.method not in maps and curve.method != UNCONSTRAINED]
     peers = [name for name in dict.fromkeys(others) if name in peer_optimizers.names()]
     ours = [name for name in dict.fromkeys(others) if name not in peers]
     frames = looks(ours) | looks(peers, dashed=True)
     drawn = []
     for title, shown in (("Maps", maps), ("Optimizers of frames", frames)):
-        for n, p in dict.fromkeys((curve.n, curve.p) for curve in found.drift):
-            here = [curve for curve in found.drift if (curve.n, curve.p) == (n, p)]
-            kept = [curve for curve in here if curve.method in shown]
-            if kept:
-                kept += [curve for curve in here if curve.method == UNCONSTRAINED and shown is maps]
-                drawn.append(_drift_chart(f"{title}, {n} × {p}", kept, shown | {UNCONSTRAINED: Look(GREY)}))
+        for n, p in dict.fromkeys((curve.n, curve.p) for curve in findings.drift):
+            of_size = [curve for curve in findings.drift if (curve.n, curve.p) == (n, p)]
+            curves = [curve for curve in of_size if curve.method in shown]
+            if curves:
+                curves += [curve for curve in of_size if curve.method == UNCONSTRAINED and shown is maps]
+                drawn.append(_drift_chart(f"{title}, {n} × {p}", curves, shown | {UNCONSTRAINED: Look(GREY)}))
     return drawn
 
 
@@ -123,7 +111,7 @@ def _drift_chart(title: str, curves: list[DriftCurve], shown: dict[str, Look]) -
         for curve in curves:
             every = max(1, len(curve.steps) // 8)
             look = shown[curve.method].line
-            axes.plot(curve.steps, curve.ratios, markevery=every, **look, **_labelled(curve.method))
+            axes.plot(curve.steps, curve.ratios, markevery=every, **look, gid=f"of {curve.method}")
         axes.set_xscale("symlog", linthresh=1)
         decades = [0, *(10**k for k in range(math.floor(math.log10(curves[0].steps[-1])) + 1))]
         axes.set_xticks(decades, [number(step) if step else "0" for step in decades])
@@ -133,7 +121,7 @@ def _drift_chart(title: str, curves: list[DriftCurve], shown: dict[str, Look]) -
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.3), min(max(high, 10), HIGHEST))
         _log(axes, "y")
-        _limit_line(axes, 1.0, "rounding limit")
+        _limit_line(axes)
 
     words = "; ".join(f"{curve.method} at most {curve.worst:.3g}" for curve in curves)
     name = "drift-" + "".join(letter if letter.isalnum() else "-" for letter in title.lower())
@@ -142,11 +130,11 @@ def _drift_chart(title: str, curves: list[DriftCurve], shown: dict[str, Look]) -
     return Chart(title, panel(name, label, draw), legend)
 
 
-def _time(found: Findings, maps: dict[str, Look]) -> list[Chart]:
-    rows = [row for heat in found.time for row in heat.rows if member_of(row.contender) in maps]
+def _time(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
+    rows = [row for heat in findings.time for row in heat.rows if member_of(row.contender) in maps]
     if not rows:
         return []
-    units = {heat.problem.n: heat.unit for heat in reversed(found.time)}
+    units = {heat.problem.n: heat.unit for heat in reversed(findings.time)}
     names = list(dict.fromkeys(row.contender for row in rows))
     exact = [name for name in names if "(fast" not in name]
     shown = {name: maps[member_of(name)] for name in exact}
@@ -160,9 +148,9 @@ def _time(found: Findings, maps: dict[str, Look]) -> list[Chart]:
         def draw(axes: "Axes") -> None:
             for name, look in shown.items():
                 points = sorted((row.n, value(row)) for row in rows if row.contender == name)
-                axes.plot(*zip(*points, strict=True), **look.line, **_labelled(member_of(name)))
+                axes.plot(*zip(*points, strict=True), **look.line, gid=f"of {member_of(name)}")
             ends = sorted(units)
-            axes.plot(ends, [unit(n) for n in ends], color=INK, linewidth=2.2, **_labelled("g, one product"))
+            axes.plot(ends, [unit(n) for n in ends], color=INK, linewidth=2.2, gid="of g, one product")
             _log(axes, "x", sizes)
             _log(axes, "y")
             axes.set(xlabel="n", ylabel=label)
@@ -171,15 +159,15 @@ def _time(found: Findings, maps: dict[str, Look]) -> list[Chart]:
 
     in_ms = drawing(lambda row: 1e3 * row.seconds, lambda n: 1e3 * units[n], "milliseconds")
     in_g = drawing(lambda row: row.gemm_units, lambda n: 1.0, "products of n × n matrices (g)")
-    said = f"{', '.join(map(member_of, exact))}, for n from {sizes[0]} to {sizes[-1]}; the figures are in the table."
+    scope = f"{', '.join(map(member_of, exact))}, for n from {sizes[0]} to {sizes[-1]}; the figures are in the table."
     return [
-        Chart("Milliseconds", panel("time-ms", f"Time against n, both logarithmic: {said}", in_ms), legend),
-        Chart("Matrix products", panel("time-g", f"Time in matrix products against n: {said}", in_g), legend),
+        Chart("Milliseconds", panel("time-ms", f"Time against n, both logarithmic: {scope}", in_ms), legend),
+        Chart("Matrix products", panel("time-g", f"Time in matrix products against n: {scope}", in_g), legend),
     ]
 
 
-def _ratios(found: Findings, maps: dict[str, Look]) -> list[Chart]:
-    rows = [row for heat in found.time for row in heat.rows if member_of(row.contender) in maps]
+def _ratios(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
+    rows = [row for heat in findings.time for row in heat.rows if member_of(row.contender) in maps]
     rows = [row for row in rows if row.ratio_to_best_peer is not None and "(fast" not in row.contender]
     names = list(dict.fromkeys(member_of(row.contender) for row in rows))
     sizes = sorted({row.n for row in rows})
@@ -211,7 +199,6 @@ def _ratios(found: Findings, maps: dict[str, Look]) -> list[Chart]:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        low, high = axes.get_xlim()
         axes.set_xscale("log")
         ratios = [row.ratio_to_best_peer or 1.0 for row in rows]
         low, high = min(0.5, 0.7 * min(ratios)), max(2.0, 1.5 * max(ratios))
@@ -224,32 +211,32 @@ def _ratios(found: Findings, maps: dict[str, Look]) -> list[Chart]:
     return [Chart("By size", panel("ratios", f"Times as fast as the best peer. {words}.", draw, height))]
 
 
-def _norms(found: Findings, maps: dict[str, Look]) -> list[Chart]:
+def _norms(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
     drawn = []
-    entries = [pair for heat in found.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
+    entries = [pair for heat in findings.norms for pair in zip(heat.rows, heat.is_peer, strict=True)]
     tops = [error for row, _ in entries for error in row.errors_over_limit if error is not None]
-    for wanted, title in ((False, "Maps of stiefelkit"), (True, "Other implementations")):
-        shown = [row for row, is_peer in entries if is_peer == wanted and "(fast" not in row.contender]
+    for of_peers, title in ((False, "Maps of stiefelkit"), (True, "Other implementations")):
+        shown = [row for row, is_peer in entries if is_peer == of_peers and "(fast" not in row.contender]
         if not shown:
             continue
         peers = looks([row.contender for row in shown], dashed=True)
-        look = {row.contender: peers[row.contender] if wanted else maps[row.family] for row in shown}
+        look = {row.contender: peers[row.contender] if of_peers else maps[row.family] for row in shown}
 
         def draw(axes: "Axes", shown: list = shown, look: dict[str, Look] = look) -> None:
             for row in shown:
                 points = zip(row.factors, row.errors_over_limit, strict=True)
                 xs, ys = zip(*((x, math.nan if y is None else y) for x, y in points), strict=True)
-                axes.plot(xs, ys, **look[row.contender].line, **_labelled(row.contender))
+                axes.plot(xs, ys, **look[row.contender].line, gid=f"of {row.contender}")
             _log(axes, "x", shown[0].factors)
             axes.set_yscale("log")
             axes.set_ylim(0.3, max(20.0, 2 * max(tops)))
             _log(axes, "y")
-            _limit_line(axes, 1.0, "rounding limit")
+            _limit_line(axes)
             axes.set(xlabel="coordinates times", ylabel=ERROR)
 
         worst = "; ".join(f"{row.contender} at the largest {_words(row.errors_over_limit[-1])}" for row in shown)
-        svg = panel(f"norms-{int(wanted)}", f"{title}: error against the norm of the coordinates. {worst}.", draw)
-        label = (lambda row: row.contender) if wanted else (lambda row: row.family)
+        svg = panel(f"norms-{int(of_peers)}", f"{title}: error against the norm of the coordinates. {worst}.", draw)
+        label = (lambda row: row.contender) if of_peers else (lambda row: row.family)
         drawn.append(Chart(title, svg, _legend((label(row), look[row.contender]) for row in shown)))
     return drawn
 
@@ -258,9 +245,9 @@ def _words(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.3g}"
 
 
-def _scan(found: Findings) -> list[Chart]:
+def _scan(findings: Findings) -> list[Chart]:
     drawn = []
-    for heat in found.scan:
+    for heat in findings.scan:
         if heat.operation != "forward_backward":
             continue
         order = list(zip(heat.rows, heat.is_peer, strict=True))

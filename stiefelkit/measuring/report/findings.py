@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from stiefelkit.measuring.drift.measure import Skipped, each
+from stiefelkit.measuring.drift.measure import Skipped, outcomes
 from stiefelkit.measuring.drift.run import DriftCurve
 from stiefelkit.measuring.growth import measure as growth
 from stiefelkit.measuring.growth.measure import GrowthHeat
@@ -16,7 +16,7 @@ from stiefelkit.measuring.races.course import FrameHeat, Watch
 from stiefelkit.measuring.races.norms import NormHeat
 from stiefelkit.measuring.races.scan import ScanHeat
 from stiefelkit.measuring.report.machine import machine
-from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.measuring.report.plan import SECTIONS, ReportPlan
 
 __all__ = ["Findings", "gather"]
 
@@ -31,10 +31,7 @@ class Findings:
         date: of the measurement, ISO 8601.
         drift: the curves.
         drift_dtypes: of the curves, one each.
-        time: heats of the race of the maps.
-        growth: heats.
-        norms: heats.
-        scan: heats, one a case.
+        time, growth, norms, scan: heats of their races, in the order of measurement.
         left_out: section to name to the reason why it was not measured.
         seconds: section to how long it took.
         finished: whether all sections are there.
@@ -59,13 +56,11 @@ class Findings:
             dataclasses.asdict(curve) | {"dtype": dtype, "worst": curve.worst}
             for curve, dtype in zip(self.drift, self.drift_dtypes, strict=True)
         ]
-        heats: dict[str, list[Any]] = {
-            "time": self.time,
-            "growth": self.growth,
-            "norms": self.norms,
-            "scan": self.scan,
+        rows = {
+            section: [dataclasses.asdict(row) for heat in getattr(self, section) for row in heat.rows]
+            for section in SECTIONS
+            if section != "drift"
         }
-        rows = {name: [dataclasses.asdict(row) for heat in found for row in heat.rows] for name, found in heats.items()}
         plan = {name: value for name, value in vars(self.plan).items() if name != "scale"}
         return {
             "finished": self.finished,
@@ -80,67 +75,62 @@ class Findings:
 
 
 def gather(plan: ReportPlan, watch: Watch = lambda what, done, rounds: None) -> Iterator[Findings]:
-    """Measures section by section, and yields what is there, the same object each time, when one is over.
-
-    Args:
-        plan: what to measure.
-        watch: called now and then with words, and how many rounds of how many are done.
-    """
+    """Measures section by section, and yields what is there, the same object each time, when one is over."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
-    found = Findings(plan, machine(plan.device, plan.threads, plan.dtype), now)
+    findings = Findings(plan, machine(plan.device, plan.threads, plan.dtype), now)
     for number, section in enumerate(plan.sections, 1):
         start = monotonic()
         place = f"{section} ({number}/{len(plan.sections)})"
 
-        def told(what: str, done: int, rounds: int, place: str = place) -> None:
+        def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
-        left_out = found.left_out.setdefault(section, {})
-        MEASURED[section](found, told, left_out)
+        left_out = findings.left_out.setdefault(section, {})
+        MEASURED[section](findings, watch_section, left_out)
         elsewhere = plan.elsewhere()
         for name in [name for name in left_out if name.split(" (")[0].split(",")[0] in elsewhere]:
             del left_out[name]
-        found.seconds[section] = monotonic() - start
-        found.finished = number == len(plan.sections)
-        yield found
+        findings.seconds[section] = monotonic() - start
+        findings.finished = number == len(plan.sections)
+        yield findings
 
 
-def _drift(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for plan in found.plan.drifts():
+def _drift(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for plan in findings.plan.drifts():
         steps = plan.steps
-        for one in each(plan, lambda method, n, p, step, steps=steps: watch(f"{method}, {n} x {p}", step, steps)):
-            if isinstance(one, Skipped):
-                left_out[one.method] = one.reason
+        for outcome in outcomes(plan, lambda method, n, p, step, s=steps: watch(f"{method}, {n} x {p}", step, s)):
+            if isinstance(outcome, Skipped):
+                left_out[outcome.method] = outcome.reason
             else:
-                found.drift.append(one)
-                found.drift_dtypes.append(plan.dtype)
+                findings.drift.append(outcome)
+                findings.drift_dtypes.append(plan.dtype)
 
 
-def _time(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for plan in found.plan.races():
+def _time(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for plan in findings.plan.races():
         for package, names in plan.missing_peers().items():
             left_out |= dict.fromkeys(names, f"{package} is not installed.")
         for heat in parametrizations.heats(plan, watch):
-            found.time.append(heat)
+            findings.time.append(heat)
             left_out |= {f"{name}, {heat.problem}": reason for name, reason in heat.left_out.items()}
 
 
-def _growth(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for heat in growth.heats(found.plan.growth(), watch):
-        found.growth.append(heat)
+def _growth(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for heat in growth.heats(findings.plan.growth(), watch):
+        findings.growth.append(heat)
         left_out |= heat.left_out
 
 
-def _norms(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for plan in found.plan.norms():
+def _norms(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for plan in findings.plan.norms():
         for heat in norms.heats(plan, watch):
-            found.norms.append(heat)
+            findings.norms.append(heat)
             left_out |= heat.left_out
 
 
-def _scan(found: Findings, watch: Watch, left_out: dict[str, str]) -> None:
-    for heat in scan.heats(found.plan.scan(), watch):
-        found.scan.append(heat)
+def _scan(findings: Findings, watch: Watch, left_out: dict[str, str]) -> None:
+    for heat in scan.heats(findings.plan.scan(), watch):
+        findings.scan.append(heat)
         left_out |= {f"{name}, case {heat.case.name}": reason for name, reason in heat.left_out.items()}
 
 

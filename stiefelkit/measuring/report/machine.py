@@ -13,16 +13,11 @@ __all__ = ["machine"]
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
-    """Words to facts about the machine and what runs on it.
-
-    Args:
-        device: cpu or cuda.
-        threads: CPU threads in use.
-        dtype: that is measured.
-    """
+    """Words to facts about the machine and what runs on it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts = {
         "CPU": _cpu(),
-        "cores": f"{_cores()} to use",
+        "cores": f"{cores} to use",
         "threads": str(threads),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "BLAS": "MKL" if torch.backends.mkl.is_available() else _blas(),
@@ -44,18 +39,12 @@ def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def _blas() -> str:
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return found.group(1) if found else ""
+    match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return match.group(1) if match else ""

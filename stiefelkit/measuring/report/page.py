@@ -5,6 +5,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+from stiefelkit.measuring.races.course import by_reason
 from stiefelkit.measuring.report.charts import charts
 from stiefelkit.measuring.report.findings import Findings
 from stiefelkit.measuring.report.tables import tables
@@ -13,31 +14,23 @@ from stiefelkit.measuring.report.words import near_orthogonal, sentences, tiles
 __all__ = ["page"]
 
 
-def page(found: Findings) -> str:
-    """Returns the page of what has been measured so far.
-
-    Args:
-        found: the figures.
-    """
-    here = files("stiefelkit.measuring.report")
-    plan = found.plan
-    template = _environment().from_string((here / "page.html").read_text(encoding="utf-8"))
-    by_reason: dict[str, dict[str, list[str]]] = {}
-    for section, reasons in found.left_out.items():
-        for name, reason in reasons.items():
-            by_reason.setdefault(section, {}).setdefault(reason, []).append(name)
+def page(findings: Findings) -> str:
+    """Returns the page of what has been measured so far."""
+    folder = files("stiefelkit.measuring.report")
+    plan = findings.plan
+    template = _environment().from_string((folder / "page.html").read_text(encoding="utf-8"))
     return template.render(
-        found=found,
+        findings=findings,
         plan=plan,
-        processor=found.machine.get("GPU") or found.machine["CPU"],
-        style=(here / "page.css").read_text(encoding="utf-8"),
-        charts=charts(found),
-        tables=tables(found),
-        tiles=tiles(found),
-        said=sentences(found),
-        left_out=by_reason,
+        processor=findings.machine.get("GPU") or findings.machine["CPU"],
+        style=(folder / "page.css").read_text(encoding="utf-8"),
+        charts=charts(findings),
+        tables=tables(findings),
+        tiles=tiles(findings),
+        said=sentences(findings),
+        left_out={section: by_reason(reasons) for section, reasons in findings.left_out.items() if reasons},
         near=near_orthogonal(),
-        minutes=max(1, round(sum(found.seconds.values()) / 60)),
+        minutes=max(1, round(sum(findings.seconds.values()) / 60)),
         commands={section: plan.commands(section) for section in plan.sections},
     )
 

@@ -9,7 +9,7 @@ from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.frame_plans import NormPlan, ParametrizationRace
 from stiefelkit.measuring.races.scan_plan import ScanRace
-from stiefelkit.training.checks import known_parametrizations, known_words, usable_device, usable_seed, usable_threads
+from stiefelkit.training.checks import known_parametrizations, known_words, usable_place
 from stiefelkit.training.options import listed
 
 __all__ = ["SECTIONS", "ReportPlan", "Scale"]
@@ -21,15 +21,7 @@ SECTIONS = ("drift", "time", "growth", "norms", "scan")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured.
-
-    Args:
-        drift: fields of its plan.
-        time: the same.
-        growth: the same.
-        norms: the same.
-        scan: the same.
-    """
+    """How much is measured: fields of the plan of each section."""
 
     drift: Mapping[str, Any] = field(default_factory=dict)
     time: Mapping[str, Any] = field(default_factory=dict)
@@ -83,15 +75,10 @@ class ReportPlan:
     scale: Scale | None = field(default=None, metadata={"hidden": True})
 
     def __post_init__(self) -> None:
-        """Checks names and ranges, and chooses the scale."""
         known_parametrizations(self.parametrizations)
         known_words(WHO, "section", self.sections, SECTIONS)
         known_words(WHO, "dtype", [self.dtype], DTYPES)
-        usable_threads(WHO, self.threads)
-        usable_seed(WHO, self.seed)
-        usable_device(WHO, self.device)
-        if self.scale is None:
-            object.__setattr__(self, "scale", FULL if self.full else QUICK)
+        usable_place(WHO, self.device, self.threads, self.seed)
         if not self.sections:
             object.__setattr__(self, "sections", SECTIONS)
         if not any(self.groups().values()):
@@ -103,14 +90,14 @@ class ReportPlan:
 
         from stiefelkit.attach import available
 
-        dtype, found = getattr(torch, self.dtype), {}
+        dtype, groups = getattr(torch, self.dtype), {}
         for name, cls in available().items():
             if self.parametrizations and name not in self.parametrizations:
                 continue
             refused = not dtype.is_complex and cls.supports((4, 4), dtype) is not None
             chosen = str(dtype.to_complex() if refused else dtype).removeprefix("torch.")
-            found.setdefault(chosen, []).append(name)
-        return {chosen: tuple(names) for chosen, names in found.items()}
+            groups.setdefault(chosen, []).append(name)
+        return {chosen: tuple(names) for chosen, names in groups.items()}
 
     def elsewhere(self) -> set[str]:
         """The parametrizations that are measured in another dtype than the plan's own."""
@@ -123,29 +110,28 @@ class ReportPlan:
 
         plans = []
         for dtype, names in self.groups().items():
-            every = DriftPlan(dtype=dtype).methods
-            methods = tuple(name for name in names if name in every)
+            able = DriftPlan(dtype=dtype).methods
+            methods = tuple(name for name in names if name in able)
             if dtype == self.dtype:
                 with_frames = len(methods) < len(names)
-                others = [name for name in every if name not in available()]
+                others = [name for name in able if name not in available()]
                 others = [name for name in others if self.peers or name not in peer_optimizers.names()]
                 methods += tuple(name for name in others if with_frames or name == UNCONSTRAINED)
                 if not self.parametrizations and self.peers:
                     methods = ()  # all that there are; those of another group refuse, and are measured there
             if methods or not self.parametrizations:
-                where = {"threads": self.threads, "device": self.device, "seed": self.seed}
                 words = {"gradients": "rotation", "step_length": 0.1, **self._scale.drift}
-                plans.append(DriftPlan(methods=methods, dtype=dtype, **where, **words))
+                plans.append(DriftPlan(methods=methods, dtype=dtype, **self._rules, **words))
         return plans
 
     def races(self) -> list[ParametrizationRace]:
         """Forward and backward of the maps, a plan for each dtype; peers race in the first."""
         rules = {"operations": ("forward_backward",), **self._rules, **self._scale.time}
-        return [ParametrizationRace(**each, **rules) for each in self._fields()]
+        return [ParametrizationRace(**fields, **rules) for fields in self._fields()]
 
     def norms(self) -> list[NormPlan]:
         """Errors at large coordinates, a plan for each dtype."""
-        return [NormPlan(**each, **self._rules, **self._scale.norms) for each in self._fields()]
+        return [NormPlan(**fields, **self._rules, **self._scale.norms) for fields in self._fields()]
 
     def growth(self) -> GrowthPlan:
         """How time and memory grow; the maps that are complex only are so there by themselves."""
@@ -159,19 +145,18 @@ class ReportPlan:
     def commands(self, section: str) -> list[str]:
         """The command lines that measure one section alone."""
         if section == "drift":
-            return [_line("drift", each, DriftPlan(dtype=each.dtype)) for each in self.drifts()]
+            return [_line("drift", plan, DriftPlan(dtype=plan.dtype)) for plan in self.drifts()]
         if section == "time":
-            return [_line("bench parametrizations", each, ParametrizationRace()) for each in self.races()]
+            return [_line("bench parametrizations", plan, ParametrizationRace()) for plan in self.races()]
         if section == "norms":
-            return [_line("bench norms", each, NormPlan()) for each in self.norms()]
+            return [_line("bench norms", plan, NormPlan()) for plan in self.norms()]
         if section == "growth":
             return [_line("bench growth", self.growth(), GrowthPlan())]
         return [_line("bench scan", self.scan(), ScanRace())]
 
     @property
     def _scale(self) -> Scale:
-        assert self.scale is not None
-        return self.scale
+        return self.scale or (FULL if self.full else QUICK)
 
     @property
     def _rules(self) -> dict[str, Any]:

@@ -51,13 +51,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one contender looks in every chart of a page.
-
-    Args:
-        colour: one of the tokens.
-        marker: matplotlib's letter; none if empty.
-        dashed: whether it is another implementation.
-    """
+    """How one contender looks in every chart of a page: a token, matplotlib's letter, dashed if it is a peer."""
 
     colour: str
     marker: str = ""
@@ -76,7 +70,7 @@ def looks(names: list[str], dashed: bool = False) -> dict[str, Look]:
     return {name: Look(SERIES[i % 9], MARKERS[i % 7], dashed) for i, name in enumerate(names)}
 
 
-def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float = 3.3, width: float = WIDTH) -> str:
+def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float = 3.3) -> str:
     """Draws one chart and returns it as an SVG element.
 
     A line or a bar whose `gid` is "of NAME" shows that name under the pointer.
@@ -86,7 +80,6 @@ def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float =
         label: what a reader hears who cannot see it.
         draw: draws into the axes.
         height: inches.
-        width: inches.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -95,7 +88,7 @@ def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float =
 
     style: dict[Any, Any] = {**PAGE_STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):
-        drawing = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+        drawing = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
         FigureCanvasSVG(drawing)
         axes = drawing.subplots()
         draw(axes)
@@ -107,9 +100,9 @@ def panel(name: str, label: str, draw: Callable[["Axes"], None], height: float =
 
 
 def _inlined(drawn: str, name: str, label: str) -> str:
-    found = re.search(r"<svg[^>]*?viewBox=\"([^\"]*)\"[^>]*>(.*)</svg>", drawn, re.DOTALL)
-    assert found is not None
-    box, inner = found.groups()
+    match = re.search(r"<svg[^>]*?viewBox=\"([^\"]*)\"[^>]*>(.*)</svg>", drawn, re.DOTALL)
+    assert match is not None
+    box, inner = match.groups()
     for pattern, replacement in (
         (r"<metadata>.*?</metadata>", ""),
         (r"<style.*?</style>", ""),

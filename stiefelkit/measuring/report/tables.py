@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stiefelkit.measuring.growth.measure import PRODUCT, GrowthRow
 from stiefelkit.measuring.growth.plan import AXES
+from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.recurrences import LOOP
 from stiefelkit.measuring.report.charts import member_of
@@ -18,14 +19,7 @@ STEPS = (1, 10, 100, 1000, 10_000, 100_000)
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of a table.
-
-    Args:
-        head: what it is about.
-        cells: the figures.
-        kind: "ours", "peer" or "unit".
-        opens: whether a group begins here.
-    """
+    """One line: what it is about, the figures, "ours", "peer" or "unit", and whether a group begins here."""
 
     head: str
     cells: list[str]
@@ -35,15 +29,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its headings.
-
-    Args:
-        caption: what it shows.
-        columns: headings, the first above the heads of the rows.
-        rows: the lines.
-        note: how to read it.
-        folded: whether a reader has to unfold it.
-    """
+    """A table with its headings, the first above the heads of the rows; a reader has to unfold it if it is folded."""
 
     caption: str
     columns: list[str]
@@ -75,47 +61,42 @@ def _size(problem: FrameProblem) -> str:
     return str(problem).replace(" x ", " × ")
 
 
-def tables(found: Findings) -> dict[str, list[Table]]:
+def tables(findings: Findings) -> dict[str, list[Table]]:
     """Section to its tables."""
-    every = {
-        "drift": _drift(found),
-        "time": _time(found),
-        "ratios": _ratios(found),
-        "growth": _growth(found),
-        "norms": _norms(found),
-        "scan": _scan(found),
+    drawn = {
+        "drift": _drift(findings),
+        "time": _time(findings),
+        "ratios": _ratios(findings),
+        "growth": _growth(findings),
+        "norms": _norms(findings),
+        "scan": _scan(findings),
     }
-    return {section: [table for table in each if table.rows] for section, each in every.items()}
+    return {section: [table for table in of_section if table.rows] for section, of_section in drawn.items()}
 
 
-def _drift(found: Findings) -> list[Table]:
-    if not found.drift:
+def _drift(findings: Findings) -> list[Table]:
+    if not findings.drift:
         return []
-    last = found.drift[0].steps[-1]
+    last = findings.drift[0].steps[-1]
     shown = [step for step in STEPS if step < last] + [last]
     columns = ["method", "size", "dtype", *(f"to {step:,}" for step in shown)]
-    rows = []
-    for curve, dtype in zip(found.drift, found.drift_dtypes, strict=True):
+    rows, peers = [], peer_optimizers.names()
+    for curve, dtype in zip(findings.drift, findings.drift_dtypes, strict=True):
         worst = [figure_of(curve.worst_until(step)) for step in shown]
-        rows.append(TableRow(curve.method, [f"{curve.n} × {curve.p}", dtype, *worst], _drift_kind(curve.method)))
+        kind = "peer" if curve.method in peers else "ours"
+        rows.append(TableRow(curve.method, [f"{curve.n} × {curve.p}", dtype, *worst], kind))
     return [Table("Largest error up to a step, in rounding limits", columns, rows)]
 
 
-def _drift_kind(method: str) -> str:
-    from stiefelkit.measuring.moved_frames import peer_optimizers
-
-    return "peer" if method in peer_optimizers.names() else "ours"
-
-
-def _time(found: Findings) -> list[Table]:
+def _time(findings: Findings) -> list[Table]:
     drawn: dict[str, Table] = {}
-    for heat in found.time:
+    for heat in findings.time:
         if not heat.rows:
             continue
         columns = ["contender", "ms", "g", "ratio", "error"]
         rows = drawn.setdefault(_size(heat.problem), Table(_size(heat.problem), columns)).rows
         dtype = heat.rows[0].dtype
-        suffix = f", {dtype}" if dtype != found.plan.dtype else ""
+        suffix = f", {dtype}" if dtype != findings.plan.dtype else ""
         rows.append(TableRow(f"g, one product{suffix}", [figure_of(1e3 * heat.unit), "1", DASH, DASH], "unit", True))
         for number, (row, family) in enumerate(zip(heat.rows, heat.families, strict=True)):
             cells = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
@@ -125,8 +106,8 @@ def _time(found: Findings) -> list[Table]:
     return list(drawn.values())
 
 
-def _ratios(found: Findings) -> list[Table]:
-    heats = [heat for heat in found.time if heat.rows]
+def _ratios(findings: Findings) -> list[Table]:
+    heats = [heat for heat in findings.time if heat.rows]
     sizes = sorted({heat.problem.n for heat in heats})
     cells: dict[str, dict[int, float]] = {}
     best: dict[str, str] = {}
@@ -151,18 +132,19 @@ def _ratios(found: Findings) -> list[Table]:
     return [Table(caption, columns, rows, folded=False)]
 
 
-def _growth(found: Findings) -> list[Table]:
+def _growth(findings: Findings) -> list[Table]:
     drawn = []
     for axis, words in AXES.items():
         by_what = {
-            heat.what: {row.contender: row for row in heat.rows} for heat in found.growth if heat.against == axis
+            heat.what: {row.contender: row for row in heat.rows} for heat in findings.growth if heat.against == axis
         }
         names = list(dict.fromkeys(name for rows in by_what.values() for name in rows))
         rows = []
         for name in names:
-            pair = [by_what.get(what, {}).get(name) for what in ("time", "memory")]
-            cells = [cell for each, what in zip(pair, ("time", "memory"), strict=True) for cell in _fitted(each, what)]
-            rows.append(TableRow(_grown(name, pair, found.plan.dtype), cells, "unit" if name == PRODUCT else "ours"))
+            time, memory = (by_what.get(what, {}).get(name) for what in ("time", "memory"))
+            cells = [*_fitted(time, "time"), *_fitted(memory, "memory")]
+            kind = "unit" if name == PRODUCT else "ours"
+            rows.append(TableRow(_grown(name, [time, memory], findings.plan.dtype), cells, kind))
         columns = ["map", "time", "expected", "fitted over", "overhead", "memory", "expected", "fitted over"]
         drawn.append(
             Table(f"Exponents against {axis}", columns, rows, note=words.replace(" x ", " × "), folded=axis != "n")
@@ -183,15 +165,15 @@ def _fitted(row: GrowthRow | None, what: str) -> list[str]:
     return cells + ([DASH if row.overhead_until is None else f"to {row.overhead_until:g}"] if what == "time" else [])
 
 
-def _norms(found: Findings) -> list[Table]:
+def _norms(findings: Findings) -> list[Table]:
     drawn: dict[str, Table] = {}
-    for heat in found.norms:
+    for heat in findings.norms:
         if not heat.rows:
             continue
         columns = ["contender", *(f"× {factor:,.0f}" for factor in heat.rows[0].factors)]
         caption = f"Error in rounding limits, {_size(heat.problem)}"
         rows = drawn.setdefault(caption, Table(caption, columns)).rows
-        suffix = f", {heat.rows[0].dtype}" if heat.rows[0].dtype != found.plan.dtype else ""
+        suffix = f", {heat.rows[0].dtype}" if heat.rows[0].dtype != findings.plan.dtype else ""
         for number, (row, is_peer) in enumerate(zip(heat.rows, heat.is_peer, strict=True)):
             cells = ["not finite" if error is None else figure_of(error) for error in row.errors_over_limit]
             opens = number == 0 or heat.rows[number - 1].family != row.family
@@ -199,9 +181,9 @@ def _norms(found: Findings) -> list[Table]:
     return list(drawn.values())
 
 
-def _scan(found: Findings) -> list[Table]:
+def _scan(findings: Findings) -> list[Table]:
     drawn = []
-    for heat in found.scan:
+    for heat in findings.scan:
         loop = next((row for row in heat.rows if row.contender == LOOP), None)
         rows = [TableRow("LIMIT", ["", figure_of(1e3 * heat.unit), "1", DASH, DASH, DASH], "unit")]
         for row, is_peer in zip(heat.rows, heat.is_peer, strict=True):

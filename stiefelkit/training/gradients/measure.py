@@ -1,7 +1,6 @@
 """How large the gradient of the loss is on its way back through time, before and after some training."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import cached
 
-from stiefelkit.errors import OptionError, RunError
+from stiefelkit.errors import OptionError
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, log_scale, styles
-from stiefelkit.training.files import write_atomically
+from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.gradients.plan import WHO, GradientPlan
 from stiefelkit.training.session import Session
 from stiefelkit.training.tasks import Task
@@ -47,10 +46,7 @@ class GradientCurve:
 
 
 def measure(
-    plan: GradientPlan,
-    out: Path,
-    watch: Watch = lambda words, done, steps: None,
-    figures: Figures | None = None,
+    plan: GradientPlan, out: Path, watch: Watch = lambda words, done, steps: None, figures: Figures | None = None
 ) -> tuple[list[GradientCurve], list[Path]]:
     """Trains every model, and writes `gradients.json` and `gradients.png`; both are replaced if they exist.
 
@@ -72,10 +68,8 @@ def measure(
     for config in configs.values():
         with config.within_memory():
             config.build_task().batch(0, config.batch_size, config.seed)
-    try:
+    with writable(WHO, out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{WHO} needs a place that can be written, got {out}: {error.strerror}.") from error
     curves = []
     for config in configs.values():
         with threads(config.threads), config.within_memory():
@@ -85,7 +79,7 @@ def measure(
         "curves": [dataclasses.asdict(curve) for curve in curves],
     }
     record = out / "gradients.json"
-    write_atomically(record, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    write_json(record, content)
     figures = figures or Figures()
     return curves, [record, draw(figures.path(out, "gradients"), plan, curves, figures.dpi)]
 
@@ -163,14 +157,7 @@ def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
 
 
 def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = DPI) -> Path:
-    """Draws norms against steps, a panel for each iteration, on one logarithmic scale.
-
-    Args:
-        path: the file, .png, .pdf or .svg.
-        plan: what was asked for.
-        curves: of all models and iterations.
-        dpi: dots per inch of a PNG.
-    """
+    """Draws norms against steps, a panel for each iteration, on one logarithmic scale."""
     iterations = sorted(set(plan.iterations))
     look = dict(zip(plan.models, styles(len(plan.models)), strict=True))
     positive = [norm for curve in curves for norm in curve.norms if norm > 0]

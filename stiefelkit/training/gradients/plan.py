@@ -41,9 +41,8 @@ class GradientPlan:
     )
 
     def __post_init__(self) -> None:
-        """Checks names and ranges."""
-        for what, given in (("model", self.models), ("iteration", self.iterations)):
-            if not given:
+        for what, choice in (("model", self.models), ("iteration", self.iterations)):
+            if not choice:
                 raise OptionError(f"{WHO} needs one {what} or more, got none.")
         for iteration in self.iterations:
             at_least(WHO, "iterations", iteration, 0)
@@ -59,8 +58,8 @@ class GradientPlan:
     def configs(self) -> dict[str, Config]:
         """Model to the run that its recipe describes, made as long as the last iteration if it is shorter."""
         task, last = self.build_task(), max(self.iterations)
-        found = {name: Config.resolve(task, name, self.settings) for name in self.models}
-        return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in found.items()}
+        configs = {name: Config.resolve(task, name, self.settings) for name in self.models}
+        return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in configs.items()}
 
     def _has_length(self) -> bool:
         return "T" in [option.name for option in dataclasses.fields(tasks.get(self.task))]
