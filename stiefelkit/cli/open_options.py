@@ -134,6 +134,7 @@ def _opened(
     )
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
+        value = str if typing.get_origin(value) is dict else value  # a table in words
         item = Annotated[value, Parameter(converter=literal)] if value == Option else value
         return Annotated[dict[str, item], parameter], dataclasses.field(default_factory=dict)
     return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter], None
