@@ -100,7 +100,8 @@ class Settings:
         """Returns these settings with the gaps filled from `below`.
 
         Dictionaries are merged key by key, but the options of one optimizer mean nothing to another: who names one
-        means it for all coordinates that get none of their own. A rate here goes before one in a table below.
+        means it for all coordinates that get none of their own. A rate here goes before one in a table below, and one
+        in a table here before a rate below.
         """
         merged, asked = below.given(), self.given()
         if self.optimizer not in (None, below.optimizer):
@@ -110,6 +111,9 @@ class Settings:
         for coordinate in asked.get("rates", {}):
             tables.get(coordinate, {}).pop("lr", None)
         merged |= {"optimizers": tables} if tables else {}
+        rated = [coordinate for coordinate, table in asked.get("optimizers", {}).items() if "lr" in table]
+        if "rates" in merged:
+            merged["rates"] = {key: rate for key, rate in merged["rates"].items() if key not in rated}
         for name, value in asked.items():
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
         return Settings(**merged)
