@@ -164,7 +164,9 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
             axes.plot([run.epochs(each) for each in records], points, label=run.label, markevery=every, **look)
             if run.row.figure is not None:
                 axes.axhline(scale * run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
-        reference_line(axes, scale * task.baseline[task.headline], "without memory")
+        if not percent:  # a guess at ten classes would press the curves together
+            reference_line(axes, task.baseline[task.headline], "without memory")
+        axes.set_xlim(left=0)
         axes.set(xlabel="epoch", ylabel="accuracy (%)" if percent else task.loss_label)
         axes.set_title("held out; dotted: the papers" if percent else "held out")
         if not percent:
@@ -188,7 +190,10 @@ def _of_train(runs: list[Run], path: Path, dpi: int, words: tuple[str, str], val
             xs, ys = zip(*points, strict=True)
             axes.plot(xs, ys, label=label, markevery=max(1, len(xs) // 12), **look)
         title, unit = words
-        axes.set(xlabel="epoch", ylabel=unit, title=title)
+        axes.set(xlabel="epoch", ylabel=unit, title=title, yscale="log")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
+        axes.set_xlim(left=0)
         log_scale(axes)
         legend(axes, "best")
     return True
