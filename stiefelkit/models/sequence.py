@@ -43,7 +43,7 @@ class SequenceModel(nn.Module):
         """Returns the outputs at every step, or at the last one; of two directions, where each of them ends.
 
         With gradients all states are kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
-        T^(1/2) of them. Without, under `torch.no_grad`, none is kept but the last.
+        T^(1/2) of them. Without, under `torch.no_grad`, only the last, if they are many.
         """
         if isinstance(x, PackedSequence):
             raise DtypeError(
