@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CheckpointError",
+    "DataError",
     "DtypeError",
     "ImageError",
     "NonFiniteError",
@@ -65,6 +66,10 @@ class NonFiniteError(StiefelkitError, ValueError):
 
 class CheckpointError(StiefelkitError, RuntimeError):
     """A state dict does not belong to the weight that it is loaded into."""
+
+
+class DataError(StiefelkitError, ValueError):
+    """A file of a data set is missing, damaged, or another than it should be."""
 
 
 class OptimizerError(StiefelkitError, RuntimeError):

@@ -62,14 +62,16 @@ def test_the_core_is_four_packages_and_the_extra_is_what_commands_miss_without_i
     assert names_of(extras["cli"]) == set(EXTRA.values())
     for extra in ("test", "bench"):
         assert "stiefelkit[cli]" in extras[extra]
+    assert "stiefelkit[data]" in extras["test"]
     assert "stiefelkit[test]" in extras["dev"]
 
 
 def test_no_file_but_those_of_commands_imports_what_the_extra_brings() -> None:
     known = CORE | OF_OTHERS | AT_HAND | {"stiefelkit"} | set(sys.stdlib_module_names)
+    of_commands = set(EXTRA) | names_of(PROJECT["optional-dependencies"]["data"])
     for path in sorted(PACKAGE.rglob("*.py")):
         where = path.relative_to(PACKAGE)
-        may = known | set(EXTRA) if where.parts[0] in WITH_COMMANDS else known
+        may = known | of_commands if where.parts[0] in WITH_COMMANDS else known
         nodes = list(ast.walk(ast.parse(path.read_text())))
         found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         found += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

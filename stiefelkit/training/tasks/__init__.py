@@ -17,6 +17,8 @@ tasks = Registry(
         "adding": "stiefelkit.training.tasks.adding:Adding",
         "copying": "stiefelkit.training.tasks.copying:Copying",
         "digits": "stiefelkit.training.tasks.digits:Digits",
+        "mnist": "stiefelkit.training.tasks.mnist:Mnist",
+        "pmnist": "stiefelkit.training.tasks.mnist:PermutedMnist",
     },
 )
 

@@ -6,6 +6,7 @@ where they need it.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Task", "generator"]
+__all__ = ["Task", "generator", "shuffle"]
+
+
+CHUNK = 2**18
+"""Steps of all sequences of a chunk together, at most, in an evaluation."""
 
 
 def generator(*key: int) -> torch.Generator:
@@ -33,6 +38,18 @@ def generator(*key: int) -> torch.Generator:
 
     (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(seed) >> 1)
+
+
+@functools.lru_cache(maxsize=2)
+def shuffle(size: int, seed: int, epoch: int) -> Tensor:
+    """Returns the order in which an epoch visits a training set, a function of the arguments alone.
+
+    >>> shuffle(5, 0, 0).sort().values.tolist()
+    [0, 1, 2, 3, 4]
+    """
+    import torch
+
+    return torch.randperm(size, generator=generator(seed, epoch))
 
 
 class Task(ABC):
@@ -75,6 +92,10 @@ class Task(ABC):
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the whole test set, the same for every seed."""
 
+    def validation(self) -> tuple[Tensor, Tensor] | None:
+        """Returns what models are chosen by, neither trained on nor held out; None where nothing is set apart."""
+        return None
+
     @abstractmethod
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
@@ -96,16 +117,20 @@ class Task(ABC):
             )
         return self.train_size // batch_size
 
-    def evaluate(self, model: nn.Module, chunk: int = 500) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, float]:
         """Returns the loss, and the accuracy where there is one, of a model on the held-out set.
 
         Args:
             model: maps (B, T, input_size) to (B, T, output_size); put into evaluation mode for the time of the call.
-            chunk: sequences per forward pass; bounds the memory.
+            chunk: sequences per forward pass, which bounds the memory; by their length if left out.
+            examples: other ones than the held-out set.
         """
         import torch
 
-        x, y = self.held_out()
+        x, y = self.held_out() if examples is None else examples
+        chunk = chunk or max(1, min(500, CHUNK // x.shape[1]))
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         was_training = model.training
         model.eval()

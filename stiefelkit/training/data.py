@@ -1,0 +1,155 @@
+"""Where the data of tasks are: in the folder of --data, in that of STIEFELKIT_DATA, or a download checked by its hash.
+
+A task that reads the user's own files calls `folder("speech")`, and gets DIR/speech if there is one, else DIR. One that
+reads files which everybody has lists them as `File` and calls `content(file, "mnist")`, which looks in DIR/mnist and in
+DIR, plain or gzipped, and fetches what is nowhere. Errors are `DataError`, one sentence each.
+
+DIR is no option of a task, so that a run goes on where its data lie elsewhere: `place()` says what it is now. Prepare
+the data once, in a cached function of the place and of the options that matter, and call that in `batch` and
+`held_out`, which both run before the folder of a run appears:
+
+    @functools.cache
+    def _prepared(place: Path | None, seed: int) -> ...:
+        ...
+
+    def held_out(self):
+        return _prepared(data.place(), self.seed)[1]
+"""
+
+import contextlib
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from stiefelkit.errors import DataError
+
+__all__ = ["VARIABLE", "File", "content", "folder", "named", "place"]
+
+VARIABLE = "STIEFELKIT_DATA"
+REMEDY = f"name its folder with --data DIR or {VARIABLE}"
+
+_named: ContextVar[Path | None] = ContextVar("named", default=None)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that everybody has.
+
+    Args:
+        name: its name, without .gz.
+        sha256: the digest of its content, unpacked.
+        urls: where it can be had, plain or gzipped.
+    """
+
+    name: str
+    sha256: str
+    urls: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def named(path: Path | None) -> Iterator[None]:
+    """Has data be looked for in a folder, as --data does; None leaves it to the environment."""
+    token = _named.set(path if path is not None else _named.get())
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def place() -> Path | None:
+    """Returns the folder of data that was named, on the command line or else by STIEFELKIT_DATA; None if none was.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    path = _named.get() or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if path is not None and not path.is_dir():
+        raise DataError(f"Data need a folder to be read from, got {path}, which is none; {REMEDY}.")
+    return path
+
+
+def folder(name: str) -> Path:
+    """Returns the folder of a task's data: one of its name in the folder of data, or else that folder itself.
+
+    Args:
+        name: of the task.
+
+    Raises:
+        DataError: no folder was named, or it does not exist.
+    """
+    path = place()
+    if path is None:
+        raise DataError(f"Task {name!r} needs data of yours, got no folder; {REMEDY}.")
+    return path / name if (path / name).is_dir() else path
+
+
+def content(file: File, name: str) -> bytes:
+    """Returns what a file holds, unpacked and known by its digest, from the folder of data or from the network.
+
+    Args:
+        file: which.
+        name: of the folder that it may be in, inside of the folder of data.
+
+    Raises:
+        DataError: it is nowhere, cannot be read, unpacked or fetched, or is another than it should be.
+    """
+    path = place()
+    for home in () if path is None else (path / name, path):
+        for each in (home / file.name, home / f"{file.name}.gz"):
+            if each.is_file():
+                return _checked(file, each, "put a whole one there")
+    return _fetched(file, path)
+
+
+def _checked(file: File, path: Path, remedy: str) -> bytes:
+    try:
+        raw = path.read_bytes()
+        found = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"{file.name} needs to be a file that can be read, got {path}: {reason}; {remedy}.") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(
+            f"{file.name} needs to be a whole file, got {path}, which cannot be unpacked ({error}); {remedy}."
+        ) from error
+    digest = hashlib.sha256(found).hexdigest()
+    if digest != file.sha256:
+        raise DataError(
+            f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {digest[:16]}... of the "
+            f"{len(found)} bytes in {path}; {remedy}."
+        )
+    return found
+
+
+def _fetched(file: File, looked: Path | None) -> bytes:
+    where = f"none in {looked}" if looked else "no folder of data"
+    if not file.urls:
+        raise DataError(f"{file.name} needs to be at hand, got {where}; {REMEDY}.")
+    try:
+        import pooch
+    except ImportError as error:
+        raise DataError(
+            f"{file.name} needs pooch to be fetched, got {where} and an installation without; pip install "
+            f'"stiefelkit[data]", or {REMEDY}.'
+        ) from error
+    pooch.get_logger().setLevel("WARNING")  # or it tells the digest of each file, and what to do with it
+    reasons = []
+    for url in file.urls:
+        try:
+            # the digest is that of the content: mirrors pack it each in their own way
+            path = Path(pooch.retrieve(url, None, url.rpartition("/")[2], pooch.os_cache("stiefelkit")))
+        except Exception as error:  # whatever the clients of the protocols raise
+            reasons.append(f"{url} ({type(error).__name__})")
+            continue
+        try:
+            return _checked(file, path, f"get it elsewhere, and {REMEDY}")
+        except DataError as error:
+            reasons.append(f"{url} ({str(error).rstrip('.')})")
+            with contextlib.suppress(OSError):
+                path.unlink()
+    raise DataError(f"{file.name} needs to be fetched, got {where} and nothing from {', '.join(reasons)}; {REMEDY}.")

@@ -1,0 +1,135 @@
+"""Where data come from: a folder that is named, or a download; what is not as it should be is said in one sentence."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stiefelkit.errors import DataError
+from stiefelkit.training import data
+from stiefelkit.training.data import File
+
+CONTENT = b"0123456789" * 500
+
+
+def file(*urls: str, content: bytes = CONTENT) -> File:
+    return File("numbers", hashlib.sha256(content).hexdigest(), urls)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder of data, and a cache of downloads that is empty."""
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def refused(of: File) -> str:
+    with pytest.raises(DataError) as caught:
+        data.content(of, "counts")
+    sentence = str(caught.value)
+    assert len(sentence.splitlines()) == 1
+    assert data.VARIABLE in sentence or "whole" in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("inside", ["", "counts"])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("numbers", bytes), ("numbers.gz", gzip.compress), ("numbers", gzip.compress)]
+)
+def test_a_file_is_found_plain_or_packed_in_the_folder_or_in_that_of_its_task(
+    inside: str, name: str, pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / inside).mkdir(exist_ok=True)
+    (tmp_path / inside / name).write_bytes(pack(CONTENT))
+    with data.named(tmp_path):
+        assert data.content(file(), "counts") == CONTENT
+
+
+def test_what_the_command_line_names_goes_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert data.place() is None
+    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
+    assert data.place() == tmp_path
+    (tmp_path / "speech").mkdir()
+    with data.named(tmp_path / "speech"):
+        assert data.place() == tmp_path / "speech"
+        with data.named(None):
+            assert data.place() == tmp_path / "speech"
+    assert data.folder("speech") == tmp_path / "speech"
+    assert data.folder("chars") == tmp_path
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no folder; name its folder"):
+        data.folder("speech")
+    with data.named(tmp_path / "nowhere"), pytest.raises(DataError, match="nowhere"):
+        data.place()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda raw: raw[:-7], lambda raw: raw[:60] + b"\x00\x01" + raw[62:], lambda raw: b"", lambda raw: raw[:3]],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_damaged_file_is_refused_by_its_path(
+    pack: Callable[[bytes], bytes], damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "numbers.gz").write_bytes(damage(pack(CONTENT)))
+    with data.named(tmp_path):
+        assert "numbers.gz" in refused(file())
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address at which a server of this machine shows it."""
+    root = tmp_path / "served"
+    root.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield root, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_is_in_no_folder_is_fetched_once_and_known_by_its_content(served: tuple[Path, str]) -> None:
+    root, address = served
+    (root / "numbers.gz").write_bytes(gzip.compress(CONTENT))
+    of = file(f"{address}/missing.gz", f"{address}/numbers.gz")
+    assert data.content(of, "counts") == CONTENT
+    os.remove(root / "numbers.gz")
+    assert data.content(of, "counts") == CONTENT
+
+
+def test_a_download_that_is_another_file_is_refused_and_not_kept(served: tuple[Path, str]) -> None:
+    root, address = served
+    (root / "numbers.gz").write_bytes(gzip.compress(b"others"))
+    of = file(f"{address}/numbers.gz")
+    assert f"{address}/numbers.gz" in refused(of)
+    (root / "numbers.gz").write_bytes(gzip.compress(CONTENT))
+    assert data.content(of, "counts") == CONTENT
+
+
+def test_what_is_nowhere_is_said_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    assert "no folder of data" in refused(file())
+    with data.named(tmp_path):
+        assert f"none in {tmp_path}" in refused(file())
+        assert "127.0.0.1" in refused(file("http://127.0.0.1:9/numbers"))
+
+
+def test_without_pooch_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    assert "stiefelkit[data]" in refused(file("http://127.0.0.1:9/numbers"))
