@@ -15,8 +15,11 @@ tasks = Registry(
     "task",
     {
         "adding": "stiefelkit.training.tasks.adding:Adding",
+        "chars": "stiefelkit.training.tasks.chars:Chars",
         "copying": "stiefelkit.training.tasks.copying:Copying",
         "digits": "stiefelkit.training.tasks.digits:Digits",
+        "speech": "stiefelkit.training.tasks.speech:Speech",
+        "waveform": "stiefelkit.training.tasks.waveform:Waveform",
     },
 )
 

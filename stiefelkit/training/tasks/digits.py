@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.training.checks import at_least, at_most
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.digits import RECIPES
-from stiefelkit.training.tasks.task import Task, generator
+from stiefelkit.training.tasks.task import Task, shuffled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class Digits(Task):
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = _shuffle(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size]
+        order = shuffled(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size]
         x, y = _images(self.permuted)[0]
         return x[order], y[order]
 
@@ -75,13 +75,6 @@ class Digits(Task):
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
         """Share of images whose likeliest class is right."""
         return (output.argmax(-1) == y).double().mean()
-
-
-@functools.lru_cache(maxsize=2)
-def _shuffle(size: int, seed: int, epoch: int) -> Tensor:
-    import torch
-
-    return torch.randperm(size, generator=generator(seed, epoch))
 
 
 @functools.cache
