@@ -143,6 +143,22 @@ def test_helfrich_puts_eigenvalues_on_a_quarter_arc():
     assert angles.max() <= torch.pi / 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_an_arc_spreads_the_eigenvalues_of_helfrich_as_far(dtype):
+    whole = Cayley((400, 400), dtype=dtype, arc=2 * torch.pi)
+    skew = whole.initial("helfrich", seeds.generator(1))[0][0]
+    quarter = Cayley((400, 400), dtype=dtype).initial("helfrich", seeds.generator(1))[0][0]
+    assert torch.allclose(4 * quarter.atan(), skew.atan() % torch.pi)  # tan(t/2), t four times as large
+    layer = sk.orthogonal(torch.nn.Linear(9, 9), "weight", "cayley", init="helfrich", negative=2, arc=0.01)
+    assert torch.linalg.norm(layer.weight - torch.diag(torch.tensor([1.0] * 7 + [-1.0] * 2))) < 0.05
+    model = sk.models.create("scurnn", 2, 6, 1, arc=2 * torch.pi)
+    twin = sk.models.create("scurnn", 2, 6, 1)
+    twin.load_state_dict(model.state_dict())
+    for arc in (0.0, 7.0, True, "pi"):
+        with pytest.raises(errors.OptionError, match="arc between 0 and 2 pi"):
+            Cayley((4, 4), arc=arc)
+
+
 def test_the_index_cache_survives_inference_mode():
     with torch.inference_mode():
         Cayley((23, 23), dtype=torch.float32)(torch.zeros(253))

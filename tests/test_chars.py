@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def spoken(task: Chars, split: str) -> list[tuple[str, str]]:
     """What each sequence reads and what it must say; a dot where there is nothing."""
     alphabet = [*task._text().alphabet, "."]
-    x, y = task.held_out(split)
+    x, y = task._split(split).all()
     read = [[int(row.argmax()) if row.any() else -1 for row in rows] for rows in x]
     return [
         ("".join(alphabet[code] for code in codes), "".join(alphabet[max(code, -1)] for code in targets))

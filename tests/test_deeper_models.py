@@ -10,6 +10,7 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.models import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.nn.layers import Layers
 
 each_model = pytest.mark.parametrize("name", sk.models.names())
 
@@ -35,6 +36,18 @@ def test_the_last_output_is_that_of_both_ends(name):
     assert torch.allclose(net(x, last_only=True), _output(net, x), atol=1e-6)
     one: Any = sk.models.create(name, 3, 8, 5, num_layers=2)
     assert torch.allclose(one(x, last_only=True), one(x)[:, -1], atol=1e-6)
+
+
+@each_model
+def test_without_gradients_the_last_output_is_the_same_and_no_states_are_kept(name):
+    net: Any = sk.models.create(name, 3, 8, 5, num_layers=2)
+    x = torch.randn(2, 6, 3)
+    kept = []
+    net.rnn.register_forward_hook(lambda rnn, inputs, output: kept.append(output[0] is not None))
+    with_graph = net(x, last_only=True)
+    with torch.no_grad():
+        assert torch.allclose(net(x, last_only=True), with_graph, atol=1e-6)
+    assert kept == [True, not isinstance(net.rnn, Layers)]
 
 
 def _output(net: Any, x: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from stiefelkit.testing.seeds import seed
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
-from stiefelkit.training.log import read
+from stiefelkit.training.log import MEASURED, read
 from stiefelkit.training.plot import plot
 from stiefelkit.training.summary import summarise
 
@@ -78,7 +78,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ending(path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What two finished runs must share: the last tensors, and the log without times."""
-    log = [{key: value for key, value in line.items() if key != "ms_per_step"} for line in read(path / "log.jsonl")]
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
     return (checkpoint.checkpoints(path / "checkpoints")[-1] / checkpoint.TENSORS).read_bytes(), log
 
 

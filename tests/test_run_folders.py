@@ -86,7 +86,7 @@ def test_a_config_laid_out_otherwise_is_the_same_config(run: Path, whole: Path) 
 def test_a_changed_line_of_the_log_is_named(line: int, run: Path) -> None:
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     start = sum(len(each) for each in lines[: line - 1])
-    flip(run / "log.jsonl", start + lines[line - 1].index(b"loss") + 8)
+    flip(run / "log.jsonl", start + lines[line - 1].index(b"step") + 7)
     sentence = refused(run)
     assert "log.jsonl" in sentence
     assert f"line {line}," in sentence

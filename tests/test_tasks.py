@@ -96,6 +96,15 @@ def test_a_synthetic_training_set_is_fixed_and_comes_in_order(name: str) -> None
     assert len(rows(torch.cat(epoch))) == 60
 
 
+@pytest.mark.parametrize("name", ["copying", "adding"])
+def test_fresh_sequences_never_come_again(name: str) -> None:
+    fixed, task = (create(name, {"train_size": 65, "fresh": fresh}) for fresh in (False, True))
+    batches = [task.batch(step, 20, seeds.seed(5))[0] for step in range(6)]
+    assert len(rows(torch.cat(batches))) == 120
+    for step in range(3):
+        assert torch.equal(batches[step], fixed.batch(step, 20, seeds.seed(5))[0])
+
+
 def test_an_epoch_of_digits_visits_every_image_once_in_an_order_of_its_own() -> None:
     task = create("digits", {"train_size": 96})
     epochs = [torch.cat([task.batch(4 * epoch + k, 24, seeds.seed())[0] for k in range(4)]) for epoch in range(2)]

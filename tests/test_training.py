@@ -13,7 +13,7 @@ from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunEr
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, health, train
 from stiefelkit.training.config import Config
-from stiefelkit.training.log import read
+from stiefelkit.training.log import MEASURED, read
 from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.session import Session
 from stiefelkit.training.summary import summarise
@@ -42,7 +42,7 @@ def small(**changes: Any) -> Config:
 
 def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
     """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
-    log = [{key: value for key, value in line.items() if key != "ms_per_step"} for line in read(path / "log.jsonl")]
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
     last = checkpoint.checkpoints(path / "checkpoints")[-1]
     _, state = checkpoint.load(last)
     return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]

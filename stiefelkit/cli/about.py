@@ -15,7 +15,7 @@ from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by,
 from stiefelkit.cli.words import entries, sections
 from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.optim import optimizers
-from stiefelkit.training.config import HANDLED
+from stiefelkit.training.optimizers import HANDLED
 
 __all__ = ["show"]
 

@@ -41,6 +41,13 @@ norm of the coordinates; and the scan's four cases. Each part says by which comm
 Nothing is written before all is measured, except the figures of --json. A command stopped by Ctrl-C leaves an older
 page as it was.
 """)
+REPRODUCE = unwrapped("""Run an experiment of a paper again.
+
+Each row of a table in a paper has a name, which --list shows with its figure. The run goes on where it stopped when
+the command is given again, to the same bits, and with more --epochs further than before; it ends with its figure
+beside the paper's. The best epoch is chosen on the held-out set, as the papers do, and on examples set apart, as one
+should; both are shown.
+""")
 CONFIG = """TOML file with options, those of a task in a table of its name; the command line wins over it."""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
@@ -58,6 +65,7 @@ app = App(
 app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is to choose from, or one NAME.")
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
+app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce", help=REPRODUCE)
 app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
 app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
 app.command("stiefelkit.cli.report:report", name="report", help=REPORT)

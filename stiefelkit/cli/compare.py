@@ -9,6 +9,7 @@ from rich.table import Table
 
 from stiefelkit.cli.open_options import FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
+from stiefelkit.training.data import named
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
@@ -26,6 +27,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         models: str,
         out: Path | None = None,
         resume: bool = False,
+        data: Path | None = None,
         task: Any = None,
         settings: Any = None,
         figures: FigureOptions = None,
@@ -36,6 +38,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             models: names of the models, separated by commas; see stiefelkit list.
             out: folder with one run for each model; runs/TASK if left out.
             resume: keep the runs that are finished, continue the others, start those that are missing.
+            data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for each model.
             figures: how they are written.
@@ -46,16 +49,17 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name
         problem = cls(**given(task))
-        found = compare(
-            problem,
-            names,
-            path,
-            built(Settings, settings),
-            named=given(task),
-            resuming=resume,
-            display=Terminal(),
-            figures=built(Figures, figures),
-        )
+        with named(data):
+            found = compare(
+                problem,
+                names,
+                path,
+                built(Settings, settings),
+                named=given(task),
+                resuming=resume,
+                display=Terminal(),
+                figures=built(Figures, figures),
+            )
         if found.signal is not None:
             again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"
             print(f"Stopped and saved; resume with: {again}")

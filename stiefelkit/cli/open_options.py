@@ -78,15 +78,17 @@ def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
-        def run(*, plan: Any = None, **others: Any) -> int:
-            return command(plan=built(cls, plan), **others)
+        def run(*words: Any, plan: Any = None, **others: Any) -> int:
+            return command(*words, plan=built(cls, plan), **others)
 
         signature = inspect.signature(command)
         hint = Annotated[open_options(cls) | None, Parameter(name="*")]
         own = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         others = [each for name, each in signature.parameters.items() if name != "plan"]
         found = typing.cast(Any, run)
-        found.__signature__ = signature.replace(parameters=[own, *others])
+        words = [each for each in others if each.kind is not each.KEYWORD_ONLY]
+        named = [each for each in others if each.kind is each.KEYWORD_ONLY]
+        found.__signature__ = signature.replace(parameters=[*words, own, *named])
         found.__annotations__ = {**command.__annotations__, "plan": hint}
         run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
         return run
@@ -134,6 +136,7 @@ def _opened(
     )
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
+        value = str if typing.get_origin(value) is dict else value  # a table in words
         item = Annotated[value, Parameter(converter=literal)] if value == Option else value
         return Annotated[dict[str, item], parameter], dataclasses.field(default_factory=dict)
     return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter], None

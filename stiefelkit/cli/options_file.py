@@ -64,6 +64,10 @@ class OptionsFile:
 
     def _put(self, arguments: ArgumentCollection, key: str, entry: str, value: Any) -> None:
         place = f"{key}.{entry}"
+        if key == "optimizers" and isinstance(value, dict):
+            value = " ".join(
+                [str(value.get("optimizer", "")), *(f"{k}={v}" for k, v in value.items() if k != "optimizer")]
+            )
         if not isinstance(value, bool | int | float | str):
             raise OptionError(
                 f"Option {place!r} in {self.source} needs a number, a word, true or false, got {value!r}."

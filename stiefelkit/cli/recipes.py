@@ -1,6 +1,7 @@
 """What the recipes of a task fill in, for help: of the models that the command line names, or of all."""
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ def table(cls: type[Task]) -> str:
     for model, settings in recipes.items():
         pairs = ", ".join(filter(None, (_entries(name, settings[name]) for name in differ)))
         held = pairs.replace(" ", "\0").replace(",\0", ", ")  # a name and its value stay on one line
+        held = re.sub('"[^"]*"', lambda words: words[0].replace("\0", " "), held)  # but for tables
         start, indent = f"{model}:".ljust(width), " " * width
         lines += textwrap.wrap(held, 78, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(lines).replace("\0", " ")
@@ -61,6 +63,9 @@ def _entries(name: str, value: Any) -> str:
 
 
 def _words(value: Any) -> str:
+    if isinstance(value, dict) and "optimizer" in value:
+        options = (f"{key}={_words(item)}" for key, item in value.items() if key != "optimizer")
+        return f'"{" ".join([value["optimizer"], *options])}"'
     if isinstance(value, dict):
         return ", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

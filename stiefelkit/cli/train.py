@@ -7,6 +7,7 @@ from typing import Any
 from stiefelkit.cli.open_options import built, given
 from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.errors import OptionError
+from stiefelkit.training.data import named
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
 
@@ -19,6 +20,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         model: str | None = None,
         out: Path | None = None,
         resume: bool = False,
+        data: Path | None = None,
         task: Any = None,
         settings: Any = None,
     ) -> int:
@@ -28,10 +30,12 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             model: name of the model; see stiefelkit list.
             out: folder of the run; runs/TASK-MODEL if left out.
             resume: continue the run in the folder where it stopped, to the same bits.
+            data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for the model.
         """
-        return _train(cls, given(task), model, built(Settings, settings), out, resume)
+        with named(data):
+            return _train(cls, given(task), model, built(Settings, settings), out, resume)
 
     return with_options(run, cls)
 

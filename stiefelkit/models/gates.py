@@ -9,7 +9,7 @@ from stiefelkit._torch import is_exported
 from stiefelkit.attach import orthogonal
 from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import Map, each
-from stiefelkit.nn.layers import check_dropout, check_stack
+from stiefelkit.nn.layers import Layers, check_dropout, check_stack
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.scan.onnx import exported_gates
 
@@ -47,8 +47,13 @@ def gated(
     return rnn
 
 
-def run(rnn: nn.Module, x: Tensor) -> Any:
-    """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written."""
+def run(rnn: nn.Module, x: Tensor, last_only: bool = False) -> Any:
+    """Runs a layer, batch first; for ONNX torch's own LSTM or GRU too so that any number of steps is written.
+
+    With `last_only`, and where nothing is kept for a backward pass, a layer that can leaves the other states out.
+    """
+    if last_only and isinstance(rnn, Layers) and not torch.is_grad_enabled() and not is_exported():
+        return rnn(x, last_only=True)
     if not is_exported() or not isinstance(rnn, nn.LSTM | nn.GRU) or any(len(each) != 4 for each in rnn.all_weights):
         return rnn(x)
     return _exported(rnn, rnn.all_weights, isinstance(rnn, nn.LSTM), x)

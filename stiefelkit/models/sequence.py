@@ -42,15 +42,15 @@ class SequenceModel(nn.Module):
     def forward(self, x: Tensor, last_only: bool = False) -> Tensor:
         """Returns the outputs at every step, or at the last one; of two directions, where each of them ends.
 
-        All states are worked out and kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
-        T^(1/2) of them.
+        With gradients all states are kept in either case, which is fastest; `model.rnn(x, last_only=True)` keeps about
+        T^(1/2) of them. Without, under `torch.no_grad`, none is kept but the last.
         """
         if isinstance(x, PackedSequence):
             raise DtypeError(
                 "SequenceModel needs a tensor (batch, time, features), got a PackedSequence; give it to model.rnn and "
                 "the data of what comes out to model.output."
             )
-        states, last = run(self.rnn, x)
+        states, last = run(self.rnn, x, last_only)
         if last_only:
             h_n = last[0] if isinstance(last, tuple) else last
             states = torch.cat([*h_n[-2:]], dim=-1) if getattr(self.rnn, "bidirectional", False) else h_n[-1]

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from stiefelkit.optim.for_geoopt import geoopt_parameters
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
     from stiefelkit.optim.groups import frames, parameter_groups
+    from stiefelkit.optim.mixed import MixedOptimizer
+    from stiefelkit.optim.rmsprop import RMSprop
     from stiefelkit.optim.settings import Check, Setting
     from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
 
 __all__ = [
     "Check",
     "FrameOptimizer",
+    "MixedOptimizer",
+    "RMSprop",
     "Retraction",
     "Setting",
     "TangentOptimizer",
@@ -55,7 +59,7 @@ optimizers = Registry(
         "cayley_sgd": "stiefelkit.optim.cayley_sgd:CayleySGD",
         "multiplicative_cayley": "stiefelkit.optim.multiplicative_cayley:MultiplicativeCayley",
         "pogo": "stiefelkit.optim.pogo:POGO",
-        "rmsprop": "torch.optim:RMSprop",
+        "rmsprop": "stiefelkit.optim.rmsprop:RMSprop",
         "sgd": "torch.optim:SGD",
     },
     _check,
@@ -92,6 +96,8 @@ _HOMES = {
     "for_geoopt": ("geoopt_parameters",),
     "frame_optimizer": ("FrameOptimizer",),
     "groups": ("frames", "parameter_groups"),
+    "mixed": ("MixedOptimizer",),
+    "rmsprop": ("RMSprop",),
     "settings": ("Check", "Setting"),
     "tangent_optimizer": ("Retraction", "TangentOptimizer"),
 }

@@ -1,7 +1,5 @@
 """Draws of the skew part A of a Cayley transform, packed."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -21,11 +19,11 @@ _LIGHT_TAILED = 4
 """With so many rows more than columns Haar frames hardly ever come near: P(||A|| > x) falls as x^-(n - p + 1)."""
 
 
-def helfrich(shape: tuple[int, ...], is_complex: bool, generator: torch.Generator | None) -> Tensor:
-    """tan(t/2) with t uniform on (0, pi/2) for consecutive pairs of axes, as scoRNN and scuRNN begin."""
+def helfrich(shape: tuple[int, ...], is_complex: bool, generator: torch.Generator | None, arc: float) -> Tensor:
+    """tan(t/2) with t uniform on (0, arc) for consecutive pairs of axes, as scoRNN and scuRNN begin."""
     *batch, n, p = shape
     pairs = min(n // 2, (p + 1) // 2)
-    t = uniform((*batch, pairs), generator) * (math.pi / 2)
+    t = uniform((*batch, pairs), generator) * arc
     below = t.new_zeros(*batch, n, p)
     first = torch.arange(0, 2 * pairs, 2, device=t.device)
     below[..., first + 1, first] = (t / 2).tan()

@@ -45,6 +45,7 @@ class Cayley(OrthogonalParam):
         bandwidth: A is zero more than this many places off its diagonal, 1 <= bandwidth < n, which leaves about n times
             as many coordinates, and a subset of all frames. Real frames keep the signs that they have when assigned;
             complex ones cannot be assigned.
+        arc: "helfrich" draws t from (0, arc), 0 < arc <= 2 pi; pi/2 spreads the spectrum over half of the circle.
 
     References:
         Helfrich, Willmott, Ye, Orthogonal recurrent neural networks with scaled Cayley transform, ICML 2018.
@@ -72,13 +73,16 @@ class Cayley(OrthogonalParam):
         precision: str = "exact",
         negative: int | Sequence[int] | Tensor | None = None,
         bandwidth: int | None = None,
+        arc: float = math.pi / 2,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n, p = self.shape[-2:]
         counts = isinstance(bandwidth, int) and not isinstance(bandwidth, bool)
         if bandwidth is not None and not (counts and 1 <= bandwidth < n):
             raise OptionError(f"Cayley needs bandwidth between 1 and n - 1 = {n - 1}, got {bandwidth!r}.")
-        self.bandwidth = bandwidth
+        if isinstance(arc, bool) or not isinstance(arc, int | float) or not 0 < arc <= 2 * math.pi:
+            raise OptionError(f"Cayley needs arc between 0 and 2 pi, got {arc!r}.")
+        self.bandwidth, self.arc = bandwidth, float(arc)
         _ = self.band  # computed here: torch.compile does not trace a cached_property
         self.negative = None if negative is None else _signs(negative, p)
         reason = self.supports(shape, self.dtype, negative=negative)
@@ -202,12 +206,12 @@ class Cayley(OrthogonalParam):
         "haar" with fixed signs: eigenvalues of W D within 2/32 of -1 are moved that far away, where the coordinates
         hold the frame still.
 
-        "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on (0, pi/2) for consecutive
-        pairs of axes, so that the eigenvalues of the transform are e^{it}, e^{-it}; signs as given, phases uniform on
-        (0, 2 pi).
+        "helfrich" is the initialisation of scoRNN and scuRNN: tan(t/2) with t uniform on (0, arc) for consecutive pairs
+        of axes, so that the eigenvalues of the transform are e^{it}, e^{-it}; signs as given, phases uniform on
+        (0, 2 pi). The authors' arc is pi/2, and 2 pi for scuRNN on the adding problem.
         """
         if scheme == "helfrich":
-            skew, _ = self.band.pick(helfrich(self.shape, self.is_complex, generator))
+            skew, _ = self.band.pick(helfrich(self.shape, self.is_complex, generator, self.arc))
             if self.is_complex:
                 return (skew, uniform(self.coordinates["phase"], generator) * (2 * math.pi)), {}
             return (skew,), {"signs": self._first_signs()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
-from stiefelkit.training.config import Config, of_coordinates
+from stiefelkit.training.config import BY_COORDINATE, Config, of_coordinates
 from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, write_atomically
@@ -102,15 +102,15 @@ def compare(
 
 
 def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict[str, Settings]:
-    """Model to the settings with those rates only whose coordinate it has; each is some model's."""
-    asked = settings.given().get("rates", {})
+    """Model to the settings with those rates and optimizers only whose coordinate it has; each is some model's."""
+    asked = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
+    shared = dataclasses.replace(settings, **{table: {} for table in BY_COORDINATE})
     found, present = {}, set()
     for model in models:
-        without = dataclasses.replace(settings, rates={})
-        names = Config.resolve(task, model, without).coordinate_names() if asked else []
+        names = Config.resolve(task, model, shared).coordinate_names() if any(asked.values()) else []
         present |= set(names)
-        found[model] = dataclasses.replace(settings, rates=of_coordinates(asked, names))
-    for name in asked:
+        found[model] = dataclasses.replace(shared, **{t: of_coordinates(asked[t], names) for t in BY_COORDINATE})
+    for name in [name for table in asked.values() for name in table]:
         if not of_coordinates({name: 0.0}, present):
             raise UnknownNameError(
                 f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, present)}"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import (
     at_least,
@@ -21,6 +20,7 @@ from stiefelkit.training.checks import (
     usable_threads,
     within_memory,
 )
+from stiefelkit.training.optimizers import build_optimizer, check_table
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Config", "of_coordinates"]
+__all__ = ["BY_COORDINATE", "Config", "of_coordinates"]
 
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")
-HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
-"""Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
+BY_COORDINATE = ("rates", "optimizers")
+"""Fields whose keys are names of coordinates."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Config:
     optimizer: str = "adam"
     lr: float = 1e-3
     rates: dict[str, float] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedule: str = "constant"
     clip_norm: float = 0.0
     seed: int = 0
@@ -73,7 +75,7 @@ class Config:
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
         of_type(WHO, str, {name: getattr(self, name) for name in ("task", "model", "optimizer", "schedule", "device")})
-        tables = ("task_options", "rates", "options", "optimizer_options")
+        tables = ("task_options", "rates", "optimizers", "options", "optimizer_options")
         of_type(WHO, dict, {name: getattr(self, name) for name in tables})
         for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"):
             at_least(WHO, name, getattr(self, name), 1)
@@ -86,6 +88,8 @@ class Config:
                 raise UnknownNameError(f"{WHO} needs the name of a coordinate in rates, got {coordinate!r}.")
             non_negative(WHO, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
+        for coordinate, table in self.optimizers.items():
+            check_table(coordinate, table)
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
         usable_device(WHO, self.device)
@@ -97,23 +101,24 @@ class Config:
     def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
-        Of the recipe's rates those stay whose coordinate the model has, since its map may be another.
+        Of the recipe's rates and optimizers those stay whose coordinate the model has, since its map may be another.
 
         Raises:
-            UnknownNameError: the settings name a rate of a coordinate that the model does not have.
+            UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have.
         """
         _check_model(model)
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
         found = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
-        if not found.rates:
+        if not found.rates and not found.optimizers:
             return found
         names = found.coordinate_names()
-        rates = of_coordinates(found.rates, names)
-        for name in asked.given().get("rates", {}):
-            if name not in rates:
-                raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
-        return dataclasses.replace(found, rates=rates)
+        kept = {table: of_coordinates(getattr(found, table), names) for table in BY_COORDINATE}
+        for table in BY_COORDINATE:
+            for name in asked.given().get(table, {}):
+                if name not in kept[table]:
+                    raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
+        return dataclasses.replace(found, **kept)
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> Config:
@@ -146,11 +151,7 @@ class Config:
             RunError: the new command asks for other settings than the run was started with.
         """
         for name, value in asked.items():
-            own = getattr(self, name)
-            pairs = {name: (own, value)}
-            if isinstance(value, Mapping):
-                pairs = {f"{name}.{key}": (own.get(key), item) for key, item in value.items()}
-            for label, (before, now) in pairs.items():
+            for label, before, now in _pairs(name, getattr(self, name), value):
                 if before != now and not (name == "steps" and self.may_be_prolonged):
                     raise RunError(
                         f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
@@ -198,40 +199,14 @@ class Config:
         """Returns the optimizer, with one parameter group for each coordinate that has its own rate.
 
         Raises:
-            OptionError: the optimizer has no such option, or refuses it, or it is one for frames and there is none.
+            OptionError: an optimizer has no such option, or refuses it, or it is one for frames and there is none.
             OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
         """
-        from stiefelkit.host import manifolds
-        from stiefelkit.optim import parameter_groups
-
-        factory = optimizers.get(self.optimizer)
-        known = [name for name in inspect.signature(factory).parameters if name not in HANDLED]
-        for option in self.optimizer_options:
-            if option not in known:
-                raise OptionError(f"Optimizer {self.optimizer!r} has no option {option!r}{did_you_mean(option, known)}")
-        frames = list(manifolds(model))
-        idle = [] if frames else [option for option in self.optimizer_options if option in _of_frames_alone(factory)]
-        if idle:
-            raise OptionError(
-                f"Optimizer {self.optimizer!r} needs a frame to act on for {', '.join(idle)}, got {self.model!r} "
-                f"without one; leave the option out, or name another --optimizer."
-            )
-        try:
-            optimizer = factory(parameter_groups(model, lr=self.lr, **self.rates), **self.optimizer_options)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, StiefelkitError):
-                raise
-            raise OptionError(f"Optimizer {self.optimizer!r} refuses its options: {error}.") from error
-        if frames and not getattr(optimizer, "moves_frames", False):
-            raise OptimizerError(
-                f"{WHO} {self.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
-                f"{self.optimizer!r}; name one with --optimizer, such as multiplicative_cayley."
-            )
-        return optimizer
+        return build_optimizer(self, model)
 
 
-def of_coordinates(rates: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
-    """Returns the rates whose coordinate is among the names; a bare name stands for those with a prefix, too.
+def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    """Returns what is by coordinate for those among the names; a bare name stands for those with a prefix, too.
 
     >>> of_coordinates({"skew": 1.0, "v.skew": 2.0, "phase": 3.0}, ["u.skew", "v.skew"])
     {'skew': 1.0, 'v.skew': 2.0}
@@ -240,10 +215,13 @@ def of_coordinates(rates: Mapping[str, float], names: Collection[str]) -> dict[s
     return {name: rate for name, rate in rates.items() if name in known}
 
 
-def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:
-    """Options of an optimizer of frames that the one which moves the other parameters does not have."""
-    plain = getattr(factory, "plain", None)
-    return set() if plain is None else {*inspect.signature(factory).parameters} - {*inspect.signature(plain).parameters}
+def _pairs(label: str, own: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """What was and what is asked for, field by field; tables may name some keys only."""
+    if not isinstance(value, Mapping):
+        yield label, own, value
+        return
+    for key, item in value.items():
+        yield from _pairs(f"{label}.{key}", own.get(key) if isinstance(own, Mapping) else None, item)
 
 
 def _check_model(name: str) -> None:

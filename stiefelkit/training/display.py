@@ -77,6 +77,8 @@ class Terminal(Silent):
         if record["kind"] == "train":
             self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record["orthogonality"])}
             return
+        if record["kind"] != "test":
+            return
         self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
         if not self._live:
             words = "  ".join(self._words())

@@ -13,8 +13,10 @@ from typing import Any
 from stiefelkit.errors import RunError
 from stiefelkit.training.files import parse_json
 
-__all__ = ["Log", "check", "lines", "read"]
+__all__ = ["MEASURED", "Log", "check", "lines", "read"]
 
+MEASURED = ("ms_per_step", "cpu_seconds", "wall_seconds", "peak_bytes", "peak_device_bytes")
+"""Keys of a line that tell of the machine, and may differ where all else is the same."""
 LAST_STEP = 2**53
 """Up to here a float holds every integer."""
 
@@ -133,8 +135,10 @@ def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
         numbers = [record[name] for name in ("loss", "gradient_norm", "ms_per_step")]
         for weight in record["orthogonality"].values():
             numbers += [weight["error"], weight["limit"], weight["error"] / weight["limit"]]
-    elif record["kind"] == "test":
+    elif record["kind"] in ("test", "validation"):
         numbers = [record[name] for name in scores]
+    elif record["kind"] == "epoch":
+        numbers = [record[name] for name in ("epoch", "cpu_seconds", "wall_seconds")]
     else:
         raise ValueError("unknown kind")
     if type(record["step"]) is not int or not 0 <= record["step"] <= LAST_STEP:

@@ -14,6 +14,7 @@ from stiefelkit.models import count_parameters
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
 from stiefelkit.training.health import all_finite, first_bad_gradient, first_bad_output
+from stiefelkit.training.memory import peak_memory
 from stiefelkit.training.tasks import Task
 
 __all__ = ["Session", "Window"]
@@ -39,6 +40,19 @@ class Window:
 
 
 @dataclass
+class Epoch:
+    """What the steps since the last epoch of training data took.
+
+    Args:
+        cpu_seconds: process CPU time of the steps.
+        wall_seconds: time on the clock of the steps.
+    """
+
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+
+@dataclass
 class Session:
     """Everything that training changes.
 
@@ -49,6 +63,7 @@ class Session:
         optimizer: its optimizer.
         step: optimizer steps done.
         window: sums for the next line of the log.
+        epoch: sums for the line of the epoch.
     """
 
     config: Config
@@ -57,6 +72,7 @@ class Session:
     optimizer: torch.optim.Optimizer
     step: int = 0
     window: Window = field(default_factory=Window)
+    epoch: Epoch = field(default_factory=Epoch)
 
     def __post_init__(self) -> None:
         """Notes the rates that the schedule scales."""
@@ -80,7 +96,7 @@ class Session:
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been changed.
         """
-        started = time.process_time()
+        started, clock = time.process_time(), time.monotonic()
         batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)
         x, y = (tensor.to(self.config.device) for tensor in batch)
         random_state = torch.get_rng_state()
@@ -109,7 +125,10 @@ class Session:
         self.window.correct += 0.0 if accuracy is None else accuracy.item()
         # finite entries may have an infinite norm in float32, and JSON has no word for that
         self.window.gradient_norm = max(self.window.gradient_norm, min(norm.item(), sys.float_info.max))
-        self.window.seconds += time.process_time() - started
+        seconds = time.process_time() - started
+        self.window.seconds += seconds
+        self.epoch.cpu_seconds += seconds
+        self.epoch.wall_seconds += time.monotonic() - clock
 
     def train_record(self) -> dict[str, Any]:
         """Returns the line of the log for the steps since the last one, and begins a new window.
@@ -134,18 +153,35 @@ class Session:
         record["ms_per_step"] = round(1e3 * window.seconds / window.steps, 3)
         return record
 
-    def test_record(self) -> dict[str, Any]:
-        """Returns the line of the log for an evaluation on the held-out set.
+    def test_records(self) -> list[dict[str, Any]]:
+        """Returns the lines of the log for an evaluation: on the held-out set, and on what is set apart to choose by.
 
         Raises:
-            NonFiniteError: the held-out loss is not finite.
+            NonFiniteError: a loss is not finite.
         """
-        scores = self.task.evaluate(self.model)
+        found = [("test", self.task.held_out()), ("validation", self.task.validation())]
+        return [self._scored(kind, examples) for kind, examples in found if examples is not None]
+
+    def _scored(self, kind: str, examples: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
+        scores = self.task.evaluate(self.model, examples=examples)
         if not math.isfinite(scores["loss"]):
-            x, _ = self.task.held_out()
-            culprit = first_bad_output(self.model, lambda: self.task.answer(self.model, x[:500].to(self.config.device)))
-            raise self._stopped(f"the held-out loss is {scores['loss']}", culprit or "the loss itself")
-        return {"kind": "test", "step": self.step, **scores}
+            x = examples[0][:500].to(self.config.device)
+            culprit = first_bad_output(self.model, lambda: self.task.answer(self.model, x))
+            words = "held-out" if kind == "test" else kind
+            raise self._stopped(f"the {words} loss is {scores['loss']}", culprit or "the loss itself")
+        return {"kind": kind, "step": self.step, **scores}
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last step ended an epoch of the training data."""
+        return self.step % self.task.batches_per_epoch(self.config.batch_size) == 0
+
+    def epoch_record(self) -> dict[str, Any]:
+        """Returns the line of the log for the epoch that ends here: its time, and the largest memory so far."""
+        epoch, self.epoch = self.epoch, Epoch()
+        number = self.step // self.task.batches_per_epoch(self.config.batch_size)
+        times = {name: round(value, 3) for name, value in vars(epoch).items()}
+        return {"kind": "epoch", "step": self.step, "epoch": number, **times, **peak_memory(self.config.device)}
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds.
@@ -161,6 +197,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "rng": {"cpu": torch.get_rng_state()},
             "window": dict(vars(self.window)),
+            "epoch": dict(vars(self.epoch)),
         }
         if torch.device(self.config.device).type == "cuda":
             state["rng"]["cuda"] = torch.cuda.get_rng_state(self.config.device)
@@ -175,6 +212,7 @@ class Session:
         if "cuda" in state["rng"]:
             torch.cuda.set_rng_state(state["rng"]["cuda"], self.config.device)
         self.window = Window(**state["window"])
+        self.epoch = Epoch(**state.get("epoch", {}))
 
     def _schedule(self) -> float:
         if self.config.schedule == "constant":

@@ -49,14 +49,13 @@ def train(config: Config, out: Path, display: Silent | None = None) -> RunOutcom
 
     Raises:
         RunError: the folder holds something.
+        DataError: its data are missing or damaged.
         NonFiniteError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
     """
     RunFolder.refuse_existing(out)
     with threads(config.threads):
         session = Session.start(config)
-        with config.within_memory():  # data that cannot be read or held are noticed now
-            session.task.held_out()
-            session.task.batch(0, config.batch_size, config.seed)
+        _read_data(session)
         folder = RunFolder.create(out, config, session.parameters)
         with folder.claimed():
             return _run(session, folder, Log(folder.log), display or Silent())
@@ -76,6 +75,7 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
         RunError: there is no such run, it was started with other settings, its config or its log is not what was
             written, or no checkpoint is whole.
         OptionError: it does not fit into memory.
+        DataError: its data are missing or damaged.
         NonFiniteError: as in `train`.
     """
     display = display or Silent()
@@ -103,8 +103,17 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
                     raise RunError(
                         f"Resuming run {out} needs a whole checkpoint, got one without its parts."
                     ) from error
+            _read_data(session)
             folder = folder.with_config(config)
             return _run(session, folder, Log(folder.log, bytes_kept), display)
+
+
+def _read_data(session: Session) -> None:
+    """Notices now what of the data cannot be read, or held."""
+    with session.config.within_memory():
+        session.task.held_out()
+        session.task.validation()
+        session.task.batch(0, session.config.batch_size, session.config.seed)
 
 
 def _found(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
@@ -176,8 +185,11 @@ def _run(session: Session, folder: RunFolder, log: Log, display: Silent) -> RunO
                 display.stepped(session.step, session.window.loss / session.window.steps)
                 if due(config.log_every):
                     write(session.train_record())
+                if session.ends_epoch:
+                    write(session.epoch_record())
                 if due(config.eval_every):
-                    write(session.test_record())
+                    for record in session.test_records():
+                        write(record)
                 if due(config.checkpoint_every):
                     saved = save()
             if saved != session.step:

@@ -1,14 +1,46 @@
 """Settings that may be left open, and the recipes that close them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Option", "Recipe", "Settings"]
+from stiefelkit.errors import OptionError
+
+__all__ = ["Option", "Recipe", "Settings", "tables_of"]
 
 Option = int | float | bool | str
 """What an option of a model or an optimizer may be on the command line and in a file."""
+
+
+def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
+    """Returns the table of each coordinate from the words on the command line.
+
+    Raises:
+        OptionError: the words are not a name, then options with their values.
+
+    >>> tables_of({"skew": "rmsprop lr=1e-4 eps-inside=true"})
+    {'skew': {'optimizer': 'rmsprop', 'lr': 0.0001, 'eps_inside': True}}
+    """
+    found = {}
+    for coordinate, text in words.items():
+        name, *pairs = text.split() or [""]
+        if not name or "=" in name or not all(pair.partition("=")[2] for pair in pairs):
+            raise OptionError(
+                f'--optimizers.{coordinate} needs a name and options, as in "rmsprop lr=1e-4 alpha=0.9", got {text!r}.'
+            )
+        options = {pair.partition("=")[0].replace("-", "_"): _literal(pair.partition("=")[2]) for pair in pairs}
+        found[coordinate] = {"optimizer": name, **options}
+    return found
+
+
+def _literal(word: str) -> Option:
+    for reader in (int, float):
+        try:
+            return reader(word)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(word.lower(), word)
 
 
 @dataclass(frozen=True)
@@ -23,6 +55,8 @@ class Settings:
             move frames too; or the name of an installed plugin.
         lr: learning rate.
         rates: learning rates of single coordinates, as in --rates.skew 1e-4 or --rates.stiefel 1e-4; the others use lr.
+        optimizers: other optimizers for single coordinates, with their options, as in --optimizers.skew "rmsprop
+            lr=1e-4 alpha=0.9", in a file skew = {optimizer = "rmsprop", lr = 1e-4, alpha = 0.9}; a rate in rates wins.
         schedule: constant, or cosine: all rates fall to zero along half a cosine over the run.
         clip_norm: gradients are scaled down to at most this norm, that of the tangent space for frames; 0 switches it
             off.
@@ -42,6 +76,7 @@ class Settings:
     optimizer: str | None = None
     lr: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, Option]] = field(default_factory=dict, metadata={"read": tables_of})
     schedule: str | None = None
     clip_norm: float | None = None
     seed: int | None = None
@@ -64,12 +99,22 @@ class Settings:
     def over(self, below: "Settings") -> "Settings":
         """Returns these settings with the gaps filled from `below`.
 
-        Dictionaries are merged key by key, but the options of one optimizer mean nothing to another.
+        Dictionaries are merged key by key, but the options of one optimizer mean nothing to another: who names one
+        means it for all coordinates that get none of their own. A rate here goes before one in a table below, and one
+        in a table here before a rate below.
         """
-        merged = below.given()
+        merged, asked = below.given(), self.given()
         if self.optimizer not in (None, below.optimizer):
             merged.pop("optimizer_options", None)
-        for name, value in self.given().items():
+            merged.pop("optimizers", None)
+        tables = {coordinate: dict(table) for coordinate, table in merged.get("optimizers", {}).items()}
+        for coordinate in asked.get("rates", {}):
+            tables.get(coordinate, {}).pop("lr", None)
+        merged |= {"optimizers": tables} if tables else {}
+        rated = [coordinate for coordinate, table in asked.get("optimizers", {}).items() if "lr" in table]
+        if "rates" in merged:
+            merged["rates"] = {key: rate for key, rate in merged["rates"].items() if key not in rated}
+        for name, value in asked.items():
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
         return Settings(**merged)
 

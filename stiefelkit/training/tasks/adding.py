@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.training.checks import at_least
+from stiefelkit.training.checks import at_least, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.adding import RECIPES
 from stiefelkit.training.tasks.task import Task, generator
@@ -40,11 +40,13 @@ class Adding(Task):
         T: length of the sequence.
         train_size: training sequences, fixed and visited in order, epoch after epoch.
         test_size: held-out sequences.
+        fresh: draw new sequences at each step, in place of a fixed training set; an epoch is still `train_size` long.
     """
 
     T: int = 200
     train_size: int = 100_000
     test_size: int = 2_000
+    fresh: bool = False
 
     name: ClassVar[str] = "adding"
     input_size: ClassVar[int] = 2
@@ -59,6 +61,7 @@ class Adding(Task):
         at_least("Adding", "T", self.T, 3)
         at_least("Adding", "train_size", self.train_size, 1)
         at_least("Adding", "test_size", self.test_size, 1)
+        of_type("Adding", bool, {"fresh": self.fresh})
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -67,7 +70,8 @@ class Adding(Task):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns batch `step` modulo the epoch of the fixed training set."""
-        return self._sequences(batch_size, generator(seed, TRAIN, step % self.batches_per_epoch(batch_size)))
+        epoch = self.batches_per_epoch(batch_size)
+        return self._sequences(batch_size, generator(seed, TRAIN, step if self.fresh else step % epoch))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the test sequences, from a stream of their own."""

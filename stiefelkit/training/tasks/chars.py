@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +11,7 @@ from stiefelkit.training import data
 from stiefelkit.training.checks import at_least, known_words
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.chars import RECIPES
-from stiefelkit.training.tasks.task import Task, shuffled
+from stiefelkit.training.tasks.task import Task, shuffle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,14 +95,15 @@ class Chars(Task):
                 f"Chars needs train_size <= {len(train)}, the sequences that there are, got {self.sequences}."
             )
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        return train.read(shuffled(self.sequences, seed, epoch)[k * batch_size : (k + 1) * batch_size])
+        return train.read(shuffle(self.sequences, seed, epoch)[k * batch_size : (k + 1) * batch_size])
 
-    def held_out(self, split: str = "test") -> tuple[Tensor, Tensor]:
-        """Returns the sequences of the last part, in order, or those of "valid"."""
-        import torch
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the sequences of the last part, in order."""
+        return self._split("test").all()
 
-        sequences = self._split(split)
-        return sequences.read(torch.arange(len(sequences)))
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """Returns those of the part before."""
+        return self._split("valid").all()
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy in bits, mean over all characters that are targets."""
@@ -115,13 +115,6 @@ class Chars(Task):
         """Share of targets that are the likeliest character."""
         real = y >= 0
         return (output.argmax(-1) == y)[real].double().mean()
-
-    def parts(self, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Returns the test sequences in parts; one-hot vectors of a whole text need not be held at once."""
-        import torch
-
-        sequences = self._split("test")
-        return (sequences.read(rows) for rows in torch.arange(len(sequences)).split(chunk))
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
         """Returns sums over targets, and how many there are."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.training.checks import at_least
+from stiefelkit.training.checks import at_least, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.copying import RECIPES
 from stiefelkit.training.tasks.task import Task, generator
@@ -35,11 +35,13 @@ class Copying(Task):
         T: steps between the first symbol's end and the recall.
         train_size: training sequences, fixed and visited in order, epoch after epoch.
         test_size: held-out sequences.
+        fresh: draw new sequences at each step, in place of a fixed training set; an epoch is still `train_size` long.
     """
 
     T: int = 100
     train_size: int = 20_000
     test_size: int = 1_000
+    fresh: bool = False
 
     name: ClassVar[str] = "copying"
     input_size: ClassVar[int] = 10
@@ -54,6 +56,7 @@ class Copying(Task):
         at_least("Copying", "T", self.T, 1)
         at_least("Copying", "train_size", self.train_size, 1)
         at_least("Copying", "test_size", self.test_size, 1)
+        of_type("Copying", bool, {"fresh": self.fresh})
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -62,7 +65,8 @@ class Copying(Task):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns batch `step` modulo the epoch of the fixed training set."""
-        return self._sequences(batch_size, generator(seed, TRAIN, step % self.batches_per_epoch(batch_size)))
+        epoch = self.batches_per_epoch(batch_size)
+        return self._sequences(batch_size, generator(seed, TRAIN, step if self.fresh else step % epoch))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the test sequences, from a stream of their own."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.training.checks import at_least, at_most
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.digits import RECIPES
-from stiefelkit.training.tasks.task import Task, shuffled
+from stiefelkit.training.tasks.task import Task, shuffle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class Digits(Task):
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffled(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size]
+        order = shuffle(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size]
         x, y = _images(self.permuted)[0]
         return x[order], y[order]
 

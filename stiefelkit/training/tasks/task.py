@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import DataError, OptionError
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Task", "generator", "shuffled"]
+__all__ = ["Task", "generator", "shuffle"]
+
+
+CHUNK = 2**18
+"""Steps of all sequences of a chunk together, at most, in an evaluation."""
 
 
 def generator(*key: int) -> torch.Generator:
@@ -37,8 +41,12 @@ def generator(*key: int) -> torch.Generator:
 
 
 @functools.lru_cache(maxsize=2)
-def shuffled(size: int, seed: int, epoch: int) -> Tensor:
-    """Returns the order in which an epoch visits its examples, a function of the arguments alone."""
+def shuffle(size: int, seed: int, epoch: int) -> Tensor:
+    """Returns the order in which an epoch visits a training set, a function of the arguments alone.
+
+    >>> shuffle(5, 0, 0).sort().values.tolist()
+    [0, 1, 2, 3, 4]
+    """
     import torch
 
     return torch.randperm(size, generator=generator(seed, epoch))
@@ -84,6 +92,10 @@ class Task(ABC):
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the whole test set, the same for every seed."""
 
+    def validation(self) -> tuple[Tensor, Tensor] | None:
+        """Returns what models are chosen by, neither trained on nor held out; None where nothing is set apart."""
+        return None
+
     @abstractmethod
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
@@ -124,15 +136,20 @@ class Task(ABC):
             )
         return sequences // batch_size
 
-    def evaluate(self, model: nn.Module, chunk: int = 500) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, float]:
         """Returns the scores of a model on the held-out set: those that `totals` sums up.
 
         Args:
             model: maps (B, T, input_size) to (B, T, output_size); put into evaluation mode for the time of the call.
-            chunk: sequences per forward pass; bounds the memory.
+            chunk: sequences per forward pass, which bounds the memory; by their length if left out.
+            examples: other ones than the held-out set.
         """
         import torch
 
+        x, y = self.held_out() if examples is None else examples
+        chunk = chunk or max(1, min(500, CHUNK // x.shape[1]))
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         was_training = model.training
         model.eval()
@@ -140,19 +157,18 @@ class Task(ABC):
         counts: dict[str, float] = {}
         try:
             with torch.no_grad():
-                for x, y in self.parts(chunk):
-                    x, y = x.to(device), y.to(device)
-                    for key, (total, count) in self.totals(self.answer(model, x), y).items():
+                for xs, ys in zip(x.split(chunk), y.split(chunk), strict=True):
+                    xs, ys = self.trimmed(xs.to(device), ys.to(device))
+                    for key, (total, count) in self.totals(self.answer(model, xs), ys).items():
                         sums[key] = sums.get(key, 0.0) + total
                         counts[key] = counts.get(key, 0.0) + count
         finally:
             model.train(was_training)
         return {key: total / counts[key] for key, total in sums.items()}
 
-    def parts(self, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Returns the held-out set in parts of so many sequences."""
-        x, y = self.held_out()
-        return zip(x.split(chunk), y.split(chunk), strict=True)
+    def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns some examples without the steps at the end that are padding in all of them."""
+        return x, y
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
         """Returns what a part of the held-out set adds to each score: a sum, and the number that it is divided by.

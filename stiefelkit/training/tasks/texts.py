@@ -54,6 +54,10 @@ class Sequences:
         y = self.codes[torch.where(inside, places + self.ahead, 0)].long()
         return F.one_hot(x, self.size + 1)[..., :-1].float(), torch.where(inside & (y < self.size), y, NO_TARGET)
 
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Returns x and y of all pieces, in order."""
+        return self.read(torch.arange(len(self)))
+
     def targets(self) -> Tensor:
         """Returns the codes of all targets that are known."""
         piece = torch.repeat_interleave(torch.arange(len(self)), self.steps)

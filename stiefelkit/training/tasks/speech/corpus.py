@@ -14,7 +14,7 @@ from stiefelkit.training.audio import read
 from stiefelkit.training.tasks.speech.layout import recordings
 from stiefelkit.training.tasks.speech.spectra import BINS, HOP, RATE, WINDOW, levels
 
-__all__ = ["Corpus", "batch_of", "corpus", "scales"]
+__all__ = ["Corpus", "batch_of", "corpus", "examples", "scales"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,12 @@ def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     mean = total / count
     variance = (squares / count - mean.square()).clamp_min(0)
     return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
+
+
+@functools.lru_cache(maxsize=4)
+def examples(corpus: Corpus, split: str) -> tuple[Tensor, Tensor]:
+    """Returns x and y of a whole split, the same tensors each time."""
+    return batch_of(corpus.frames[split])
 
 
 def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -55,4 +55,4 @@ def line_scores(corpus: Corpus, chosen: Sequence[int], quality: bool) -> dict[st
     total = sum(float((line(each[:-1]) - each[1:]).square().sum()) for each in test)
     real = sum(len(each) - 1 for each in test)
     scores = {"loss": total / (real * BINS), "padded": total / (len(test) * corpus.longest * BINS)}
-    return scores | (judged(corpus, line) if quality else {})
+    return scores | (judged(corpus, "test", line) if quality else {})

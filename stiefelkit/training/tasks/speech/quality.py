@@ -55,16 +55,17 @@ def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     return {name: float(np.mean(scores)) for name, scores in kept.items()}
 
 
-def judged(corpus: Corpus, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Returns the quality of the test recordings with predicted levels and true phases.
+def judged(corpus: Corpus, split: str, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Returns the quality of recordings with predicted levels and true phases.
 
     Args:
         corpus: the recordings.
+        split: which of them.
         predict: from all frames of one but the last, (frames - 1, 129), to those that follow.
     """
-    test = zip(corpus.samples("test"), corpus.frames["test"], strict=True)
+    recordings = zip(corpus.samples(split), corpus.frames[split], strict=True)
     # of two frames one is predicted, which has no other to be added to
-    rebuilds = (rebuilt(samples, predict(frames[:-1])) for samples, frames in test if len(frames) > 2)
+    rebuilds = (rebuilt(samples, predict(frames[:-1])) for samples, frames in recordings if len(frames) > 2)
     return quality((true.numpy(), heard.numpy()) for true, heard in rebuilds)
 
 

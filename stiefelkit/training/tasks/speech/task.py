@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +11,7 @@ from stiefelkit.training import data
 from stiefelkit.training.checks import at_least
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.speech import RECIPES
-from stiefelkit.training.tasks.task import Task, shuffled
+from stiefelkit.training.tasks.task import Task, shuffle
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -92,17 +91,17 @@ class Speech(Task):
         from stiefelkit.training.tasks.speech.corpus import batch_of
 
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffled(self.sequences, seed, epoch)[k * batch_size : (k + 1) * batch_size].tolist()
+        order = shuffle(self.sequences, seed, epoch)[k * batch_size : (k + 1) * batch_size].tolist()
         frames, chosen = self._corpus().frames["train"], self._chosen()
         return batch_of([frames[chosen[i]] for i in order])
 
-    def held_out(self, split: str = "test") -> tuple[Tensor, Tensor]:
-        """Returns the test recordings, or those of the validation speakers, the shortest first."""
-        from stiefelkit.training.tasks.speech import corpus, quality
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the test recordings, the shortest first."""
+        return self._examples("test")
 
-        if self.quality:
-            quality.installed()
-        return corpus.batch_of(self._corpus().frames[split])
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """Returns those of the validation speakers, the shortest first."""
+        return self._examples("valid")
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Squared error, mean over the bins of all real frames."""
@@ -121,12 +120,10 @@ class Speech(Task):
         mean, deviation = (each.to(x.device) for each in scales(self._corpus(), self._chosen()))
         return model((x - mean) / deviation) * deviation + mean
 
-    def parts(self, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Returns the test recordings in parts, each padded to the length of its own longest."""
-        from stiefelkit.training.tasks.speech.corpus import batch_of
-
-        frames = self._corpus().frames["test"]
-        return (batch_of(frames[start : start + chunk]) for start in range(0, len(frames), chunk))
+    def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns recordings without the padding behind the longest of them."""
+        longest = int(y[..., 0].isfinite().sum(dim=1).max())
+        return x[:, :longest], y[:, :longest]
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
         """Returns the sum of squared errors over the number of real ones, and over that with all padding."""
@@ -134,10 +131,20 @@ class Speech(Task):
         padded = len(y) * self._corpus().longest * self.output_size
         return {"loss": (float(total), real), "padded": (float(total), padded)}
 
-    def evaluate(self, model: nn.Module, chunk: int = 100) -> dict[str, float]:
-        """Returns both means, and the quality if it is asked for."""
-        scores = super().evaluate(model, chunk)
-        if not self.quality:
+    def evaluate(
+        self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, float]:
+        """Returns both means, and the quality if it is asked for.
+
+        Args:
+            model: as for every task.
+            chunk: the same.
+            examples: what `held_out` or `validation` returns; of others no sound is known, and no quality.
+        """
+        examples = self.held_out() if examples is None else examples
+        scores = super().evaluate(model, chunk, examples)
+        heard = [split for split in ("test", "valid") if self.quality and examples[0] is self._examples(split)[0]]
+        if not heard:
             return scores
         import torch
 
@@ -152,7 +159,7 @@ class Speech(Task):
         model.eval()
         try:
             with torch.no_grad():
-                return scores | judged(self._corpus(), predicted)
+                return scores | judged(self._corpus(), heard[0], predicted)
         finally:
             model.train(was_training)
 
@@ -161,6 +168,13 @@ class Speech(Task):
 
         real = y.isfinite()
         return torch.where(real, output - y, 0.0).square().sum(), int(real.sum())
+
+    def _examples(self, split: str) -> tuple[Tensor, Tensor]:
+        from stiefelkit.training.tasks.speech import corpus, quality
+
+        if self.quality:
+            quality.installed()
+        return corpus.examples(self._corpus(), split)
 
     def _corpus(self) -> Corpus:
         from stiefelkit.training.tasks.speech.corpus import corpus

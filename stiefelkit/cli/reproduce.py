@@ -1,0 +1,128 @@
+"""`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from stiefelkit.cli.app import asked
+from stiefelkit.cli.open_options import of_plan
+from stiefelkit.errors import OptionError
+from stiefelkit.training.data import named
+from stiefelkit.training.papers import Row, find, rows
+from stiefelkit.training.reproduction import Reproduction
+
+if TYPE_CHECKING:
+    from stiefelkit.training.reproduce import Finding, Score
+
+__all__ = ["reproduce"]
+
+
+@of_plan(Reproduction)
+def reproduce(
+    name: str | None = None,
+    /,
+    *,
+    plan: Reproduction,
+    list: Annotated[bool, Parameter(negative=())] = False,
+    data: Path | None = None,
+    out: Path = Path("runs/papers"),
+) -> int:
+    """Runs an experiment again; the words of its help stand in the table of commands.
+
+    Args:
+        name: of the experiment, as --list shows it.
+        plan: how far, and on what.
+        list: show the experiments, with the figures of the papers and of the runs in --out.
+        data: folder of the data; that of STIEFELKIT_DATA if left out.
+        out: folder of the runs; that of an experiment lies in it under its name.
+    """
+    if list:
+        _list(out)
+        return 0
+    if name is None:
+        raise OptionError("Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all.")
+    from stiefelkit.training.display import Terminal
+    from stiefelkit.training.reproduce import note
+    from stiefelkit.training.reproduce import reproduce as run
+    from stiefelkit.training.run_folder import is_run
+
+    row, path = find(name), out / name
+    command = shlex.join(["stiefelkit", *asked.get()])
+    try:
+        with named(data):
+            outcome = run(row, path, plan, Terminal())
+    finally:
+        if is_run(path):
+            note(path, row, command)
+    if outcome.signal is not None:
+        print(f"Stopped at step {outcome.step} and saved; the same command goes on.")
+        return 128 + outcome.signal
+    _show(row, path)
+    return 0
+
+
+def _list(out: Path) -> None:
+    console = Console(highlight=False)
+    table = Table("name", title="Experiments")
+    table.columns[0].no_wrap = True
+    for title in ("units", "paper", "here", "epochs"):
+        table.add_column(title, justify="right")
+    table.add_column("where")
+    for row in rows():
+        found = _found(out / row.name)
+        figure = "curve" if row.figure is None else _figure(row, row.figure)
+        here, epochs = ("", "") if found is None else (_figure(row, found.best_test.test), f"{found.epochs:.3g} of ")
+        units = str(row.settings.hidden_size)
+        table.add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}", row.paper)
+    console.print(table)
+    console.print("Here: the best epoch on the held-out set, as the papers choose it.")
+
+
+def _epochs(row: Row) -> float:
+    return (row.settings.steps or 0) / row.epoch
+
+
+def _figure(row: Row, value: float) -> str:
+    return f"{value:.4f}" if row.build_task().headline == "accuracy" else f"{value:.3g}"
+
+
+def _found(path: Path) -> "Finding | None":
+    from stiefelkit.errors import RunError
+    from stiefelkit.training.reproduce import finding
+
+    if not path.is_dir():
+        return None
+    try:
+        return finding(path)
+    except RunError:
+        return None
+
+
+def _show(row: Row, path: Path) -> None:
+    found = _found(path)
+    if found is None:
+        print(f"{row.name} has not been evaluated yet: give it more --epochs.")
+        return
+    task, width = row.build_task(), row.epoch
+    word = "accuracy" if task.headline == "accuracy" else task.loss_label
+
+    def said(score: "Score") -> str:
+        return f"{_figure(row, score.test)} at epoch {score.step / width:.4g}"
+
+    print(f"{row.name}, {found.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
+    print(f"  best there, as papers report it:    {said(found.best_test)}")
+    if found.best_validation is None:
+        print("  best on validation, as one should:  nothing is set apart in this task")
+    else:
+        print(f"  best on validation, as one should:  {said(found.best_validation)}")
+    print(f"  last:                               {said(found.last)}")
+    figure = "a curve, no figure" if row.figure is None else _figure(row, row.figure)
+    print(f"  the paper:                          {figure} ({row.paper})")
+    print(f"  without any memory:                 {_figure(row, task.baseline[task.headline])}")
+    if row.note:
+        print(f"  note: {row.note}")
+    print(f"The run is in {path}.")

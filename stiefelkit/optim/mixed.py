@@ -1,0 +1,87 @@
+"""Several optimizers as one, each with parameters of its own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stiefelkit.errors import CheckpointError, OptionError
+
+__all__ = ["MixedOptimizer"]
+
+
+class MixedOptimizer(torch.optim.Optimizer):
+    """Steps several optimizers one after the other, as papers train coordinates by others than the rest.
+
+    Its groups are theirs, so that schedulers and `clip_grad_norm_` reach all of them, and its state dict is the list of
+    theirs.
+
+    Args:
+        optimizers: one or more, no two of which hold the same parameter.
+
+    Raises:
+        OptionError: there is none, or two hold the same parameter.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley")
+    >>> plain, skew = sk.optim.parameter_groups(layer, lr=1e-3, skew=1e-4)
+    >>> optimizer = MixedOptimizer([torch.optim.Adam([plain]), torch.optim.RMSprop([skew])])
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.001, 0.0001]
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
+        self.optimizers = list(optimizers)
+        members = [id(p) for each in self.optimizers for group in each.param_groups for p in group["params"]]
+        if not members or len(set(members)) < len(members):
+            got = "one parameter in two of them" if members else "none"
+            raise OptionError(f"MixedOptimizer needs optimizers with parameters of their own, got {got}.")
+        self.moves_frames = any(getattr(each, "moves_frames", False) for each in self.optimizers)
+        super().__init__(self._groups(), {})
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Takes the groups of the optimizers, each as it is.
+
+        Raises:
+            OptionError: another group is added, which none of the optimizers would move.
+        """
+        if all(param_group is not group for group in self._groups()):
+            raise OptionError("MixedOptimizer needs groups of its optimizers, got another; add it to one of them.")
+        self.param_groups.append(param_group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Does one step of each; returns what the closure, called once, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # those of frames first, since they may refuse a step
+        for each in sorted(self.optimizers, key=lambda each: not getattr(each, "moves_frames", False)):
+            each.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of all parameters."""
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state dicts of the optimizers, in their order."""
+        return {"optimizers": [each.state_dict() for each in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave.
+
+        Raises:
+            CheckpointError: it is not that of so many optimizers.
+        """
+        states = state_dict.get("optimizers")
+        if not isinstance(states, list) or len(states) != len(self.optimizers):
+            got = f"one of {len(states)}" if isinstance(states, list) else "one of a single optimizer"
+            raise CheckpointError(f"MixedOptimizer needs a state dict of {len(self.optimizers)} optimizers, got {got}.")
+        for each, state in zip(self.optimizers, states, strict=True):
+            each.load_state_dict(state)
+        self.param_groups = self._groups()  # loading replaces the groups of an optimizer

@@ -1,0 +1,148 @@
+"""RMSprop as others define it: an accumulator that does not start at zero, epsilon inside the root."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import OptionError
+
+__all__ = ["RMSprop"]
+
+
+class RMSprop(torch.optim.RMSprop):
+    r"""torch's RMSprop with two more settings, by which implementations differ; without them it is torch's, bit by bit.
+
+    v <- alpha v + (1 - alpha) g^2, then p <- p - lr g / (sqrt(v) + eps), or g / sqrt(v + eps) with `eps_inside`.
+    TensorFlow's: `alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True`. A start at one makes the first steps
+    |g| times as long as one at zero, which is a warm-up of about log(g^2) / log(alpha) steps.
+
+    Args:
+        params: parameters or groups.
+        lr: learning rate.
+        alpha: how much of v is kept.
+        eps: added to the root, or under it.
+        weight_decay: added to the gradient, times the parameter.
+        momentum: of the steps.
+        centered: divide by the root of the variance; v less the squared mean of g.
+        capturable: as torch's; not with `eps_inside`.
+        foreach: as torch's.
+        maximize: go along the gradient, not against it.
+        differentiable: as torch's; not with `eps_inside`.
+        init_acc: what v is at first, >= 0.
+        eps_inside: add `eps` under the root.
+
+    Raises:
+        OptionError: a setting is out of range, or does not go with another.
+
+    >>> p = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = RMSprop([p], lr=0.1, alpha=0.9, eps=1e-10, init_acc=1.0, eps_inside=True)
+    >>> p.grad = torch.full((1,), 1e-3)
+    >>> optimizer.step()
+    >>> round((1 - p).item(), 6)
+    0.000105
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        *,
+        init_acc: float = 0.0,
+        eps_inside: bool = False,
+    ):
+        self._own = {"init_acc": init_acc, "eps_inside": eps_inside}
+        of_torch = (capturable, foreach, maximize, differentiable)
+        super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered, *of_torch)
+        self.defaults.update(self._own)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group after its settings were checked."""
+        full = {**self.defaults, **self._own, **param_group}
+        if not isinstance(full["init_acc"], int | float) or not 0 <= full["init_acc"] < float("inf"):
+            raise OptionError(f"RMSprop needs a finite init_acc >= 0, got {full['init_acc']!r}.")
+        if not isinstance(full["eps_inside"], bool):
+            raise OptionError(f"RMSprop needs eps_inside to be True or False, got {full['eps_inside']!r}.")
+        if full["eps_inside"] and (full["capturable"] or full["differentiable"]):
+            raise OptionError("RMSprop needs eps_inside=False with capturable or differentiable, got True.")
+        super().add_param_group(param_group)
+        for key, value in self._own.items():
+            self.param_groups[-1].setdefault(key, value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also what loads a state dict, of torch's RMSprop as well."""
+        super().__setstate__(state)
+        self._own = {key: self.defaults.get(key, value) for key, value in (("init_acc", 0.0), ("eps_inside", False))}
+        for group in self.param_groups:
+            for key, value in self._own.items():
+                group.setdefault(key, value)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Does one step; returns what the closure returns, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["init_acc"]:
+                for p in group["params"]:
+                    if p.grad is not None and not self.state[p]:
+                        self.state[p] = _begun(p, group)
+        if not any(group["eps_inside"] for group in self.param_groups):
+            super().step()
+            return loss
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    if not self.state[p]:
+                        self.state[p] = _begun(p, group)
+                    _move(p, group, self.state[p])
+        return loss
+
+
+def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    """The state that torch's RMSprop begins with, but for the accumulator."""
+    zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
+    start = complex(group["init_acc"], group["init_acc"]) if p.is_complex() else group["init_acc"]
+    on_device = {"device": p.device} if group["capturable"] else {}
+    state = {"step": torch.zeros((), **on_device), "square_avg": torch.full_like(zeros, start)}
+    if group["momentum"] > 0:
+        state["momentum_buffer"] = zeros.clone()
+    if group["centered"]:
+        state["grad_avg"] = zeros.clone()
+    return state
+
+
+def _move(p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    """One step of one parameter; real and imaginary parts of a complex one each for itself, as torch's."""
+    assert p.grad is not None
+    state["step"] += 1
+    lr, alpha, eps = float(group["lr"]), group["alpha"], group["eps"]
+    g = -p.grad if group["maximize"] else p.grad
+    if group["weight_decay"]:
+        g = g.add(p, alpha=group["weight_decay"])
+    own = {key: value for key, value in state.items() if key != "step"}
+    if p.is_complex():
+        p, g = torch.view_as_real(p), torch.view_as_real(g)
+        own = {key: torch.view_as_real(value) for key, value in own.items()}
+    v = own["square_avg"].mul_(alpha).addcmul_(g, g, value=1 - alpha)
+    if group["centered"]:
+        own["grad_avg"].lerp_(g, 1 - alpha)
+        v = v.addcmul(own["grad_avg"], own["grad_avg"], value=-1)
+    root = v.add(eps).sqrt_() if group["eps_inside"] else v.sqrt().add_(eps)
+    if group["momentum"] > 0:
+        own["momentum_buffer"].mul_(group["momentum"]).addcdiv_(g, root)
+        p.add_(own["momentum_buffer"], alpha=-lr)
+    else:
+        p.addcdiv_(g, root, value=-lr)

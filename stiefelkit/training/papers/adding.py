@@ -1,0 +1,67 @@
+"""The adding problem: the mean squared error of every hundredth step, drawn beside that of answering one."""
+
+import math
+from typing import Any
+
+from stiefelkit.training.papers.row import Row
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.recipes.papers import AUTHORS_RMSPROP, TENSORFLOW_RMSPROP
+
+__all__ = ["ROWS"]
+
+HELFRICH = "Helfrich, Willmott, Ye 2018, figure of the adding problem"
+MADURANGA = "Maduranga, Helfrich, Ye 2019, figure of the adding problem"
+MHAMMEDI = "Mhammedi et al. 2017, as drawn by Helfrich, Willmott, Ye 2018"
+SIZES = {"train_size": 100_000, "test_size": 10_000}
+ADAM: dict[str, Any] = {"optimizer": "adam"}
+RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP}
+
+
+def _row(model: str, n: int, length: int, paper: str, note: str = "", epochs: int = 10, **settings: Any) -> Row:
+    return Row(
+        f"{model}-adding-{length}".replace("_", "-"),
+        "adding",
+        model,
+        Settings(
+            **{"optimizer": "adam", "lr": 1e-3, **settings},
+            hidden_size=n,
+            steps=epochs * 2_000,
+            batch_size=50,
+            seed=5544,
+            eval_every=100,
+            log_every=50,
+            checkpoint_every=250,
+        ),
+        paper,
+        task_options={"T": length, **SIZES, "fresh": model == "ornn"},
+        note=note,
+    )
+
+
+def _scornn(length: int) -> Row:
+    negative = 85 if length == 200 else 119
+    table = {"skew": {"optimizer": "rmsprop", "lr": 1e-4, **TENSORFLOW_RMSPROP}}
+    return _row("scornn", 170, length, HELFRICH, optimizers=table, options={"negative": negative})
+
+
+def _scurnn(length: int) -> Row:
+    rest: dict[str, Any] = ADAM if length < 750 else RMSPROP
+    table = {
+        "skew": {"optimizer": "rmsprop", "lr": 1e-3 if length < 750 else 1e-4, **AUTHORS_RMSPROP},
+        "phase": {"optimizer": "adam", "lr": 1e-3},
+    }
+    note = "" if length != 400 else "the paper has no such length: the rates are those of 200"
+    return _row("scurnn", 116, length, MADURANGA, note, 30, **rest, optimizers=table, options={"arc": 2 * math.pi})
+
+
+def _rows(length: int) -> list[Row]:
+    lstm = "rate and bound are not in the paper"
+    return [
+        _scornn(length),
+        _scurnn(length),
+        _row("ornn", 128, length, MHAMMEDI, lr=1e-2, options={"reflections": 16}),
+        _row("lstm", 60, length, HELFRICH, lstm, lr=1e-2, clip_norm=1.0),
+    ]
+
+
+ROWS = tuple(row for length in (200, 400, 750) for row in _rows(length))

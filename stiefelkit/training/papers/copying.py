@@ -1,0 +1,80 @@
+"""The copying problem: the loss of every fiftieth step, drawn beside that of guessing."""
+
+from typing import Any
+
+from stiefelkit.training.papers.row import Row
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.recipes.papers import ADAGRAD, AUTHORS_ADAGRAD, AUTHORS_RMSPROP, TENSORFLOW_RMSPROP
+
+__all__ = ["ROWS"]
+
+HELFRICH = "Helfrich, Willmott, Ye 2018, figure of the copying problem"
+MADURANGA = "Maduranga, Helfrich, Ye 2019, figure of the copying problem"
+WISDOM = "Wisdom et al. 2016, as drawn by Helfrich, Willmott, Ye 2018"
+SIZES = {"train_size": 20_000, "test_size": 1_000}
+OF_WISDOM = {"train_size": 100_000, "test_size": 1_000}
+RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP}
+THEANO: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": {"alpha": 0.9, "eps": 0.0, "init_acc": 1e-3}}
+ADAM: dict[str, Any] = {"optimizer": "adam"}
+
+
+def _row(
+    model: str, n: int, delay: int, paper: str, sizes: dict[str, Any] = SIZES, note: str = "", **settings: Any
+) -> Row:
+    return Row(
+        f"{model}-copying-{delay}".replace("_", "-"),
+        "copying",
+        model,
+        Settings(
+            **{"steps": 10_000, "batch_size": 20, "lr": 1e-3, **settings},
+            hidden_size=n,
+            seed=5544,
+            eval_every=50,
+            log_every=25,
+            checkpoint_every=250,
+        ),
+        paper,
+        task_options={"T": delay, **sizes},
+        note=note,
+    )
+
+
+def _table(skew: str, phase: str) -> dict[str, dict[str, Any]]:
+    """Tables of A and of the phases, both at 1e-4."""
+    of_skew = {"rmsprop": AUTHORS_RMSPROP, "adagrad": AUTHORS_ADAGRAD}[skew]
+    of_phase = {"adagrad": ADAGRAD, "adam": {}}[phase]
+    return {
+        "skew": {"optimizer": skew, "lr": 1e-4, **of_skew},
+        "phase": {"optimizer": phase, "lr": 1e-4, **of_phase},
+    }
+
+
+def _rows(delay: int) -> list[Row]:
+    of_scurnn: dict[str, Any] = (
+        {**ADAM, "optimizers": _table("adagrad", "adagrad")}
+        if delay == 1000
+        else {**RMSPROP, "optimizers": _table("rmsprop", "adam")}
+    )
+    return [
+        _row("scornn", 190, delay, HELFRICH, **RMSPROP, rates={"skew": 1e-4}, options={"negative": 95}),
+        _row("scurnn", 130, delay, MADURANGA, **of_scurnn),
+        _row("lstm", 68, delay, HELFRICH, note="optimizer and bound are not in the paper", **RMSPROP, clip_norm=1.0),
+        _row("full_urnn", 128, delay, WISDOM, OF_WISDOM, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
+        _row("restricted_urnn", 470, delay, WISDOM, OF_WISDOM, **THEANO),
+    ]
+
+
+ROWS = (
+    *_rows(1000),
+    *_rows(2000),
+    _row(
+        "eurnn",
+        512,
+        1000,
+        "Jing et al. 2017, figure of the copying problem",
+        {**SIZES, "fresh": True},
+        **RMSPROP,
+        batch_size=128,
+        options={"layers": 2},
+    ),
+)

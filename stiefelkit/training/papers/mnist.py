@@ -1,0 +1,60 @@
+"""Pixel-by-pixel MNIST, in order and permuted: test accuracy of the best of seventy epochs."""
+
+from typing import Any
+
+from stiefelkit.training.papers.row import Row
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES
+from stiefelkit.training.recipes.papers import ADAGRAD, AUTHORS_RMSPROP
+
+__all__ = ["ROWS"]
+
+HELFRICH = "Helfrich, Willmott, Ye 2018, table of MNIST"
+MADURANGA = "Maduranga, Helfrich, Ye 2019, table of MNIST"
+WISDOM = "Wisdom et al. 2016, run by Helfrich, Willmott, Ye 2018"
+NOTE_LSTM = "optimizer and bound of the gradient are not in the paper"
+
+
+def _rows(
+    model: str, n: int, figures: tuple[float | None, float | None], paper: str, note: str = "", **settings: Any
+) -> list[Row]:
+    """The rows of both tasks, of those that there is a figure of."""
+    pairs = zip(("mnist", "pmnist"), (RECIPES, PERMUTED), figures, strict=True)
+    return [
+        Row(
+            f"{model}-{task}-{n}".replace("_", "-"),
+            task,
+            model,
+            recipes[model].filled(Settings(hidden_size=n, **settings)),
+            paper,
+            figure,
+            note=note,
+        )
+        for task, recipes, figure in pairs
+        if figure is not None
+    ]
+
+
+def _scurnn(skew: float, phase: float) -> dict[str, Any]:
+    return {
+        "skew": {"optimizer": "rmsprop", "lr": skew, **AUTHORS_RMSPROP},
+        "phase": {"optimizer": "adagrad", "lr": phase, **ADAGRAD},
+    }
+
+
+ROWS = (
+    *_rows("scornn", 170, (0.973, 0.943), HELFRICH),
+    *_rows("scornn", 360, (0.983, 0.962), HELFRICH, rates={"skew": 1e-5}),
+    *_rows("scornn", 512, (0.985, 0.966), HELFRICH, rates={"skew": 1e-5}),
+    *_rows("scurnn", 116, (0.976, 0.949), MADURANGA),
+    *_rows("scurnn", 250, (0.983, None), MADURANGA, optimizers=_scurnn(1e-5, 1e-4)),
+    *_rows("scurnn", 250, (None, 0.962), MADURANGA, optimizers=_scurnn(1e-5, 1e-3)),
+    *_rows("lstm", 128, (0.987, 0.920), HELFRICH, NOTE_LSTM),
+    *_rows("lstm", 256, (0.989, 0.929), HELFRICH, NOTE_LSTM),
+    *_rows("lstm", 512, (0.985, 0.920), HELFRICH, NOTE_LSTM),
+    *_rows("restricted_urnn", 512, (0.976, 0.945), WISDOM),
+    *_rows("full_urnn", 116, (0.947, 0.925), WISDOM),
+    *_rows("full_urnn", 512, (0.974, 0.947), WISDOM, lr=1e-4),
+    *_rows("ornn", 256, (0.972, None), "Mhammedi et al. 2017", "batch and rate are not in the paper"),
+    *_rows("eurnn", 1024, (None, 0.937), "Jing et al. 2017", "the paper's permutation is another"),
+)

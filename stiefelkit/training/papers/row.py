@@ -1,0 +1,53 @@
+"""A line of a table in a paper: what was trained, and what came of it."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, create
+
+if TYPE_CHECKING:
+    from stiefelkit.training.config import Config
+
+__all__ = ["Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment of a paper.
+
+    Args:
+        name: by which it is asked for: the model, the task, the size.
+        task: registry name of the task.
+        model: name of the model.
+        settings: how it was trained; what the paper leaves open has the defaults of a run.
+        paper: authors, year, and where in the paper.
+        figure: what the paper reports, in the task's headline; None where it draws a curve only.
+        task_options: the options of the task.
+        note: in what this differs from the paper, or what the paper leaves open.
+    """
+
+    name: str
+    task: str
+    model: str
+    settings: Settings
+    paper: str
+    figure: float | None = None
+    task_options: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def build_task(self) -> Task:
+        """Returns the task."""
+        return create(self.task, self.task_options)
+
+    def config(self, settings: Settings | None = None) -> "Config":
+        """Returns the config of a run, other settings over those of the paper."""
+        from stiefelkit.training.config import Config
+
+        filled = (settings or Settings()).over(self.settings)
+        return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
+
+    @property
+    def epoch(self) -> int:
+        """Steps of an epoch of the training data."""
+        return self.build_task().batches_per_epoch(self.settings.batch_size or 0)

@@ -1,0 +1,138 @@
+"""An experiment of a paper, run again: trained, resumed, and compared with the figure that the paper has."""
+
+import dataclasses
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.errors import RunError
+from stiefelkit.training import checkpoint
+from stiefelkit.training.display import Silent
+from stiefelkit.training.files import parse_json, write_json
+from stiefelkit.training.log import read
+from stiefelkit.training.papers import Row
+from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.run_folder import RunFolder, is_run
+from stiefelkit.training.train import RunOutcome, resume, train
+
+__all__ = ["Finding", "Score", "finding", "made_by", "note", "reproduce"]
+
+MADE = "reproduced.json"
+
+
+@dataclass(frozen=True)
+class Score:
+    """An evaluation that stands for a run.
+
+    Args:
+        test: on the held-out set, in the task's headline.
+        step: optimizer steps done then.
+    """
+
+    test: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a run, by both ways to choose an evaluation.
+
+    Args:
+        step: of the last evaluation.
+        best_test: that which is best on the held-out set itself, as papers report it: too good by the choice.
+        best_validation: that which is best on examples set apart to choose by; None where there are none.
+        last: the last one.
+        epochs: epochs of the training data done.
+    """
+
+    step: int
+    best_test: Score
+    best_validation: Score | None
+    last: Score
+    epochs: float
+
+
+def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None) -> RunOutcome:
+    """Trains as a row of a paper's table says, or goes on where a run of it stopped.
+
+    Args:
+        row: the experiment.
+        out: the folder of the run.
+        plan: how far, and on what; what it leaves open is as in the paper.
+        display: what to show; nothing if left out.
+
+    Raises:
+        RunError: the folder holds another run, or something else.
+        DataError: the data are missing or damaged.
+        NonFiniteError: as in `train`.
+    """
+    plan = plan or Reproduction()
+    config = row.config(plan.settings(row))
+    if not is_run(out):
+        return train(config, out, display)
+    done = _step(out)
+    if done >= config.steps:
+        return RunOutcome(out, done, already=True)
+    asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in ("threads", "device")}
+    return resume(out, asked, display)
+
+
+def _step(out: Path) -> int:
+    """Step of the last checkpoint of a run, whole or not."""
+    found = checkpoint.checkpoints(RunFolder.open(out).checkpoints)
+    return checkpoint.step_of(found[-1]) if found else 0
+
+
+def finding(path: Path) -> Finding:
+    """Returns what came of a run.
+
+    Raises:
+        RunError: the folder is missing, damaged, or the run has not been evaluated yet.
+    """
+    folder = RunFolder.open(path)
+    task = folder.config.build_task()
+    records = read(folder.log, task.scores)
+    sign = 1 if task.headline == "accuracy" else -1
+    test = {record["step"]: record[task.headline] for record in records if record["kind"] == "test"}
+    validation = {record["step"]: record[task.headline] for record in records if record["kind"] == "validation"}
+    if not test:
+        raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")
+    best = max(test, key=lambda step: sign * test[step])
+    chosen = max(validation, key=lambda step: sign * validation[step], default=None)
+    last = max(test)
+    return Finding(
+        step=last,
+        best_test=Score(test[best], best),
+        best_validation=None if chosen is None else Score(test[chosen], chosen),
+        last=Score(test[last], last),
+        epochs=last / task.batches_per_epoch(folder.config.batch_size),
+    )
+
+
+def note(path: Path, row: Row, command: str) -> None:
+    """Writes into the folder of a run by which commands, and which commits of the package, it was made."""
+    entry = {"command": command, "commit": _commit()}
+    begun = made_by(path)
+    if entry not in begun:
+        write_json(path / MADE, {"name": row.name, "made_by": [*begun, entry]})
+
+
+def made_by(path: Path) -> list[dict[str, Any]]:
+    """Returns the commands and commits that a run was made by; none if nobody wrote them down."""
+    try:
+        found = parse_json((path / MADE).read_bytes())["made_by"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _commit() -> str:
+    """The commit of the package's source, with a + if it was changed since; empty outside of a checkout."""
+    here = Path(__file__).parent
+    words = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

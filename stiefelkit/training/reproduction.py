@@ -1,0 +1,41 @@
+"""The options by which an experiment of a paper is run again."""
+
+from dataclasses import dataclass, field
+
+from stiefelkit.training.checks import at_least, usable_seed, usable_threads
+from stiefelkit.training.papers import Row
+from stiefelkit.training.recipes import Settings
+
+__all__ = ["Reproduction"]
+
+WHO = "A reproduction"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How an experiment is run again.
+
+    Args:
+        epochs: of the training data, in all; a run of fewer may go on later.
+        seed: fixes the initial weights and the training data.
+        threads: CPU threads; another number may change the last bits.
+        device: cpu, cuda, cuda:1, ...
+    """
+
+    epochs: int | None = field(default=None, metadata={"shown": "as many as in the paper"})
+    seed: int | None = field(default=None, metadata={"shown": "that of the paper"})
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        if self.epochs is not None:
+            at_least(WHO, "epochs", self.epochs, 1)
+        if self.seed is not None:
+            usable_seed(WHO, self.seed)
+        usable_threads(WHO, self.threads)
+
+    def settings(self, row: Row) -> Settings:
+        """Returns what differs from the settings of the paper."""
+        steps = None if self.epochs is None else self.epochs * row.epoch
+        return Settings(steps=steps, seed=self.seed, threads=self.threads, device=self.device)

@@ -1,0 +1,163 @@
+"""MNIST, read pixel by pixel: in order, or in one fixed random order."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.errors import DataError
+from stiefelkit.training import data
+from stiefelkit.training.checks import at_least, at_most
+from stiefelkit.training.data import File
+from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES
+from stiefelkit.training.tasks.task import Task, shuffle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Mnist", "PermutedMnist"]
+
+PIXELS = 28 * 28
+VALIDATION = 5_000
+"""The first images of the training files, as TensorFlow splits them off."""
+ALL_TRAIN = 55_000
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist")
+
+
+def _file(name: str, sha256: str) -> File:
+    return File(name, sha256, tuple(f"{mirror}/{name}.gz" for mirror in MIRRORS))
+
+
+FILES = (
+    _file("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    _file("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    _file("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    _file("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+)
+"""Images and labels to train on, then those to test on."""
+
+
+@dataclass(frozen=True)
+class Mnist(Task):
+    """Names a handwritten digit from its 28 x 28 pixels, read one after the other in 784 steps.
+
+    Pixels lie between 0 and 1 and come row by row. The split is TensorFlow's, and the papers': the first 5,000 images
+    of the training files are for validation, the other 55,000 are trained on in an order drawn for each epoch, and the
+    10,000 of the test files are held out. The four IDX files, gzipped or not, are looked for in the folder of data and
+    in mnist/ there, then fetched; they are known by their digests.
+
+    Reference: LeCun, Cortes, Burges 1998, in the form of Le, Jaitly, Hinton 2015.
+
+    Args:
+        train_size: number of the 55,000 training images to use, the first ones.
+    """
+
+    train_size: int = ALL_TRAIN
+
+    name: ClassVar[str] = "mnist"
+    input_size: ClassVar[int] = 1
+    output_size: ClassVar[int] = 10
+    last_only: ClassVar[bool] = True
+    headline: ClassVar[str] = "accuracy"
+    loss_label: ClassVar[str] = "cross-entropy (nats)"
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        at_least(type(self).__name__, "train_size", self.train_size, 1)
+        at_most(type(self).__name__, "train_size", self.train_size, ALL_TRAIN)
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """Uniform guesses."""
+        return {"loss": math.log(10), "accuracy": 1 / 10}
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
+        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
+        order = shuffle(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size] + VALIDATION
+        images, labels = _images(data.place())[0]
+        return self._read(images[order]), labels[order]
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the 10,000 test images."""
+        images, labels = _images(data.place())[1]
+        return self._read(images), labels
+
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """Returns the 5,000 images that are set apart of the training files."""
+        images, labels = _images(data.place())[0]
+        return self._read(images[:VALIDATION]), labels[:VALIDATION]
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of the last output."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output, y)
+
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
+        """Share of images whose likeliest class is right."""
+        return (output.argmax(-1) == y).double().mean()
+
+    def _read(self, images: Tensor) -> Tensor:
+        """Bytes (B, 784) to sequences (B, 784, 1)."""
+        return (images.float() / 255).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class PermutedMnist(Mnist):
+    """Names a handwritten digit from its 28 x 28 pixels, read in one fixed random order, which hides what is near.
+
+    As `mnist`, but pixel k of a sequence is pixel permutation[k] of the image, with the permutation of
+    `numpy.random.RandomState(permutation_seed).permutation(784)`. The seed 92916 is that of the papers of full_urnn,
+    scornn, scurnn and exprnn; others have permutations of their own.
+
+    Args:
+        permutation_seed: of the order of the pixels.
+    """
+
+    permutation_seed: int = 92916
+
+    name: ClassVar[str] = "pmnist"
+    recipes: ClassVar[dict[str, Recipe]] = PERMUTED
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        super().__post_init__()
+        at_least("PermutedMnist", "permutation_seed", self.permutation_seed, 0)
+        at_most("PermutedMnist", "permutation_seed", self.permutation_seed, 2**32 - 1)
+
+    def _read(self, images: Tensor) -> Tensor:
+        return super()._read(images[:, _permutation(self.permutation_seed)])
+
+
+@functools.cache
+def _permutation(seed: int) -> Tensor:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.random.RandomState(seed).permutation(PIXELS))
+
+
+@functools.cache
+def _images(place: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Images (N, 784) as bytes and their labels, of the training files and of those to test on."""
+    x, y, test_x, test_y = (_idx(file) for file in FILES)
+    return (x.flatten(1), y.long()), (test_x.flatten(1), test_y.long())
+
+
+def _idx(file: File) -> Tensor:
+    """The array of an IDX file of bytes: two zeros, the type 8, the number of dimensions, the sizes, the bytes."""
+    import torch
+
+    content = data.content(file, "mnist")
+    dimensions = content[3] if len(content) > 3 else 0
+    start = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[k : k + 4], "big") for k in range(4, start, 4)]
+    if content[:3] != b"\0\0\x08" or len(content) != start + math.prod(shape):
+        raise DataError(f"{file.name} needs to be an IDX file of bytes, got another of {len(content)} bytes.")
+    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)

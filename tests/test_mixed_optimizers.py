@@ -1,0 +1,160 @@
+"""Several optimizers in one run: each moves what the table gives it, and all of it resumes to the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Killed, killed_at, small, weights
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit.cli import main
+from stiefelkit.errors import CheckpointError, OptimizerError, OptionError, UnknownNameError
+from stiefelkit.testing import seeds
+from stiefelkit.training import train
+from stiefelkit.training.config import Config
+from stiefelkit.training.recipes import Recipe, Settings
+from stiefelkit.training.run_folder import RunFolder
+from stiefelkit.training.tasks import create
+
+TENSORFLOWS: dict[str, Any] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1.0, "eps_inside": True}
+TABLE: dict[str, dict[str, Any]] = {
+    "skew": {"optimizer": "rmsprop", "lr": 1e-3, **TENSORFLOWS},
+    "phase": {"optimizer": "adagrad", "lr": 1e-2, "initial_accumulator_value": 0.1},
+}
+
+
+def built(**changes: Any) -> torch.optim.Optimizer:
+    config = small(**changes)
+    return config.build_optimizer(config.build_model())
+
+
+def stepped(optimizer: torch.optim.Optimizer, p: nn.Parameter, steps: int = 5) -> torch.Tensor:
+    source = seeds.generator()
+    for _ in range(steps):
+        p.grad = torch.randn(p.shape, dtype=p.dtype, generator=source)
+        optimizer.step()
+    return p.detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.5, "centered": True}, {"weight_decay": 0.1, "maximize": True}, {"alpha": 0.9}]
+)
+def test_rmsprop_is_torchs_where_nothing_else_is_asked(options: dict[str, Any], dtype: torch.dtype) -> None:
+    ours, theirs, inside = (nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(3))
+    moved = stepped(torch.optim.RMSprop([theirs], lr=0.01, foreach=False, **options), theirs)
+    assert torch.equal(stepped(sk.optim.RMSprop([ours], lr=0.01, foreach=False, **options), ours), moved)
+    # with no epsilon it does not matter where it stands
+    stepped(sk.optim.RMSprop([inside], lr=0.01, eps=0.0, eps_inside=True, **options), inside)
+    assert torch.allclose(inside, moved, rtol=1e-4, atol=1e-5)
+
+
+def test_rmsprop_of_tensorflow_is_its_formula() -> None:
+    p, v, q = nn.Parameter(torch.ones(4, dtype=torch.float64)), torch.ones(4), torch.ones(4, dtype=torch.float64)
+    optimizer = sk.optim.RMSprop([p], lr=0.01, **{**TENSORFLOWS, "eps": 1e-2})
+    source = seeds.generator()
+    for _ in range(4):
+        p.grad = torch.randn(4, dtype=torch.float64, generator=source)
+        optimizer.step()
+        v = 0.9 * v + 0.1 * p.grad**2
+        q = q - 0.01 * p.grad / (v + 1e-2).sqrt()
+    assert torch.allclose(p, q, rtol=1e-12)
+
+
+def test_rmsprop_takes_the_state_of_torchs_and_refuses_what_is_out_of_range() -> None:
+    p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    theirs = torch.optim.RMSprop([p])
+    stepped(theirs, p)
+    ours = sk.optim.RMSprop([q], init_acc=1.0)
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours.state[q]["square_avg"], theirs.state[p]["square_avg"])
+    for wrong in ({"init_acc": -1.0}, {"eps_inside": 1}, {"eps_inside": True, "capturable": True}):
+        with pytest.raises(OptionError, match="RMSprop needs"):
+            sk.optim.RMSprop([q], **wrong)
+
+
+def test_each_optimizer_of_the_table_moves_its_coordinate_alone() -> None:
+    config = small(optimizers=TABLE, rates={"phase": 1e-3})
+    optimizer: Any = config.build_optimizer(model := config.build_model())
+    plain, skew, phase = optimizer.optimizers
+    assert [type(each) for each in optimizer.optimizers] == [torch.optim.Adam, sk.optim.RMSprop, torch.optim.Adagrad]
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 1e-3]  # rates win over the table
+    coordinates = sk.coordinates(model.rnn, "weight_hh_l0")
+    assert [p.shape for p in skew.param_groups[0]["params"]] == [coordinates["skew"].shape]
+    assert phase.param_groups[0]["params"][0] is coordinates["phase"]
+    assert phase.state[coordinates["phase"]]["sum"].unique().item() == pytest.approx(0.1)
+    assert not {id(p) for p in coordinates.values()} & {id(p) for p in plain.param_groups[0]["params"]}
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("model", "table", "optimizer"),
+    [
+        ("scurnn", TABLE, "adam"),
+        ("full_urnn", {"stiefel": {"optimizer": "multiplicative_cayley", "lr": 1e-3}}, "rmsprop"),
+    ],
+)
+def test_a_mixed_run_resumes_to_the_same_bits(
+    model: str, table: dict[str, Any], optimizer: str, step: int, tmp_path: Path
+) -> None:
+    config = small(model=model, optimizers=table, optimizer=optimizer, schedule="cosine", clip_norm=1.0)
+    train.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        train.train(config, tmp_path / "killed", killed_at(step))
+    train.resume(tmp_path / "killed", {"optimizers": {name: {"lr": table[name]["lr"]} for name in table}})
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+def test_the_state_of_one_optimizer_is_not_that_of_several() -> None:
+    mixed = built(optimizers=TABLE)
+    with pytest.raises(CheckpointError, match="3 optimizers"):
+        mixed.load_state_dict(torch.optim.Adam([torch.ones(1)]).state_dict())
+    with pytest.raises(OptionError, match="of their own"):
+        sk.optim.MixedOptimizer([])
+    with pytest.raises(OptionError, match="got another"):
+        mixed.add_param_group({"params": [torch.ones(1)]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"optimizers": {"skew": {"lr": 1e-3}}}, OptionError, "table"),
+        ({"optimizers": {"skew": {"optimizer": "rmspop"}}}, UnknownNameError, "rmsprop"),
+        ({"optimizers": {"skew": {"optimizer": "rmsprop", "lr": 0.0}}}, OptionError, "optimizers.skew.lr"),
+        ({"optimizers": {"skew": {"optimizer": "rmsprop", "alfa": 0.0}}}, OptionError, "alpha"),
+        ({"optimizers": {"angle": {"optimizer": "rmsprop"}}}, OptionError, "'angle'"),
+        ({"model": "full_urnn", "optimizers": {"stiefel": {"optimizer": "adam"}}}, OptimizerError, "keeps"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        built(**changes)
+
+
+def test_a_recipes_table_gives_way_to_what_is_named() -> None:
+    recipe = Recipe(Settings(optimizers=TABLE, rates={"skew": 1.0}))
+    assert recipe.filled(Settings(optimizer="sgd")).optimizers == {}
+    rated = recipe.filled(Settings(rates={"skew": 2e-4}))
+    assert "lr" not in rated.optimizers["skew"]
+    assert rated.optimizers["phase"] == TABLE["phase"]
+    own = {"optimizer": "adam"}
+    assert recipe.filled(Settings(optimizers={"skew": own})).optimizers == {"skew": own, "phase": TABLE["phase"]}
+    config = Config.resolve(create("copying"), "lstm", Settings(hidden_size=4))
+    assert config.optimizers == {}
+    with pytest.raises(UnknownNameError, match="no coordinate 'skew'"):
+        Config.resolve(create("copying"), "lstm", Settings(hidden_size=4, optimizers={"skew": own}))
+
+
+def test_the_table_is_given_in_words_or_in_a_file(tmp_path: Path) -> None:
+    size = "--T 2 --train-size 20 --test-size 5 --hidden-size 4 --batch-size 5 --steps 1".split()
+    words = ["train", "copying", "--model", "scurnn", *size]
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert main([*words, "--out", one, "--optimizers.skew", "rmsprop lr=1e-3 eps-inside=true"]) == 0
+    file = tmp_path / "options.toml"
+    file.write_text('[optimizers]\nskew = {optimizer = "rmsprop", lr = 1e-3, eps_inside = true}\n')
+    assert main([*words, "--out", two, "--config", str(file)]) == 0
+    tables = [RunFolder.open(Path(path)).config.optimizers for path in (one, two)]
+    assert tables == [{"skew": {"optimizer": "rmsprop", "lr": 1e-3, "eps_inside": True}}] * 2
+    assert main([*words, "--out", one, "--optimizers.skew", "lr=1e-3"]) == 2

@@ -1,0 +1,125 @@
+"""MNIST is what its files say, split and permuted as in the papers, or refused before a run begins."""
+
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stiefelkit.cli import main
+from stiefelkit.errors import DataError, OptionError
+from stiefelkit.testing import seeds
+from stiefelkit.training import data
+from stiefelkit.training.data import File
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import create, mnist
+
+TRAIN, TEST, VALIDATION = 60, 20, 10
+
+
+def idx(array: np.ndarray) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Images and labels of a small MNIST, which lies gzipped in a folder of data."""
+    drawn = np.random.RandomState(0)
+    made = [drawn.randint(0, 256, (count, 28, 28)).astype(np.uint8) for count in (TRAIN, TEST)]
+    found = [made[0], np.arange(TRAIN, dtype=np.uint8) % 10, made[1], np.arange(TEST, dtype=np.uint8) % 10]
+    names = [file.name for file in mnist.FILES]
+    files = tuple(File(name, hashlib.sha256(idx(a)).hexdigest()) for name, a in zip(names, found, strict=True))
+    (tmp_path / "mnist").mkdir()
+    for name, array in zip(names, found, strict=True):
+        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+    monkeypatch.setattr(mnist, "FILES", files)
+    monkeypatch.setattr(mnist, "VALIDATION", VALIDATION)
+    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
+    return found
+
+
+def small(name: str, **options: Any) -> mnist.Mnist:
+    task = create(name, {"train_size": TRAIN - VALIDATION, **options})
+    assert isinstance(task, mnist.Mnist)
+    return task
+
+
+def as_sequences(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(images.reshape(len(images), 784, 1).astype(np.float32) / np.float32(255))
+
+
+def test_pixels_come_row_by_row_between_zero_and_one(arrays: list[np.ndarray]) -> None:
+    x, y = small("mnist").held_out()
+    assert torch.equal(x, as_sequences(arrays[2]))
+    assert torch.equal(y, torch.from_numpy(arrays[3]).long())
+    assert (x.min(), x.max()) == (0, 1)
+
+
+def test_the_first_images_are_for_validation_and_an_epoch_visits_each_of_the_others_once(
+    arrays: list[np.ndarray],
+) -> None:
+    task = small("mnist")
+    validation = task.validation()
+    assert torch.equal(validation[0], as_sequences(arrays[0][:VALIDATION]))
+    epochs = [torch.cat([task.batch(5 * e + k, 10, seeds.seed())[0] for k in range(5)]) for e in range(2)]
+    others = as_sequences(arrays[0][VALIDATION:])
+    assert not torch.equal(*epochs)
+    for epoch in epochs:
+        assert sorted(row.numpy().tobytes() for row in epoch) == sorted(row.numpy().tobytes() for row in others)
+    part = small("mnist", train_size=7)
+    assert {row.numpy().tobytes() for row in part.batch(0, 7, 0)[0]} == {row.numpy().tobytes() for row in others[:7]}
+
+
+def test_permuted_pixels_are_in_the_order_of_the_papers_or_of_another_seed(arrays: list[np.ndarray]) -> None:
+    order = np.random.RandomState(92916).permutation(784)
+    assert order[:8].tolist() == [319, 576, 323, 107, 355, 716, 197, 20]
+    plain, permuted = small("mnist"), small("pmnist")
+    assert torch.equal(permuted.held_out()[0], plain.held_out()[0][:, order])
+    assert torch.equal(permuted.validation()[0], plain.validation()[0][:, order])
+    assert torch.equal(permuted.batch(3, 10, 1)[0], plain.batch(3, 10, 1)[0][:, order])
+    other = small("pmnist", permutation_seed=1).held_out()[0]
+    assert torch.equal(other, plain.held_out()[0][:, np.random.RandomState(1).permutation(784)])
+
+
+@pytest.mark.parametrize("options", [{"permutation_seed": -1}, {"permutation_seed": 2**32}, {"train_size": 55_001}])
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        create("pmnist", options)
+
+
+def test_a_file_that_is_no_idx_file_is_refused(arrays: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in (b"", b"\0\0\x08", b"\0\0\x0d\x01\0\0\0\x01x", idx(arrays[0])[:-1]):
+        monkeypatch.setattr(data, "content", lambda file, name, content=content: content)
+        with pytest.raises(DataError, match="IDX file of bytes"):
+            mnist._idx(mnist.FILES[0])
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "other"])
+def test_a_run_on_data_that_are_not_whole_ends_before_it_begins(
+    damage: str, arrays: list[np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mnist._images.cache_clear()
+    file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    content = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes(content[:-9] if damage == "cut" else gzip.compress(b"other"))
+    words = ["train", "pmnist", "--model", "lstm", "--out", str(tmp_path / "run"), "--data", str(tmp_path)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Error: t10k-labels-idx1-ubyte needs")
+    assert str(tmp_path) in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["mnist", "pmnist"])
+def test_recipes_are_seventy_epochs_of_sixteen_thousand_parameters(name: str) -> None:
+    task = create(name)
+    for model in ("scornn", "scurnn"):
+        settings = task.recipe(model).filled(Settings())
+        assert (settings.steps, settings.batch_size, settings.eval_every, settings.seed) == (77_000, 50, 1_100, 5544)
+    assert task.recipe("scornn").filled(Settings()).options == {"negative": 17 if name == "mnist" else 85}

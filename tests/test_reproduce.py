@@ -1,0 +1,168 @@
+"""Experiments of papers: their rows are as the papers have them, and a run of one goes on, and tells what came."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stiefelkit.cli import main
+from stiefelkit.errors import RunError, UnknownNameError
+from stiefelkit.training import papers, train
+from stiefelkit.training.log import read
+from stiefelkit.training.papers import Row
+from stiefelkit.training.papers.mnist import PERMUTED
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.reproduce import Score, finding, made_by, reproduce
+from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.run_folder import RunFolder
+
+ROWS = papers.rows()
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that takes no time: epochs of 4 steps, 3 of them in the paper."""
+    settings = Settings(hidden_size=4, steps=12, batch_size=5, seed=3, eval_every=2, log_every=2, checkpoint_every=3)
+    row = Row("tiny-copying-2", "copying", "scornn", settings, "Nobody 2001", 0.1, {"T": 2, "train_size": 20}, "a note")
+    for table in ("_targets", "_loaded"):
+        monkeypatch.setattr(papers.tables, table, copy.copy(getattr(papers.tables, table)))
+    papers.tables.register("tiny", (row,))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_a_config_and_its_name_says_model_task_and_size(row: Row) -> None:
+    config = row.config()
+    assert row.name.startswith(f"{row.model}-{row.task}-".replace("_", "-"))
+    assert str(config.hidden_size if "mnist" in row.task else config.task_options["T"]) == row.name.rpartition("-")[2]
+    assert config.seed == 5544
+    assert config.steps % row.epoch == 0 or config.task_options.get("fresh")
+    assert papers.find(row.name) == row
+
+
+def test_names_of_rows_are_names_of_one_row() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    with pytest.raises(UnknownNameError, match='did you mean "scornn-mnist-170"'):
+        papers.find("scornn-mnist-17")
+
+
+TENSORFLOW = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
+
+
+def test_rows_have_the_settings_of_the_papers() -> None:
+    scornn = papers.find("scornn-pmnist-360").config()
+    assert (scornn.steps, scornn.batch_size, scornn.optimizer, scornn.lr) == (77_000, 50, "rmsprop", 1e-3)
+    assert (scornn.rates, scornn.options, scornn.optimizer_options) == ({"skew": 1e-5}, {"negative": 180}, TENSORFLOW)
+    assert papers.find("scornn-mnist-170").config().options == {"negative": 17}
+    scurnn = papers.find("scurnn-mnist-250").config()
+    assert (scurnn.optimizer, scurnn.lr, scurnn.rates) == ("adam", 1e-3, {})
+    assert [scurnn.optimizers[name]["optimizer"] for name in ("skew", "phase")] == ["rmsprop", "adagrad"]
+    assert [scurnn.optimizers[name]["lr"] for name in ("skew", "phase")] == [1e-5, 1e-4]
+    copying = papers.find("scurnn-copying-2000").config()
+    assert (copying.steps, copying.batch_size, copying.optimizer) == (10_000, 20, "rmsprop")
+    assert copying.task_options == {"T": 2000, "train_size": 20_000, "test_size": 1_000, "fresh": False}
+    adding = papers.find("scornn-adding-750").config()
+    assert (adding.options, adding.steps, adding.task_options["test_size"]) == ({"negative": 119}, 20_000, 10_000)
+    assert papers.find("scurnn-adding-200").config().options["arc"] == pytest.approx(6.2832, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("scornn-mnist-170", 16_415),
+        ("scurnn-mnist-116", 16_482),
+        ("scurnn-pmnist-250", 69_010),
+        ("scurnn-copying-1000", 22_369),
+        ("scurnn-adding-200", 14_617),
+        ("scornn-adding-200", 15_046),
+        ("ornn-adding-200", 2_569),
+        ("ornn-mnist-256", 11_034),
+    ],
+)
+def test_models_of_rows_have_as_many_parameters_as_those_of_the_papers(name: str, parameters: int) -> None:
+    from stiefelkit.models import count_parameters
+
+    assert count_parameters(papers.find(name).config().build_model()) == parameters
+
+
+def test_a_recipe_of_mnist_is_the_row_of_sixteen_thousand_parameters() -> None:
+    for model in ("scornn", "scurnn"):
+        recipe = PERMUTED[model].filled(Settings())
+        assert papers.find(f"{model}-pmnist-{recipe.hidden_size}").settings == recipe
+
+
+def test_a_reproduction_stops_goes_on_and_is_finished(tmp_path: Path) -> None:
+    row, path = papers.find("tiny-copying-2"), tmp_path / "run"
+    assert reproduce(row, path, Reproduction(epochs=1)).step == 4
+    assert reproduce(row, path).step == 12
+    assert reproduce(row, path).already
+    assert reproduce(row, path, Reproduction(epochs=1)).already
+    train.train(row.config(), tmp_path / "whole")
+    scores = [read(each / "log.jsonl")[-1]["loss"] for each in (path, tmp_path / "whole")]
+    assert scores[0] == scores[1]
+    assert RunFolder.open(path).config == row.config()
+    with pytest.raises(RunError, match="seed"):
+        reproduce(row, path, Reproduction(epochs=4, seed=4))
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> None:
+    (path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_both_ways_to_choose_an_epoch_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    config = papers.find("lstm-pmnist-128").config(Settings(hidden_size=2, steps=2200))
+    RunFolder.create(path, config, 5)
+    write(path, [])
+    with pytest.raises(RunError, match="evaluation"):
+        finding(path)
+    of_test, of_validation = (0.5, 0.9, 0.8), (0.6, 0.7, 0.75)
+    records = []
+    for step, test, validation in zip((550, 1100, 2200), of_test, of_validation, strict=True):
+        records.append({"kind": "test", "step": step, "loss": 1.0, "accuracy": test})
+        records.append({"kind": "validation", "step": step, "loss": 1.0, "accuracy": validation})
+    write(path, records)
+    found = finding(path)
+    assert (found.best_test, found.best_validation, found.last) == (
+        Score(0.9, 1100),
+        Score(0.8, 2200),
+        Score(0.8, 2200),
+    )
+    assert (found.step, found.epochs) == (2200, 2.0)
+
+
+def test_the_best_loss_is_the_least_and_nothing_is_set_apart_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    RunFolder.create(path, papers.find("tiny-copying-2").config(), 5)
+    write(path, [{"kind": "test", "step": 4 * k, "loss": loss, "accuracy": 0.1} for k, loss in ((1, 0.2), (2, 0.3))])
+    found = finding(path)
+    assert (found.best_test, found.best_validation, found.last) == (Score(0.2, 4), None, Score(0.3, 8))
+
+
+def test_the_command_ends_with_both_figures_and_writes_down_how_it_was_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
+    assert main([*words, "1"]) == 0
+    said = capsys.readouterr().out
+    for part in ("1 of 3 epochs", "as papers report it", "nothing is set apart", "0.1 (Nobody 2001)", "a note"):
+        assert part in said
+    assert main([*words, "2"]) == 0
+    made = made_by(tmp_path / "tiny-copying-2")
+    assert [entry["command"].split()[:3] for entry in made] == [["stiefelkit", *words[:2]]] * 2
+    assert all(isinstance(entry["commit"], str) for entry in made)
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    assert "tiny-copying-2" in capsys.readouterr().out
+    assert main(["reproduce"]) == 2
+    assert main(["reproduce", "tiny-copying-3"]) == 2
+    assert "--list" in capsys.readouterr().err
+
+
+def test_epochs_are_in_the_log_with_their_time_and_memory(tmp_path: Path) -> None:
+    reproduce(papers.find("tiny-copying-2"), tmp_path / "run")
+    records = read(tmp_path / "run" / "log.jsonl")
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert [(record["epoch"], record["step"]) for record in epochs] == [(1, 4), (2, 8), (3, 12)]
+    assert all(record["cpu_seconds"] > 0 and record["wall_seconds"] > 0 for record in epochs)
+    assert all(record.get("peak_bytes", 1) > 0 for record in epochs)
