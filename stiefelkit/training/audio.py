@@ -78,5 +78,6 @@ def _missing_bytes(path: Path) -> int:
         words = [line.split() for line in head.decode("latin-1").splitlines()]
         numbers = {line[0]: int(line[2]) for line in words if len(line) == 3 and line[1] == "-i" and line[2].isdigit()}
         frame = numbers.get("channel_count", 1) * numbers.get("sample_n_bytes", 2)
-        return 1024 + numbers.get("sample_count", 0) * frame - size
+        header = int(words[1][0]) if words[1:2] and words[1] and words[1][0].isdigit() else 1024
+        return header + numbers.get("sample_count", 0) * frame - size
     return 0
