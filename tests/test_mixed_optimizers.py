@@ -14,7 +14,7 @@ from stiefelkit.errors import CheckpointError, OptimizerError, OptionError, Unkn
 from stiefelkit.testing import seeds
 from stiefelkit.training import train
 from stiefelkit.training.config import Config
-from stiefelkit.training.recipes import Recipe, Settings
+from stiefelkit.training.recipes import Option, Recipe, Settings
 from stiefelkit.training.run_folder import RunFolder
 from stiefelkit.training.tasks import create
 
@@ -53,7 +53,8 @@ def test_rmsprop_is_torchs_where_nothing_else_is_asked(options: dict[str, Any], 
 
 def test_rmsprop_of_tensorflow_is_its_formula() -> None:
     p, v, q = nn.Parameter(torch.ones(4, dtype=torch.float64)), torch.ones(4), torch.ones(4, dtype=torch.float64)
-    optimizer = sk.optim.RMSprop([p], lr=0.01, **{**TENSORFLOWS, "eps": 1e-2})
+    settings: dict[str, Any] = {**TENSORFLOWS, "eps": 1e-2}
+    optimizer = sk.optim.RMSprop([p], lr=0.01, **settings)
     source = seeds.generator()
     for _ in range(4):
         p.grad = torch.randn(4, dtype=torch.float64, generator=source)
@@ -70,14 +71,16 @@ def test_rmsprop_takes_the_state_of_torchs_and_refuses_what_is_out_of_range() ->
     ours = sk.optim.RMSprop([q], init_acc=1.0)
     ours.load_state_dict(theirs.state_dict())
     assert torch.equal(ours.state[q]["square_avg"], theirs.state[p]["square_avg"])
-    for wrong in ({"init_acc": -1.0}, {"eps_inside": 1}, {"eps_inside": True, "capturable": True}):
+    refused: list[dict[str, Any]] = [{"init_acc": -1.0}, {"eps_inside": 1}, {"eps_inside": True, "capturable": True}]
+    for wrong in refused:
         with pytest.raises(OptionError, match="RMSprop needs"):
             sk.optim.RMSprop([q], **wrong)
 
 
 def test_each_optimizer_of_the_table_moves_its_coordinate_alone() -> None:
     config = small(optimizers=TABLE, rates={"phase": 1e-3})
-    optimizer: Any = config.build_optimizer(model := config.build_model())
+    model: Any = config.build_model()
+    optimizer: Any = config.build_optimizer(model)
     plain, skew, phase = optimizer.optimizers
     assert [type(each) for each in optimizer.optimizers] == [torch.optim.Adam, sk.optim.RMSprop, torch.optim.Adagrad]
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 1e-3]  # rates win over the table
@@ -139,7 +142,7 @@ def test_a_recipes_table_gives_way_to_what_is_named() -> None:
     rated = recipe.filled(Settings(rates={"skew": 2e-4}))
     assert "lr" not in rated.optimizers["skew"]
     assert rated.optimizers["phase"] == TABLE["phase"]
-    own = {"optimizer": "adam"}
+    own: dict[str, Option] = {"optimizer": "adam"}
     assert recipe.filled(Settings(optimizers={"skew": own})).optimizers == {"skew": own, "phase": TABLE["phase"]}
     config = Config.resolve(create("copying"), "lstm", Settings(hidden_size=4))
     assert config.optimizers == {}

@@ -1,6 +1,7 @@
 """`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
 
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,7 @@ def reproduce(
     from stiefelkit.training.run_folder import is_run
 
     row, path = find(name), out / name
-    command = shlex.join(["stiefelkit", *asked.get()])
+    command = shlex.join(["stiefelkit", *_without_places(asked.get())])
     try:
         with named(data):
             outcome = run(row, path, plan, Terminal())
@@ -63,6 +64,16 @@ def reproduce(
         return 128 + outcome.signal
     _show(row, path)
     return 0
+
+
+def _without_places(words: Sequence[str]) -> Iterator[str]:
+    """The words of a command less the folders of data and of runs, which are another on each machine."""
+    left = iter(words)
+    for word in left:
+        if word in ("--data", "--out"):
+            next(left, None)
+        elif not word.startswith(("--data=", "--out=")):
+            yield word
 
 
 def _list(out: Path) -> None:

@@ -115,8 +115,8 @@ def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
     """The state that torch's RMSprop begins with, but for the accumulator."""
     zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
     start = complex(group["init_acc"], group["init_acc"]) if p.is_complex() else group["init_acc"]
-    on_device = {"device": p.device} if group["capturable"] else {}
-    state = {"step": torch.zeros((), **on_device), "square_avg": torch.full_like(zeros, start)}
+    step = torch.zeros((), device=p.device if group["capturable"] else "cpu")
+    state = {"step": step, "square_avg": torch.full_like(zeros, start)}
     if group["momentum"] > 0:
         state["momentum_buffer"] = zeros.clone()
     if group["centered"]:
