@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import OptionError
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, known_words
+from stiefelkit.training.checks import at_least, known_words, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.chars import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
@@ -61,6 +61,7 @@ class Chars(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
+        of_type("Chars", str, {"file": self.file, "reset": self.reset})
         at_least("Chars", "ahead", self.ahead, 1)
         at_least("Chars", "T", self.T, 1)
         known_words("Chars", "reset", [self.reset], RESETS)

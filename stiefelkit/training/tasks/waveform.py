@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import DataError
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, non_negative
+from stiefelkit.training.checks import at_least, non_negative, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.waveform import RECIPES
 from stiefelkit.training.tasks.task import Task
@@ -57,6 +57,7 @@ class Waveform(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
+        of_type("Waveform", str, {"file": self.file})
         at_least("Waveform", "T", self.T, 2)
         at_least("Waveform", "excerpt", self.excerpt, 0)
         non_negative("Waveform", "start", self.start)

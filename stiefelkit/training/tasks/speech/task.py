@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import OptionError
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least
+from stiefelkit.training.checks import at_least, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.speech import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
@@ -66,6 +66,7 @@ class Speech(Task):
     def __post_init__(self) -> None:
         """Checks the ranges."""
         at_least("Speech", "validation_speakers", self.validation_speakers, 1)
+        of_type("Speech", bool, {"quality": self.quality, "standardized": self.standardized})
         if self.train_size is not None:
             at_least("Speech", "train_size", self.train_size, 1)
 
@@ -129,7 +130,7 @@ class Speech(Task):
         """Returns the sum of squared errors over the number of real ones, and over that with all padding."""
         total, real = self._errors(output, y)
         padded = len(y) * self._corpus().longest * self.output_size
-        return {"loss": (float(total), real), "padded": (float(total), padded)}
+        return {"loss": (float(total), float(real)), "padded": (float(total), padded)}
 
     def evaluate(
         self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
@@ -163,11 +164,11 @@ class Speech(Task):
         finally:
             model.train(was_training)
 
-    def _errors(self, output: Tensor, y: Tensor) -> tuple[Tensor, int]:
+    def _errors(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         import torch
 
         real = y.isfinite()
-        return torch.where(real, output - y, 0.0).square().sum(), int(real.sum())
+        return torch.where(real, output - y, 0.0).square().sum(), real.sum()
 
     def _examples(self, split: str) -> tuple[Tensor, Tensor]:
         from stiefelkit.training.tasks.speech import corpus, quality
