@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import soundfile
@@ -13,11 +12,11 @@ from stiefelkit.training.tasks.speech.timit import CORE_TEST, DEVELOPMENT
 RATE = 8000
 
 
-def write(path: Path, samples: np.ndarray, rate: int = RATE, **options: Any) -> Path:
+def write(path: Path, samples: np.ndarray, rate: int = RATE, subtype: str = "PCM_16") -> Path:
     """Writes a recording in the format of its ending; NIST SPHERE for .sph and for capitals."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kinds = {".wav": "WAV", ".flac": "FLAC", ".sph": "NIST", ".WAV": "NIST"}
-    soundfile.write(path, samples, rate, **({"format": kinds[path.suffix], "subtype": "PCM_16"} | options))
+    soundfile.write(path, samples, rate, subtype, format=kinds[path.suffix])
     return path
 
 

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_data
@@ -146,9 +147,9 @@ def test_a_refusal_comes_before_the_folder_of_the_run(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("options", [{"ahead": 0}, {"T": 0}, {"reset": "never"}, {"train_size": 0}])
-def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        Chars(**options)  # type: ignore[arg-type]
+        Chars(**options)
 
 
 def test_more_sequences_than_there_are_are_refused(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Sequence generation: an excerpt of a recording, and nothing to read it from."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_what_is_no_excerpt_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"T": 1}, {"excerpt": -1}, {"start": -0.5}])
-def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         Waveform(**options)
 

@@ -50,14 +50,14 @@ class Chars(Task):
     ahead: int = 1
     reset: str = RESETS[0]
     T: int = 100
-    train_size: int | None = None  # type: ignore[assignment]
+    train_size: int | None = None
 
     name: ClassVar[str] = "chars"
     last_only: ClassVar[bool] = False
     headline: ClassVar[str] = "loss"
     loss_label: ClassVar[str] = "bits per character"
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
-    scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")  # type: ignore[assignment]
+    scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -69,12 +69,12 @@ class Chars(Task):
             at_least("Chars", "train_size", self.train_size, 1)
 
     @property
-    def input_size(self) -> int:  # type: ignore[override]
+    def input_size(self) -> int:
         """Number of characters that the training part has."""
         return len(self._text().alphabet)
 
     @property
-    def output_size(self) -> int:  # type: ignore[override]
+    def output_size(self) -> int:
         """The same."""
         return self.input_size
 

@@ -47,7 +47,7 @@ class Waveform(Task):
     file: str = ""
 
     name: ClassVar[str] = "waveform"
-    train_size: ClassVar[int] = 1  # type: ignore[misc]
+    train_size: ClassVar[int] = 1
     input_size: ClassVar[int] = 1
     output_size: ClassVar[int] = 1
     last_only: ClassVar[bool] = False

@@ -50,7 +50,7 @@ class Speech(Task):
             by bin; scores are those of decibels all the same. Without it, it has to learn first where they are.
     """
 
-    train_size: int | None = None  # type: ignore[assignment]
+    train_size: int | None = None
     validation_speakers: int = 7
     quality: bool = False
     standardized: bool = True
