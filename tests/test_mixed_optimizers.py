@@ -1,5 +1,6 @@
 """Several optimizers in one run: each moves what the table gives it, and all of it resumes to the same bits."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def test_rmsprop_is_torchs_where_nothing_else_is_asked(options: dict[str, Any], 
     # with no epsilon it does not matter where it stands
     stepped(sk.optim.RMSprop([inside], lr=0.01, eps=0.0, eps_inside=True, **options), inside)
     assert torch.allclose(inside, moved, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_of_a_step_run_once_and_copies_go_their_own_way() -> None:
+    torch.optim.RMSprop([nn.Parameter(torch.ones(1))])  # torch puts hooks around the step of a class it has seen
+    p = nn.Parameter(torch.ones(2))
+    mixed = sk.optim.MixedOptimizer([sk.optim.RMSprop([p], lr=0.01, init_acc=1.0)])
+    calls: list[int] = []
+    for optimizer in (mixed, mixed.optimizers[0]):
+        optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    stepped(mixed, p, 3)
+    assert len(calls) == 6
+    q, twin = copy.deepcopy((p, mixed))
+    assert twin.param_groups[0]["params"][0] is q
+    assert torch.equal(stepped(twin, q), stepped(mixed, p))
 
 
 def test_rmsprop_of_tensorflow_is_its_formula() -> None:

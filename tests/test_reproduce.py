@@ -167,3 +167,18 @@ def test_epochs_are_in_the_log_with_their_time_and_memory(tmp_path: Path) -> Non
     assert [(record["epoch"], record["step"]) for record in epochs] == [(1, 4), (2, 8), (3, 12)]
     assert all(record["cpu_seconds"] > 0 and record["wall_seconds"] > 0 for record in epochs)
     assert all(record.get("peak_bytes", 1) > 0 for record in epochs)
+
+
+def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "--report", "--out", str(tmp_path)]) == 2
+    assert "got none" in capsys.readouterr().err
+    assert main(["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs", "2"]) == 0
+    assert main(["reproduce", "--report", "--out", str(tmp_path), "--dpi", "40"]) == 0
+    page = (tmp_path / "report" / "report.md").read_text()
+    for part in ("## copying T=2", "| tiny-copying-2 |", "2 of 3", "| 0.1 |", "a note", "`stiefelkit reproduce tiny-"):
+        assert part in page
+    for name in ("scores", "drift", "gradients"):
+        assert f"(copying-2-{name}.png)" in page
+        assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.open_options import FigureOptions, built, of_plan
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named
+from stiefelkit.training.figure import Figures
 from stiefelkit.training.papers import Row, find, rows
 from stiefelkit.training.reproduction import Reproduction
 
@@ -29,8 +30,11 @@ def reproduce(
     *,
     plan: Reproduction,
     list: Annotated[bool, Parameter(negative=())] = False,
+    report: Annotated[bool, Parameter(negative=())] = False,
+    page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
+    figures: FigureOptions = None,
 ) -> int:
     """Runs an experiment again; the words of its help stand in the table of commands.
 
@@ -38,11 +42,22 @@ def reproduce(
         name: of the experiment, as --list shows it.
         plan: how far, and on what.
         list: show the experiments, with the figures of the papers and of the runs in --out.
+        report: write one page about all runs in --out, with plots.
+        page: folder of that page, report.md, and its plots; report/ in --out if left out.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
         out: folder of the runs; that of an experiment lies in it under its name.
+        figures: how they are written.
     """
     if list:
         _list(out)
+        return 0
+    if report:
+        from stiefelkit.training.reproduction_page import write_page
+
+        written, drawn = write_page(out, page or out / "report", built(Figures, figures))
+        for each in drawn:
+            print(f"Figure: {each}")
+        print(f"Page: {written}")
         return 0
     if name is None:
         raise OptionError("Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all.")

@@ -42,6 +42,10 @@ class MixedOptimizer(torch.optim.Optimizer):
     def _groups(self) -> list[dict[str, Any]]:
         return [group for each in self.optimizers for group in each.param_groups]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the optimizers too."""
+        return {**super().__getstate__(), "optimizers": self.optimizers, "moves_frames": self.moves_frames}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Takes the groups of the optimizers, each as it is.
 

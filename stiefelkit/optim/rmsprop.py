@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
 
@@ -87,27 +88,23 @@ class RMSprop(torch.optim.RMSprop):
             for key, value in self._own.items():
                 group.setdefault(key, value)
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Does one step; returns what the closure returns, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            if group["init_acc"]:
-                for p in group["params"]:
-                    if p.grad is not None and not self.state[p]:
-                        self.state[p] = _begun(p, group)
-        if not any(group["eps_inside"] for group in self.param_groups):
-            super().step()
-            return loss
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            for group in self.param_groups:
+                members = [p for p in group["params"] if p.grad is not None]
+                for p in members:
                     if not self.state[p]:
                         self.state[p] = _begun(p, group)
-                    _move(p, group, self.state[p])
+                if group["eps_inside"]:
+                    for p in members:
+                        _move(p, group, self.state[p])
+                elif members:
+                    _move_as_torch(members, group, [self.state[p] for p in members])
         return loss
 
 
@@ -146,3 +143,19 @@ def _move(p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         p.add_(own["momentum_buffer"], alpha=-lr)
     else:
         p.addcdiv_(g, root, value=-lr)
+
+
+def _move_as_torch(members: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+    # not super().step(), which would run the hooks of the step twice
+    keys = ("foreach", "maximize", "differentiable", "capturable", "lr", "alpha", "eps", "weight_decay", "momentum")
+    rmsprop(
+        members,
+        [p.grad for p in members if p.grad is not None],
+        [state["square_avg"] for state in states],
+        [state["grad_avg"] for state in states if group["centered"]],
+        [state["momentum_buffer"] for state in states if group["momentum"] > 0],
+        [state["step"] for state in states],
+        has_complex=any(p.is_complex() for p in members),
+        centered=group["centered"],
+        **{key: group[key] for key in keys},
+    )

@@ -68,13 +68,17 @@ def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Si
         NonFiniteError: as in `train`.
     """
     plan = plan or Reproduction()
-    config = row.config(plan.settings(row))
+    named = plan.settings(row)
+    config = row.config(named)
     if not is_run(out):
         return train(config, out, display)
     done = _step(out)
     if done >= config.steps:
         return RunOutcome(out, done, already=True)
-    asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in ("threads", "device")}
+    asked = dataclasses.asdict(config)
+    for name in ("threads", "device"):
+        if getattr(named, name) is None:  # a run keeps what it began with
+            del asked[name]
     return resume(out, asked, display)
 
 

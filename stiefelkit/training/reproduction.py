@@ -24,8 +24,8 @@ class Reproduction:
 
     epochs: int | None = field(default=None, metadata={"shown": "as many as in the paper"})
     seed: int | None = field(default=None, metadata={"shown": "that of the paper"})
-    threads: int = 1
-    device: str = "cpu"
+    threads: int | None = field(default=None, metadata={"shown": 1})
+    device: str | None = field(default=None, metadata={"shown": "cpu"})
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -33,7 +33,8 @@ class Reproduction:
             at_least(WHO, "epochs", self.epochs, 1)
         if self.seed is not None:
             usable_seed(WHO, self.seed)
-        usable_threads(WHO, self.threads)
+        if self.threads is not None:
+            usable_threads(WHO, self.threads)
 
     def settings(self, row: Row) -> Settings:
         """Returns what differs from the settings of the paper."""

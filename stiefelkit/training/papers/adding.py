@@ -1,4 +1,4 @@
-"""The adding problem: the mean squared error of every hundredth step, drawn beside that of answering one."""
+"""The adding problem: mean squared error, drawn beside that of answering one."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def _row(model: str, n: int, length: int, paper: str, note: str = "", epochs: in
             steps=epochs * 2_000,
             batch_size=50,
             seed=5544,
-            eval_every=100,
+            eval_every=250,
             log_every=50,
             checkpoint_every=250,
         ),

@@ -1,4 +1,4 @@
-"""The copying problem: the loss of every fiftieth step, drawn beside that of guessing."""
+"""The copying problem: loss, drawn beside that of guessing."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def _row(
             **{"steps": 10_000, "batch_size": 20, "lr": 1e-3, **settings},
             hidden_size=n,
             seed=5544,
-            eval_every=50,
+            eval_every=100,
             log_every=25,
             checkpoint_every=250,
         ),

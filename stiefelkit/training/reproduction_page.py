@@ -1,0 +1,219 @@
+"""One page about all runs of experiments: tables beside the papers, curves, drift, gradients, time, and commands."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.errors import RunError
+from stiefelkit.training.figure import Figures, figure, legend, log_scale, reference_line, styles
+from stiefelkit.training.files import write_atomically
+from stiefelkit.training.log import read
+from stiefelkit.training.papers import Row, rows
+from stiefelkit.training.reproduce import Finding, finding, made_by
+from stiefelkit.training.run_folder import RunFolder, is_run
+
+__all__ = ["write_page"]
+
+PAGE = "report.md"
+HEAD = """# Experiments of papers, run again
+
+Each run is one model and one seed, by the settings of its paper. *Best on test* is the best evaluation on the held-out
+set, as the papers report it, and too good by that choice; *by validation* is the held-out score where the validation
+score was best. CPU time is that of the steps, without evaluations; memory is the most that the process held.
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and what its log says.
+
+    Args:
+        row: the experiment.
+        folder: the run.
+        found: what came of it.
+        records: the lines of its log, by their kind.
+    """
+
+    row: Row
+    folder: RunFolder
+    found: Finding
+    records: dict[str, list[dict[str, Any]]]
+
+    @property
+    def group(self) -> str:
+        """What runs must share to stand in one figure: the task and its length."""
+        length = self.folder.config.task_options.get("T")
+        return self.row.task if length is None else f"{self.row.task} T={length}"
+
+    @property
+    def label(self) -> str:
+        """Model and units."""
+        return f"{self.row.model} {self.folder.config.hidden_size}"
+
+    def epochs(self, record: dict[str, Any]) -> float:
+        """Epochs of the training data at a line of the log."""
+        return record["step"] / self.row.epoch
+
+
+def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
+    """Writes a Markdown page and its figures about every run in a folder that has been evaluated.
+
+    Args:
+        out: folder of the runs.
+        place: folder of the page; made if missing.
+        figures: their format; PNG if left out.
+
+    Returns:
+        The page and the figures.
+
+    Raises:
+        RunError: there is no such run, one is damaged, or the place cannot be written.
+    """
+    runs = list(_runs(out))
+    if not runs:
+        raise RunError(f"A report needs runs that have been evaluated, got none in {out}; name another --out.")
+    look, drawn, parts = figures or Figures(), [], [HEAD]
+    for group in dict.fromkeys(run.group for run in runs):
+        members = [run for run in runs if run.group == group]
+        stem = group.replace(" T=", "-")
+        parts += [f"## {group}\n", _table(members)]
+        for name, draw in FIGURES.items():
+            path = look.path(place, f"{stem}-{name}")
+            if draw(members, path, look.dpi):
+                drawn.append(path)
+                parts.append(f"![{group}: {name}]({path.name})\n")
+        parts.append(_made(members))
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomically(place / PAGE, "\n".join(parts).encode())
+    return place / PAGE, drawn
+
+
+def _runs(out: Path) -> Iterator[Run]:
+    for row in rows():
+        path = out / row.name
+        if not is_run(path):
+            continue
+        folder = RunFolder.open(path)
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for record in read(folder.log, folder.config.build_task().baseline):
+            by_kind.setdefault(record["kind"], []).append(record)
+        if by_kind.get("test"):
+            yield Run(row, folder, finding(path), by_kind)
+
+
+def _table(runs: list[Run]) -> str:
+    task = runs[0].row.build_task()
+    percent = task.headline == "accuracy"
+    word = "accuracy" if percent else task.loss_label
+    titles = ("experiment", "parameters", "epochs", f"best on test ({word})", "by validation", "the paper")
+    lines = ["| " + " | ".join((*titles, "CPU minutes an epoch", "MB")) + " |", "|---" * 8 + "|"]
+    for run in runs:
+        found, row = run.found, run.row
+        whole = (row.settings.steps or 0) / row.epoch
+        cells = [
+            row.name,
+            f"{run.folder.parameters:,}",
+            f"{found.epochs:.4g} of {whole:.4g}",
+            f"{_said(found.best_test.test, percent)} at {found.best_test.step / row.epoch:.4g}",
+            "-" if found.best_validation is None else _said(found.best_validation.test, percent),
+            "curve" if row.figure is None else _said(row.figure, percent),
+            *_costs(run),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    guess = _said(task.baseline[task.headline], percent)
+    notes = [f"{run.row.name}: {run.row.note}." for run in runs if run.row.note]
+    return "\n".join([*lines, "", f"Without memory: {guess}. {' '.join(notes)}".strip(), ""])
+
+
+def _said(value: float, percent: bool) -> str:
+    return f"{value:.4f}" if percent else f"{value:.3g}"
+
+
+def _costs(run: Run) -> tuple[str, str]:
+    epochs = run.records.get("epoch", [])
+    if not epochs:
+        per_step = statistics.median(record["ms_per_step"] for record in run.records["train"])
+        return f"{per_step * run.row.epoch / 6e4:.2f}", "-"
+    minutes = statistics.median(record["cpu_seconds"] for record in epochs) / 60
+    peak = max((record.get("peak_bytes", 0) for record in epochs), default=0)
+    return f"{minutes:.2f}", f"{peak / 1e6:.0f}" if peak else "-"
+
+
+def _made(runs: list[Run]) -> str:
+    lines = []
+    for run in runs:
+        versions = ", ".join(f"{name} {version}" for name, version in run.folder.versions.items())
+        for entry in made_by(run.folder.path):
+            commit = entry.get("commit") or "an installed package"
+            lines.append(f"- `{entry.get('command')}` at {commit} ({versions}; seed {run.folder.config.seed})")
+    return "\n".join(["Made by:\n", *lines, ""]) if lines else ""
+
+
+def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
+    """Held-out scores over epochs, with what guessing scores and the papers' figures."""
+    task = runs[0].row.build_task()
+    percent = task.headline == "accuracy"
+    scale = 100.0 if percent else 1.0
+    with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
+        for run, look in zip(runs, styles(len(runs)), strict=True):
+            records = run.records["test"]
+            every = max(1, len(records) // 12)
+            points = [scale * record[task.headline] for record in records]
+            axes.plot([run.epochs(each) for each in records], points, label=run.label, markevery=every, **look)
+            if run.row.figure is not None:
+                axes.axhline(scale * run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
+        if not percent:  # a guess at ten classes would press the curves together
+            reference_line(axes, task.baseline[task.headline], "without memory")
+        axes.set_xlim(left=0)
+        axes.set(xlabel="epoch", ylabel="accuracy (%)" if percent else task.loss_label)
+        axes.set_title("held out; dotted: the papers" if percent else "held out")
+        if not percent:
+            log_scale(axes)
+        legend(axes, "best")
+    return True
+
+
+def _of_train(runs: list[Run], path: Path, dpi: int, words: tuple[str, str], value: Callable[[Any], Any]) -> bool:
+    """Something of the lines of training over epochs, on a logarithmic scale; False if no line has it."""
+    found = {
+        run.label: [(run.epochs(record), value(record)) for record in run.records["train"] if value(record)]
+        for run in runs
+        if run.records.get("train")
+    }
+    found = {label: points for label, points in found.items() if points}
+    if not found:
+        return False
+    with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
+        for (label, points), look in zip(found.items(), styles(len(found)), strict=True):
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, label=label, markevery=max(1, len(xs) // 12), **look)
+        title, unit = words
+        axes.set(xlabel="epoch", ylabel=unit, title=title, yscale="log")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
+        axes.set_xlim(left=0)
+        log_scale(axes)
+        legend(axes, "best")
+    return True
+
+
+def _drift(runs: list[Run], path: Path, dpi: int) -> bool:
+    def largest(record: dict[str, Any]) -> float:
+        return max((weight["error"] for weight in record["orthogonality"].values()), default=0.0)
+
+    return _of_train(runs, path, dpi, ("orthogonality", r"$\Vert W^H W - I\Vert_F$"), largest)
+
+
+def _gradients(runs: list[Run], path: Path, dpi: int) -> bool:
+    words = ("largest gradient since the last line", "norm")
+    return _of_train(runs, path, dpi, words, lambda record: record["gradient_norm"])
+
+
+FIGURES: dict[str, Callable[[list[Run], Path, int], bool]] = {
+    "scores": _curves,
+    "drift": _drift,
+    "gradients": _gradients,
+}
+"""Name to what draws the runs of one group into a file, and says whether it did."""
