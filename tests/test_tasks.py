@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import small_data
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, UnknownNameError
 from stiefelkit.testing import seeds
+from stiefelkit.training import data
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
@@ -23,7 +26,21 @@ TASKS: list[tuple[str, dict[str, Any]]] = [
     ("copying", {"T": 1, "train_size": 60, "test_size": 40}),
     ("adding", {"T": 11, "train_size": 60, "test_size": 400}),
     ("adding", {"T": 3, "train_size": 60, "test_size": 400}),
+    ("speech", {"validation_speakers": 2}),
+    ("speech", {"validation_speakers": 2, "train_size": 60, "standardized": False}),
+    ("chars", {"T": 20}),
+    ("chars", {"reset": "line", "ahead": 5, "train_size": 100}),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every task finds its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(data.VARIABLE, str(small_data.every(tmp_path_factory.mktemp("data"))))
+        yield
+
+
 each_task = pytest.mark.parametrize("task", [create(*entry) for entry in TASKS], ids=str)
 
 

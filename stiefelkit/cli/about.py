@@ -113,8 +113,8 @@ def _of_model(name: str, build: Any) -> tuple[Rows, Rows]:
 
 
 def _of_task(name: str, cls: Any) -> tuple[Rows, Rows]:
-    baseline = ", ".join(f"{key} {value:.4f}" for key, value in cls().baseline.items())
-    facts = [("baseline", baseline), ("recipes", ", ".join(cls.recipes))]
+    baseline = ", ".join(f"{key} {value:.4f}" for key, value in cls().known_baseline.items())
+    facts = [("baseline", baseline or "that of the data, which are not at hand"), ("recipes", ", ".join(cls.recipes))]
     facts.append(("use", f"stiefelkit train {name} --model NAME; its --help shows the recipes"))
     fields = dataclasses.fields(cls)
     return facts, [(field.name, f"[default: {field.default}]") for field in fields]

@@ -90,7 +90,8 @@ def _score(task: Task, summary: "Summary") -> list[str]:
     score = summary.test[task.headline]
     if task.headline == "accuracy":
         return [f"{score:.1%}"]
-    return [f"{score:.5f}", f"{score / task.baseline['loss']:.3f}"]
+    baseline = task.known_baseline
+    return [f"{score:.5f}", f"{score / baseline['loss']:.3f}" if baseline else "-"]
 
 
 def _costs(summary: "Summary") -> list[str]:

@@ -93,7 +93,9 @@ class Config:
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
         usable_device(WHO, self.device)
-        self.build_task().batches_per_epoch(self.batch_size)
+        task = self.build_task()
+        if task.train_size is not None:  # else the data say it, and a run is read where they are not
+            task.batches_per_epoch(self.batch_size)
 
     @classmethod
     def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:

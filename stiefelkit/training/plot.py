@@ -64,7 +64,7 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     curves = []
     for folder in folders:
         task = folder.config.build_task()
-        records = read(folder.log, task.baseline)
+        records = read(folder.log, task.scores)
         train = [record for record in records if record["kind"] == "train"]
         test = [record for record in records if record["kind"] == "test"]
         if not train:
@@ -88,9 +88,10 @@ def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
             steps, scores = _points(curve.test, task.headline)
             scores = [scale * score for score in scores]
             right.plot(steps, scores, label=curve.label, **look)
+        baselines = [baseline for curve in curves if (baseline := curve.task.known_baseline)]
         for axes, key, factor in ((left, "loss", 1.0), (right, task.headline, scale)):
-            for baseline in {curve.task.baseline[key] for curve in curves}:
-                reference_line(axes, factor * baseline, "baseline")
+            for value in {baseline[key] for baseline in baselines}:
+                reference_line(axes, factor * value, "baseline")
         left.set(title="training", xlabel="step", ylabel=task.loss_label)
         log_scale(left)
         right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)

@@ -96,7 +96,7 @@ def finding(path: Path) -> Finding:
     """
     folder = RunFolder.open(path)
     task = folder.config.build_task()
-    records = read(folder.log, task.baseline)
+    records = read(folder.log, task.scores)
     sign = 1 if task.headline == "accuracy" else -1
     test = {record["step"]: record[task.headline] for record in records if record["kind"] == "test"}
     validation = {record["step"]: record[task.headline] for record in records if record["kind"] == "validation"}

@@ -144,7 +144,7 @@ class Session:
             raise self._stopped("a weight is not finite", str(error).rstrip(".")) from error
         window, self.window = self.window, Window()
         record: dict[str, Any] = {"kind": "train", "step": self.step, "loss": window.loss / window.steps}
-        if "accuracy" in self.task.baseline:
+        if "accuracy" in self.task.scores:
             record["accuracy"] = window.correct / window.steps
         record["gradient_norm"] = window.gradient_norm
         record["orthogonality"] = {

@@ -40,7 +40,7 @@ def summarise(path: Path) -> Summary:
         RunError: the folder is missing, damaged, or the run has not been evaluated yet.
     """
     folder = RunFolder.open(path)
-    scores = folder.config.build_task().baseline
+    scores = folder.config.build_task().scores
     records = read(folder.log, scores)
     train = [record for record in records if record["kind"] == "train"]
     test = [record for record in records if record["kind"] == "test"]

@@ -15,10 +15,13 @@ tasks = Registry(
     "task",
     {
         "adding": "stiefelkit.training.tasks.adding:Adding",
+        "chars": "stiefelkit.training.tasks.chars:Chars",
         "copying": "stiefelkit.training.tasks.copying:Copying",
         "digits": "stiefelkit.training.tasks.digits:Digits",
         "mnist": "stiefelkit.training.tasks.mnist:Mnist",
         "pmnist": "stiefelkit.training.tasks.mnist:PermutedMnist",
+        "speech": "stiefelkit.training.tasks.speech:Speech",
+        "waveform": "stiefelkit.training.tasks.waveform:Waveform",
     },
 )
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import DataError, OptionError
 from stiefelkit.training.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Task(ABC):
     recipes: ClassVar[Mapping[str, Recipe]]
     """Model name to default training settings."""
     train_size: int
-    """Number of training sequences, an option of every task."""
+    """Number of training sequences, an option of every task; None, where it may be: all that the data hold."""
 
     @property
     @abstractmethod
@@ -104,23 +104,42 @@ class Task(ABC):
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor | None:
         """Returns the share of correct answers, or None where there is no such thing."""
 
+    @property
+    def scores(self) -> Collection[str]:
+        """The keys of `baseline`, which a member whose baseline is that of its data knows without them."""
+        return self.baseline
+
+    @property
+    def known_baseline(self) -> dict[str, float]:
+        """The baseline, or nothing where it is that of data which are not at hand: for tables and figures."""
+        try:
+            return self.baseline
+        except DataError:
+            return {}
+
+    @property
+    def sequences(self) -> int:
+        """Number of training sequences, which a member overrides that asks its data for it."""
+        return self.train_size
+
     def batches_per_epoch(self, batch_size: int) -> int:
         """Returns how many whole batches the training set holds.
 
         Raises:
             OptionError: the training set is smaller than one batch.
         """
-        if not 1 <= batch_size <= self.train_size:
+        sequences = self.sequences
+        if not 1 <= batch_size <= sequences:
             raise OptionError(
-                f"Task {self.name!r} needs a batch size between 1 and its {self.train_size} training sequences, "
+                f"Task {self.name!r} needs a batch size between 1 and its {sequences} training sequences, "
                 f"got {batch_size}."
             )
-        return self.train_size // batch_size
+        return sequences // batch_size
 
     def evaluate(
         self, model: nn.Module, chunk: int | None = None, examples: tuple[Tensor, Tensor] | None = None
     ) -> dict[str, float]:
-        """Returns the loss, and the accuracy where there is one, of a model on the held-out set.
+        """Returns the scores of a model on the held-out set: those that `totals` sums up.
 
         Args:
             model: maps (B, T, input_size) to (B, T, output_size); put into evaluation mode for the time of the call.
@@ -134,19 +153,30 @@ class Task(ABC):
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         was_training = model.training
         model.eval()
-        totals: dict[str, float] = {}
+        sums: dict[str, float] = {}
+        counts: dict[str, float] = {}
         try:
             with torch.no_grad():
                 for xs, ys in zip(x.split(chunk), y.split(chunk), strict=True):
-                    xs, ys = xs.to(device), ys.to(device)
-                    output = self.answer(model, xs)
-                    scores = {"loss": self.loss(output, ys), "accuracy": self.accuracy(output, ys)}
-                    for key, score in scores.items():
-                        if score is not None:
-                            totals[key] = totals.get(key, 0.0) + float(score) * len(xs)
+                    xs, ys = self.trimmed(xs.to(device), ys.to(device))
+                    for key, (total, count) in self.totals(self.answer(model, xs), ys).items():
+                        sums[key] = sums.get(key, 0.0) + total
+                        counts[key] = counts.get(key, 0.0) + count
         finally:
             model.train(was_training)
-        return {key: total / len(x) for key, total in totals.items()}
+        return {key: total / counts[key] for key, total in sums.items()}
+
+    def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns some examples without the steps at the end that are padding in all of them."""
+        return x, y
+
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
+        """Returns what a part of the held-out set adds to each score: a sum, and the number that it is divided by.
+
+        Sequences count alike here; where some are longer, a member divides by what it averages over.
+        """
+        found = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
+        return {key: (float(score) * len(y), len(y)) for key, score in found.items() if score is not None}
 
     def answer(self, model: nn.Module, x: Tensor) -> Tensor:
         """Returns the outputs that the loss scores: (B, output_size) if `last_only`, else (B, T, output_size)."""

@@ -1,0 +1,132 @@
+"""Text, character by character: predict the next one, or the one k steps ahead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.errors import OptionError
+from stiefelkit.training import data
+from stiefelkit.training.checks import at_least, known_words, of_type
+from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes.chars import RECIPES
+from stiefelkit.training.tasks.task import Task, shuffle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stiefelkit.training.tasks.texts import Sequences, Text
+
+__all__ = ["Chars"]
+
+RESETS = ("window", "line")
+
+
+@dataclass(frozen=True)
+class Chars(Task):
+    """Reads text character by character, and must predict the character that comes next, or `ahead` steps later.
+
+    Input: one-hot vectors over the characters of the training part. Target: the character `ahead` steps after. The loss
+    is the cross-entropy in bits per character, averaged over all targets. A sequence begins with the model's initial
+    state: each window of T characters, whose first ones are predicted with little to go by (a longer T makes that
+    matter less), or each line. The baseline knows how often each character is there, and nothing of those before.
+
+    The data are a folder of yours (--data DIR or STIEFELKIT_DATA) with one text, of which the first nine tenths are for
+    training, then a twentieth for validation and the last for the test; or three, with train, valid and test in their
+    names, as the Penn Treebank comes. Characters that the training part does not have are neither input nor target.
+
+    Reference: Mikolov et al. 2012; per line and with ahead = 1 or 5 in the form of Mhammedi et al. 2017.
+
+    Args:
+        file: the text in the folder of data, or a pattern for three, such as ptb.*.txt; what ends in .txt if left out.
+        ahead: steps from the last character that has been read to the one that is to be predicted.
+        reset: where the state begins anew: window, every T characters; line, whose end is no character then.
+        T: characters of a window.
+        train_size: sequences to train on; all if left out.
+    """
+
+    file: str = ""
+    ahead: int = 1
+    reset: str = RESETS[0]
+    T: int = 100
+    train_size: int | None = None
+
+    name: ClassVar[str] = "chars"
+    last_only: ClassVar[bool] = False
+    headline: ClassVar[str] = "loss"
+    loss_label: ClassVar[str] = "bits per character"
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+    scores: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        of_type("Chars", str, {"file": self.file, "reset": self.reset})
+        at_least("Chars", "ahead", self.ahead, 1)
+        at_least("Chars", "T", self.T, 1)
+        known_words("Chars", "reset", [self.reset], RESETS)
+        if self.train_size is not None:
+            at_least("Chars", "train_size", self.train_size, 1)
+
+    @property
+    def input_size(self) -> int:
+        """Number of characters that the training part has."""
+        return len(self._text().alphabet)
+
+    @property
+    def output_size(self) -> int:
+        """The same."""
+        return self.input_size
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """The frequencies of the training part, and its commonest character."""
+        return dict(self._text().unigram(self.T, self.ahead))
+
+    @property
+    def sequences(self) -> int:
+        """Number of training sequences."""
+        return len(self._split("train")) if self.train_size is None else self.train_size
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns some sequences of the epoch's own shuffle, which is drawn from (seed, epoch)."""
+        train = self._split("train")
+        if self.sequences > len(train):
+            raise OptionError(
+                f"Chars needs train_size <= {len(train)}, the sequences that there are, got {self.sequences}."
+            )
+        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
+        return train.read(shuffle(self.sequences, seed, epoch)[k * batch_size : (k + 1) * batch_size])
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the sequences of the last part, in order."""
+        return self._split("test").all()
+
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """Returns those of the part before."""
+        return self._split("valid").all()
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy in bits, mean over all characters that are targets."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output.flatten(0, 1), y.flatten()) / math.log(2)
+
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
+        """Share of targets that are the likeliest character."""
+        real = y >= 0
+        return (output.argmax(-1) == y)[real].double().mean()
+
+    def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
+        """Returns sums over targets, and how many there are."""
+        count = int((y >= 0).sum())
+        scores = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
+        return {key: (float(score) * count, count) for key, score in scores.items()}
+
+    def _split(self, name: str) -> Sequences:
+        return self._text().sequences(name, self.T, self.ahead)
+
+    def _text(self) -> Text:
+        from stiefelkit.training.tasks.texts import text
+
+        return text(data.folder(self.name), self.file, self.reset == "line")

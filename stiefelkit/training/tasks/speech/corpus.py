@@ -1,0 +1,96 @@
+"""The recordings of a folder as spectra, read once."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from stiefelkit.errors import DataError
+from stiefelkit.training.audio import read
+from stiefelkit.training.tasks.speech.layout import recordings
+from stiefelkit.training.tasks.speech.spectra import BINS, HOP, RATE, WINDOW, levels
+
+__all__ = ["Corpus", "batch_of", "corpus", "examples", "scales"]
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Levels of each recording, (frames, 129) in decibels, by split.
+
+    Args:
+        paths: split to files, in the order of `frames`: that of names in "train", else the shortest first.
+        frames: split to levels.
+    """
+
+    paths: dict[str, list[Path]]
+    frames: dict[str, list[Tensor]]
+
+    @property
+    def longest(self) -> int:
+        """Number of targets of the longest recording in any split."""
+        return max(len(frames) for split in self.frames.values() for frames in split) - 1
+
+    def samples(self, split: str) -> list[Tensor]:
+        """Returns the recordings themselves, which are not kept."""
+        return [_samples(path) for path in self.paths[split]]
+
+
+@functools.lru_cache(maxsize=1)
+def corpus(root: Path, validation_speakers: int) -> Corpus:
+    """Reads a folder.
+
+    Raises:
+        DataError: the layout is not known, or a file is damaged or too short for an input and a target.
+    """
+    paths = recordings(root, validation_speakers)
+    frames = {split: [_levels(path) for path in files] for split, files in paths.items()}
+    for split in ("valid", "test"):  # parts of recordings of one length have little padding
+        order = sorted(range(len(paths[split])), key=lambda i: len(frames[split][i]))
+        paths[split], frames[split] = [paths[split][i] for i in order], [frames[split][i] for i in order]
+    return Corpus(paths, frames)
+
+
+@functools.lru_cache(maxsize=2)
+def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Returns mean and deviation of each bin over some training recordings; bins that never change have deviation 1."""
+    count, total, squares = 0, torch.zeros(BINS, dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
+    for each in (corpus.frames["train"][i].double() for i in chosen):
+        count, total, squares = count + len(each), total + each.sum(0), squares + each.square().sum(0)
+    mean = total / count
+    variance = (squares / count - mean.square()).clamp_min(0)
+    return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
+
+
+@functools.lru_cache(maxsize=4)
+def examples(corpus: Corpus, split: str) -> tuple[Tensor, Tensor]:
+    """Returns x and y of a whole split, the same tensors each time."""
+    return batch_of(corpus.frames[split])
+
+
+def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns x and y of recordings: each frame, and the one that follows; zero and infinity after the end.
+
+    The last frame has no successor, so that it is no input; a target is infinite exactly where its input is padding.
+    """
+    x = pad_sequence([each[:-1] for each in frames], batch_first=True)
+    y = pad_sequence([each[1:] for each in frames], batch_first=True, padding_value=float("inf"))
+    return x, y
+
+
+def _samples(path: Path) -> Tensor:
+    samples, _ = read(path, RATE)
+    return torch.from_numpy(samples)
+
+
+def _levels(path: Path) -> Tensor:
+    samples = _samples(path)
+    if len(samples) < WINDOW + HOP:
+        raise DataError(
+            f"Task 'speech' needs recordings of {WINDOW + HOP} samples at {RATE} Hz or more, got {len(samples)} in "
+            f"{path}; remove it, or put a whole one there."
+        )
+    return levels(samples)

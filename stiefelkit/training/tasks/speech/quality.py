@@ -1,0 +1,98 @@
+"""How close a rebuilt recording sounds to the true one: SegSNR, STOI, PESQ."""
+
+import warnings
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from torch import Tensor
+
+from stiefelkit.errors import DataError
+from stiefelkit.training.audio import needed
+from stiefelkit.training.tasks.speech.corpus import Corpus
+from stiefelkit.training.tasks.speech.spectra import RATE, rebuilt
+
+__all__ = ["SCORES", "installed", "judged", "quality"]
+
+SCORES = ("segsnr", "stoi", "pesq")
+SEGMENT = 240
+"""30 ms."""
+QUIETEST, LOUDEST = -10.0, 35.0
+"""A segment counts with at least and at most so many decibels."""
+
+
+def installed() -> None:
+    """Raises DataError, with what to install, if pystoi or pesq is missing."""
+    with needed("pystoi"):
+        import pystoi  # noqa: F401
+    with needed("pesq"):
+        import pesq  # noqa: F401
+
+
+def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Returns the mean over recordings of each score of `SCORES`; higher is better for all three.
+
+    Segmental SNR in decibels, over segments of 30 ms cut off at -10 and 35; STOI in [0, 1]; PESQ of narrow band
+    (ITU-T P.862 with the mapping of P.862.1), 1 to 4.5. A recording that STOI or PESQ cannot judge, since it is too
+    short or silent, is left out of that mean.
+
+    Args:
+        pairs: of true and rebuilt samples at 8 kHz.
+
+    Raises:
+        DataError: pystoi or pesq is missing, or a score has no recording that it can judge.
+    """
+    installed()
+    kept: dict[str, list[float]] = {name: [] for name in SCORES}
+    judges = (_segsnr, _stoi, _pesq)
+    for true, heard in pairs:
+        for name, judge in zip(SCORES, judges, strict=True):
+            score = judge(true, heard)
+            if score is not None:
+                kept[name].append(score)
+    for name, scores in kept.items():
+        if not scores:
+            raise DataError(f"Quality {name} needs a recording that is long and loud enough to be judged, got none.")
+    return {name: float(np.mean(scores)) for name, scores in kept.items()}
+
+
+def judged(corpus: Corpus, split: str, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Returns the quality of recordings with predicted levels and true phases.
+
+    Args:
+        corpus: the recordings.
+        split: which of them.
+        predict: from all frames of one but the last, (frames - 1, 129), to those that follow.
+    """
+    recordings = zip(corpus.samples(split), corpus.frames[split], strict=True)
+    # of two frames one is predicted, which has no other to be added to
+    rebuilds = (rebuilt(samples, predict(frames[:-1])) for samples, frames in recordings if len(frames) > 2)
+    return quality((true.numpy(), heard.numpy()) for true, heard in rebuilds)
+
+
+def _segsnr(true: np.ndarray, heard: np.ndarray) -> float | None:
+    count = len(true) // SEGMENT
+    signal, noise = (part[: count * SEGMENT].reshape(count, SEGMENT).astype(float) for part in (true, heard - true))
+    power = np.square(signal).sum(axis=1)
+    tiny = np.finfo(float).tiny
+    ratios = 10 * np.log10((power + tiny) / (np.square(noise).sum(axis=1) + tiny))
+    spoken = ratios[power > 0]
+    return float(np.clip(spoken, QUIETEST, LOUDEST).mean()) if len(spoken) else None
+
+
+def _stoi(true: np.ndarray, heard: np.ndarray) -> float | None:
+    from pystoi import stoi
+
+    with warnings.catch_warnings():
+        # it warns, and returns 1e-5, where less than 0.4 s are not silent
+        warnings.simplefilter("error", RuntimeWarning)
+        try:
+            return float(stoi(true, heard, RATE))
+        except (RuntimeWarning, ValueError):
+            return None
+
+
+def _pesq(true: np.ndarray, heard: np.ndarray) -> float | None:
+    from pesq import PesqError, pesq
+
+    score = pesq(RATE, true, heard, "nb", on_error=PesqError.RETURN_VALUES)
+    return float(score) if score > 0 else None

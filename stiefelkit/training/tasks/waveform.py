@@ -1,0 +1,108 @@
+"""Sequence generation: say a piece of a recording by heart."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from stiefelkit.errors import DataError
+from stiefelkit.training import data
+from stiefelkit.training.checks import at_least, non_negative, of_type
+from stiefelkit.training.recipes import Recipe
+from stiefelkit.training.recipes.waveform import RECIPES
+from stiefelkit.training.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Waveform"]
+
+
+@dataclass(frozen=True)
+class Waveform(Task):
+    """Generates a short excerpt of a recording, out of nothing but the passing of time.
+
+    Input: T times the number 1. Target: T samples, scaled to the largest magnitude 1. There is one sequence, for
+    training and for the score alike: what is measured is what a net of a given size can hold. The loss is the
+    normalised squared error, NMSE: divided by the variance of the excerpt, so that its mean scores 1.
+
+    The data are a folder of yours (--data DIR or STIEFELKIT_DATA) with WAV, FLAC or NIST SPHERE files, which the extra
+    [speech] reads. The papers take five consecutive excerpts of 320 samples of music at 44.1 kHz, 7 ms each, one net
+    for each, and the mean of the five scores.
+
+    Reference: Koutnik et al. 2014 (Clockwork RNN), in the form of Mhammedi et al. 2017.
+
+    Args:
+        T: samples of an excerpt.
+        excerpt: which of the consecutive excerpts, from 0.
+        start: seconds from the start of the file to the first excerpt.
+        file: the recording in the folder of data; the first by name if left out.
+    """
+
+    T: int = 320
+    excerpt: int = 0
+    start: float = 0.0
+    file: str = ""
+
+    name: ClassVar[str] = "waveform"
+    train_size: ClassVar[int] = 1
+    input_size: ClassVar[int] = 1
+    output_size: ClassVar[int] = 1
+    last_only: ClassVar[bool] = False
+    headline: ClassVar[str] = "loss"
+    loss_label: ClassVar[str] = "normalised squared error"
+    recipes: ClassVar[dict[str, Recipe]] = RECIPES
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        of_type("Waveform", str, {"file": self.file})
+        at_least("Waveform", "T", self.T, 2)
+        at_least("Waveform", "excerpt", self.excerpt, 0)
+        non_negative("Waveform", "start", self.start)
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """The mean of the excerpt, all the time."""
+        return {"loss": 1.0}
+
+    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns the one sequence."""
+        self.batches_per_epoch(batch_size)
+        return self.held_out()
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Returns the one sequence."""
+        import torch
+
+        y = _excerpt(data.folder(self.name), self.file, self.start, self.excerpt, self.T)
+        return torch.ones(1, self.T, 1), y
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Squared error over variance."""
+        return (output.squeeze(-1) - y).square().mean() / y.var(correction=0)
+
+    def accuracy(self, output: Tensor, y: Tensor) -> None:
+        """A real number is never exactly right: no accuracy."""
+
+
+@functools.lru_cache(maxsize=8)
+def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -> Tensor:
+    import torch
+
+    from stiefelkit.training.audio import ENDINGS, read
+
+    paths = [folder / file] if file else sorted(p for p in folder.rglob("*") if p.name.lower().endswith(ENDINGS))
+    if not paths or not paths[0].is_file():
+        raise DataError(f"Task 'waveform' needs a recording ({', '.join(ENDINGS)}), got none in {folder / file}.")
+    samples, rate = read(paths[0])
+    first = round(start * rate) + excerpt * length
+    y = torch.from_numpy(samples[first : first + length])
+    if len(y) < length or y.min() == y.max():
+        lacks = "one that is constant" if len(y) == length else f"the end after {len(samples)}"
+        raise DataError(
+            f"Task 'waveform' needs an excerpt of {length} samples from {first} on, got {lacks} in {paths[0]}; set "
+            f"--start, --excerpt or --file."
+        )
+    return (y / y.abs().max()).unsqueeze(0)

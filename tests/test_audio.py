@@ -1,0 +1,89 @@
+"""Recordings as numbers: every format the same, and what is damaged is said in one sentence."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import write
+
+from stiefelkit.errors import DataError
+from stiefelkit.training.audio import read
+
+TONE = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(4000) / 8000)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.sph", "a.WAV"])
+def test_every_format_has_the_samples_that_were_written(name: str, tmp_path: Path) -> None:
+    samples, rate = read(write(tmp_path / name, TONE))
+    assert rate == 8000
+    assert samples.dtype == np.float32
+    assert np.abs(samples - TONE).max() < 1 / 2**15
+
+
+def test_channels_are_averaged(tmp_path: Path) -> None:
+    samples, _ = read(write(tmp_path / "a.flac", np.stack([TONE, 0 * TONE], axis=1)))
+    assert np.abs(samples - TONE / 2).max() < 1 / 2**15
+
+
+@pytest.mark.parametrize("rate", [16000, 11025, 44100])
+def test_other_rates_are_resampled(rate: int, tmp_path: Path) -> None:
+    tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(rate // 2) / rate)
+    samples, now = read(write(tmp_path / "a.wav", tone, rate), 8000)
+    assert now == 8000
+    assert abs(len(samples) - 4000) <= 1
+    assert np.abs(samples[200:3800] - TONE[200:3800]).max() < 0.01
+
+
+def _cut(share: float) -> Callable[[bytes], bytes]:
+    return lambda content: content[: int(share * len(content))]
+
+
+DAMAGES = {
+    "half": _cut(0.5),
+    "all but the end": lambda content: content[:-2],
+    "head": lambda content: content[:20],
+    "nothing": lambda content: b"",
+    "words": lambda content: b"no recording at all, but long enough to be one" * 9,
+}
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.sph"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_file_that_is_not_whole_is_refused(name: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = write(tmp_path / name, TONE)
+    path.write_bytes(damage(path.read_bytes()))
+    refused(path, "whole")
+
+
+def test_bits_that_have_changed_are_noticed_where_the_format_can_tell(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.flac", TONE)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    refused(path, "whole")
+
+
+@pytest.mark.parametrize("content", [np.array([]), np.array([0.1, np.nan]), np.array([np.inf, 0.1])])
+def test_no_samples_and_samples_that_are_no_numbers_are_refused(content: np.ndarray, tmp_path: Path) -> None:
+    refused(write(tmp_path / "a.wav", content, subtype="FLOAT"), "finite")
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "a.wav", "No such file")
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.wav", TONE)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    refused(path, r'soundfile.*pip install "stiefelkit\[speech\]"', named="")
+
+
+def refused(path: Path, words: str, named: str | None = None) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        read(path)
+    sentence = str(caught.value)
+    assert len(sentence.splitlines()) == 1
+    assert sentence.endswith(".")
+    assert (str(path) if named is None else named) in sentence

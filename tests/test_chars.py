@@ -1,0 +1,168 @@
+"""Text: what is read and what is to be predicted, where the state begins anew, which characters there are."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_data
+import torch
+from test_tasks import Constant
+
+from stiefelkit.errors import DataError, OptionError
+from stiefelkit.testing import seeds
+from stiefelkit.training import data, train
+from stiefelkit.training.config import Config
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.summary import summarise
+from stiefelkit.training.tasks.chars import Chars
+
+TEXT = "".join(chr(ord("a") + (k * k + k // 7) % 23) for k in range(1000))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "text"
+    root.mkdir()
+    monkeypatch.setenv(data.VARIABLE, str(root))
+    return root
+
+
+def spoken(task: Chars, split: str) -> list[tuple[str, str]]:
+    """What each sequence reads and what it must say; a dot where there is nothing."""
+    alphabet = [*task._text().alphabet, "."]
+    x, y = task._split(split).all()
+    read = [[int(row.argmax()) if row.any() else -1 for row in rows] for rows in x]
+    return [
+        ("".join(alphabet[code] for code in codes), "".join(alphabet[max(code, -1)] for code in targets))
+        for codes, targets in zip(read, y.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_windows_read_the_text_once_and_say_what_comes_later(folder: Path, ahead: int) -> None:
+    (folder / "a.txt").write_text(TEXT)
+    task = Chars(T=64, ahead=ahead)
+    for split, part in (("train", TEXT[:900]), ("valid", TEXT[900:950]), ("test", TEXT[950:])):
+        pairs = spoken(task, split)
+        assert "".join(read for read, _ in pairs).rstrip(".") == part[:-ahead]
+        assert "".join(said for _, said in pairs).rstrip(".") == part[ahead:]
+
+
+def test_lines_begin_anew_and_their_ends_are_no_characters(folder: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (folder / f"ptb.{name}.txt").write_text(" the cat\n\nsat  \n on the mat \na\n")
+    task = Chars(reset="line", ahead=2)
+    assert [read.rstrip(".") for read, _ in spoken(task, "test")] == [" the c", "s", " on the m"]
+    assert [said.rstrip(".") for _, said in spoken(task, "test")] == ["he cat", "t", "n the mat"]
+    assert "\n" not in task._text().alphabet
+    assert task.input_size == task.output_size == len(set(" the catsonm"))
+
+
+def test_batches_of_lines_are_padded_with_nothing(folder: Path) -> None:
+    (folder / "a.txt").write_text("\n".join(["ab" * 9, "ab", "ba" * 30] * 20))
+    task = Chars(reset="line")
+    x, y = task.batch(0, 12, seeds.seed())
+    assert torch.equal(x.sum(-1) == 1, y >= 0)
+    assert not x[y < 0].any()
+    output = torch.randn(*y.shape, task.output_size, generator=torch.Generator().manual_seed(1))
+    rows = output[y >= 0].log_softmax(-1)
+    bits = -rows[torch.arange(len(rows)), y[y >= 0]].mean() / math.log(2)
+    assert float(task.loss(output, y)) == pytest.approx(float(bits), rel=1e-5)
+
+
+def test_an_epoch_reads_every_window_once(folder: Path) -> None:
+    (folder / "a.txt").write_text("".join(chr(ord("a") + k % 26) * (1 + k % 7) for k in range(900)))
+    task = Chars(T=40)
+    count = task.batches_per_epoch(5)
+    epoch = torch.cat([task.batch(step, 5, seeds.seed())[0] for step in range(1, count)])
+    starts = {tuple(row.argmax(-1).tolist()) for row in epoch}
+    assert len(starts) == 5 * (count - 1)
+
+
+def test_the_baseline_is_what_frequencies_score(folder: Path) -> None:
+    small_data.text(folder / "a.txt")
+    task = Chars(T=30)
+    train_part = (folder / "a.txt").read_text()
+    train_part = train_part[: int(0.9 * len(train_part))]
+    counts = torch.tensor([float(train_part[1:].count(letter)) for letter in sorted(set(train_part))])
+    scores = task.evaluate(Constant((counts / counts.sum()).log()), chunk=3)
+    assert scores == pytest.approx(task.baseline, rel=1e-5)
+    uniform = task.evaluate(Constant(torch.zeros(len(counts))))
+    assert uniform["loss"] == pytest.approx(math.log2(len(counts)), rel=1e-5)
+
+
+def test_characters_that_training_lacks_are_neither_input_nor_target(folder: Path) -> None:
+    (folder / "a.txt").write_text(f"{3 * TEXT:.2870}Z{TEXT:.129}")
+    task = Chars(T=50)
+    assert "Z" not in task._text().alphabet
+    (read, said), *_ = spoken(task, "test")
+    assert (read.index("."), said.index(".")) == (20, 19)
+    assert read.count(".") == said.count(".") == 1
+    assert math.isfinite(task.evaluate(Constant(torch.zeros(task.output_size)))["loss"])
+
+
+def test_three_files_are_three_parts(folder: Path) -> None:
+    for name, letters in (("train", "abcabc"), ("valid", "bca"), ("test", "ccb")):
+        (folder / f"x.{name}.txt").write_text(letters)
+    (folder / "readme.md").write_text("no text")
+    task = Chars(T=4)
+    assert spoken(task, "train") == [("abca", "bcab"), ("b...", "c...")]
+    assert spoken(task, "test") == [("cc", "cb")]
+    (folder / "other.txt").write_text(TEXT)
+    assert Chars(file="x.*.txt").input_size == 3
+    assert Chars(file="other.txt").input_size == len(set(TEXT[:900]))
+
+
+def test_a_text_may_have_characters_of_any_plane(folder: Path) -> None:
+    (folder / "a.txt").write_text("aß語😀" * 100, encoding="utf-8")
+    assert Chars().input_size == 4
+
+
+def refused(task: Chars, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        task.held_out()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_is_no_text_is_refused(folder: Path) -> None:
+    refused(Chars(), "got none .*--file")
+    refused(Chars(file="/etc/passwd"), "got none")
+    (folder / "a.txt").write_text("")
+    refused(Chars(), "characters in its train part")
+    (folder / "a.txt").write_bytes(b"abc\xff\xfe" * 50)
+    refused(Chars(), "UTF-8.*none at byte 3")
+    (folder / "b.txt").write_text(TEXT)
+    refused(Chars(), r"got a\.txt, b\.txt")
+    refused(Chars(file="b.txt", ahead=60), "lower --ahead")
+    (folder / "c.txt").write_text("a" * 950 + "é" * 50)
+    refused(Chars(file="c.txt"), "test part in the characters of its training part, got 100% others.*'é'")
+
+
+def test_a_refusal_comes_before_the_folder_of_the_run(folder: Path, tmp_path: Path) -> None:
+    (folder / "a.txt").write_bytes(b"\xff" * 99)
+    with pytest.raises(DataError):
+        train.train(Config("chars", "lstm", hidden_size=4), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"ahead": 0}, {"T": 0}, {"reset": "never"}, {"train_size": 0}])
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        Chars(**options)
+
+
+def test_more_sequences_than_there_are_are_refused(folder: Path) -> None:
+    (folder / "a.txt").write_text(TEXT)
+    with pytest.raises(OptionError, match="train_size <= 9"):
+        Chars(train_size=10).batch(0, 2, seeds.seed())
+
+
+def test_a_run_learns_more_than_frequencies(folder: Path, tmp_path: Path) -> None:
+    small_data.text(folder / "a.txt", 300)
+    task = Chars(T=30)
+    settings = Settings(hidden_size=24, steps=60, batch_size=32, lr=1e-2, eval_every=60, seed=seeds.seed())
+    train.train(Config.resolve(task, "scornn", settings), tmp_path / "run")
+    scores = summarise(tmp_path / "run").test
+    assert scores["loss"] < 0.8 * task.baseline["loss"]
+    assert scores["accuracy"] > task.baseline["accuracy"]
