@@ -60,7 +60,6 @@ class First(Task):
 MODEL = '''
 """Turns without an input gate."""
 from torch import nn
-from stiefelkit.models.parts import read_out, width
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
 
@@ -68,7 +67,7 @@ def turner(input_size, hidden_size, output_size, *, parametrization="matrix_exp"
     """Turns its state, and forgets nothing."""
     rnn = OrthogonalRNN(input_size, hidden_size, parametrization=parametrization, batch_first=True, **options)
     nn.init.zeros_(rnn.bias_l0)
-    return SequenceModel(rnn, read_out(width(rnn), output_size))
+    return SequenceModel(rnn, nn.Linear(hidden_size, output_size))
 '''
 
 CONTENDERS = '''
