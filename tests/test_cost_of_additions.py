@@ -112,8 +112,9 @@ def test_a_model_is_one_file_and_one_line(file, tmp_path: Path, capsys: pytest.C
     models.register("turner", "my_model:turner")
 
     assert set(sk.drift(models.create("turner", 2, 4, 3, init="identity"))) == {"rnn.weight_hh_l0"}
-    words = f"train copying --T 2 --model turner --hidden-size 5 --steps 2 --batch-size 5 --train-size 20 --seed {seeds.seed()}"
-    assert main([*words.split(), "--out", str(tmp_path / "run")]) == 0
+    words = f"train copying --T 2 --model turner --hidden-size 5 --steps 2 --seed {seeds.seed()}"
+    sizes = "--batch-size 5 --train-size 20 --test-size 20"
+    assert main([*words.split(), *sizes.split(), "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     assert main(["list", "turner"]) == 0
     assert "Turns its state, and forgets nothing." in capsys.readouterr().out

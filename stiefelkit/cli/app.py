@@ -41,6 +41,14 @@ norm of the coordinates; and the scan's four cases. Each part says by which comm
 Nothing is written before all is measured, except the figures of --json. A command stopped by Ctrl-C leaves an older
 page as it was.
 """)
+SWEEP = unwrapped("""Train over lists of settings and seeds, several runs at a time.
+
+The file holds options of stiefelkit train, task and model among them, and a table [vary] with a list for each option
+that varies, seed = [1, 2, 3]. Each combination is a run in a folder of its own; one that fails is named at the end.
+
+The table has a row for each combination of all but the seed, with mean and standard deviation over the seeds;
+sweep.json holds the same.
+""")
 CONFIG = """TOML file with options, those of a task in a table of its name; the command line wins over it."""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
@@ -58,6 +66,7 @@ app = App(
 app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is to choose from, or one NAME.")
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
+app.command("stiefelkit.cli.sweep:sweep", name="sweep", help=SWEEP)
 app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
 app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
 app.command("stiefelkit.cli.report:report", name="report", help=REPORT)

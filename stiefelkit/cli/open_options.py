@@ -78,15 +78,15 @@ def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
-        def run(*, plan: Any = None, **others: Any) -> int:
-            return command(plan=built(cls, plan), **others)
+        def run(*words: Any, plan: Any = None, **others: Any) -> int:
+            return command(*words, plan=built(cls, plan), **others)
 
         signature = inspect.signature(command)
         hint = Annotated[open_options(cls) | None, Parameter(name="*")]
         own = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         others = [each for name, each in signature.parameters.items() if name != "plan"]
         found = typing.cast(Any, run)
-        found.__signature__ = signature.replace(parameters=[own, *others])
+        found.__signature__ = signature.replace(parameters=sorted([own, *others], key=lambda parameter: parameter.kind))
         found.__annotations__ = {**command.__annotations__, "plan": hint}
         run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
         return run
