@@ -2,12 +2,12 @@
 
 import json
 import multiprocessing
-import multiprocessing.context
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.training.config import Config
@@ -119,7 +119,7 @@ def _outcomes(
             process.kill()
 
 
-def _context() -> multiprocessing.context.BaseContext:
+def _context() -> Any:
     """A server that has imported torch and starts each run by a fork of itself, which has no thread yet."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
