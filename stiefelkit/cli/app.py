@@ -48,6 +48,14 @@ the command is given again, to the same bits, and with more --epochs further tha
 beside the paper's. The best epoch is chosen on the held-out set, as the papers do, and on examples set apart, as one
 should; both are shown.
 """)
+SWEEP = unwrapped("""Train over lists of settings and seeds, several runs at a time.
+
+The file holds options of stiefelkit train, task and model among them, and a table [vary] with a list for each option
+that varies, seed = [1, 2, 3]. Each combination is a run in a folder of its own; one that fails is named at the end.
+
+The table has a row for each combination of all but the seed, with mean and standard deviation over the seeds;
+sweep.json holds the same.
+""")
 CONFIG = """TOML file with options, those of a task in a table of its name; the command line wins over it."""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
@@ -66,6 +74,7 @@ app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce", help=REPRODUCE)
+app.command("stiefelkit.cli.sweep:sweep", name="sweep", help=SWEEP)
 app.command("stiefelkit.cli.drift:drift", name="drift", help=DRIFT)
 app.command("stiefelkit.cli.bench:app", name="bench", help="Race implementations on this machine.")
 app.command("stiefelkit.cli.report:report", name="report", help=REPORT)

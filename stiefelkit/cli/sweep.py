@@ -1,0 +1,72 @@
+"""`stiefelkit sweep FILE`."""
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from stiefelkit.cli.open_options import of_plan
+from stiefelkit.errors import OptionError
+from stiefelkit.training.sweep import Sweep, SweepPlan
+
+if TYPE_CHECKING:
+    from stiefelkit.training.sweep import Cell
+
+__all__ = ["sweep"]
+
+
+@of_plan(SweepPlan)
+def sweep(file: Path, /, *, plan: SweepPlan) -> int:
+    """Trains what a file lists, and prints a table; the words of its help stand in the table of commands.
+
+    Args:
+        file: TOML: task and model, options of stiefelkit train, and a table [vary] of lists.
+        plan: how.
+    """
+    runs = Sweep.of_options(_read(file)).runs()
+    out = plan.out or Path("runs") / file.stem
+    if plan.commands:
+        for run in runs:
+            print(run.command(out))
+        return 0
+    from stiefelkit.training.display import Terminal
+    from stiefelkit.training.sweep_runs import run_sweep
+
+    outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
+    _print(outcome.cells)
+    if outcome.signal is not None:
+        print(f"Stopped and saved; resume with: stiefelkit sweep {file} --out {out} --jobs {plan.jobs} --resume")
+        return 128 + outcome.signal
+    return 1 if any(cell.failed for cell in outcome.cells) else 0
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"A sweep needs a readable file, got {file}: {error.strerror}.") from error
+    except ValueError as error:
+        raise OptionError(f"A sweep needs valid TOML, got {file}: {error}.") from error
+
+
+def _print(cells: "list[Cell]") -> None:
+    table = Table(Column(overflow="fold"), title="mean and standard deviation over the seeds, held-out set")
+    names = list(dict.fromkeys(name for cell in cells for name in cell.scores))
+    for title in ("runs", *names, "ms per step (CPU)", "orthogonality error / limit"):
+        table.add_column(title, justify="right")
+    for cell in cells:
+        scores = [_spread(*cell.scores[name]) if name in cell.scores else "-" for name in names]
+        done = f"{len(cell.runs)}" + (f" ({len(cell.failed)} failed)" if cell.failed else "")
+        ratio = "-" if cell.orthogonality is None else f"{cell.orthogonality:.3g}"
+        time = "-" if cell.ms_per_step is None else f"{cell.ms_per_step:.1f}"
+        table.add_row(cell.name, done, *scores, time, ratio)
+    console = Console()
+    console.print(table)
+    for name, sentence in ((name, text) for cell in cells for name, text in cell.failed.items()):
+        console.print(f"{name}: {sentence}", soft_wrap=True, highlight=False)
+
+
+def _spread(mean: float, deviation: float | None) -> str:
+    return f"{mean:.5f}" if deviation is None else f"{mean:.5f} +- {deviation:.5f}"

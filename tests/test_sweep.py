@@ -1,0 +1,148 @@
+"""Sweeps: every combination is a run as `train` makes it, resumed as it is, and seeds are a spread."""
+
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stiefelkit import errors
+from stiefelkit.cli import main
+from stiefelkit.testing import seeds
+from stiefelkit.training.config import Config
+from stiefelkit.training.run_folder import RunFolder, is_run
+from stiefelkit.training.summary import summarise
+from stiefelkit.training.sweep import Sweep
+
+ONE, TWO = seeds.seed(1), seeds.seed(2)
+FILE = f"""
+task = "adding"
+model = "scornn"
+T = 4
+train-size = 40
+test-size = 20
+hidden-size = 4
+batch-size = 10
+steps = 4
+eval-every = 2
+checkpoint-every = 2
+[vary]
+lr = [1e-3, 1e-2]
+seed = [{ONE}, {TWO}]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(FILE)
+    return tmp_path / "small.toml"
+
+
+def test_each_combination_is_the_run_of_its_line_and_seeds_are_a_spread(file, tmp_path, capsys):
+    out = tmp_path / "runs"
+    assert main(["sweep", str(file), "--out", str(out), "--jobs", "2"]) == 0
+    assert "+-" in capsys.readouterr().out
+    assert main(["sweep", str(file), "--out", str(tmp_path / "alone"), "--commands"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    words = shlex.split(lines[-1])
+    name = Path(words[words.index("--out") + 1]).name
+    assert main(words[1:]) == 0
+    assert RunFolder.open(out / name).config == RunFolder.open(tmp_path / "alone" / name).config
+    assert summarise(out / name).test == summarise(tmp_path / "alone" / name).test
+
+    table = json.loads((out / "sweep.json").read_text())
+    assert [cell["name"] for cell in table] == ["lr=0.001", "lr=0.01"]
+    for cell in table:
+        losses = [summarise(out / run).test["loss"] for run in cell["runs"]]
+        assert len(losses) == 2
+        assert cell["scores"]["loss"] == [statistics.fmean(losses), statistics.stdev(losses)]
+
+
+def test_a_sweep_goes_on_where_it_was(file, tmp_path, capsys):
+    out = tmp_path / "runs"
+    run = Sweep.of_options({"task": "adding", "model": "scornn"}).runs()[0]
+    assert run.name == "scornn"
+    assert main(["sweep", str(file), "--out", str(out)]) == 0
+    whole = (out / "sweep.json").read_text()
+    assert main(["sweep", str(file), "--out", str(out)]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    before = json.loads(whole)
+    assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 0
+    assert json.loads((out / "sweep.json").read_text()) == before
+    file.write_text(FILE.replace("steps = 4", "steps = 6"))
+    assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 0
+    assert {summarise(path).step for path in out.iterdir() if is_run(path)} == {6}
+    file.write_text(FILE.replace("T = 4", "T = 5"))
+    assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 1
+    assert "task_options.T = 4" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(file, tmp_path, capsys):
+    file.write_text(FILE.replace("lr = [1e-3, 1e-2]", 'lr = [1e-3, 1e30]\noptimizer = ["sgd"]'))
+    assert main(["sweep", str(file), "--out", str(tmp_path / "runs")]) == 1
+    table = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    assert [(len(cell["runs"]), len(cell["failed"])) for cell in table] == [(2, 0), (0, 2)]
+    assert "needs finite numbers" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_signal_has_the_runs_save_and_stop(file, tmp_path):
+    file.write_text(FILE.replace("steps = 4", "steps = 1000000").replace("lr = [1e-3, 1e-2]", "lr = [1e-3]"))
+    out = tmp_path / "runs"
+    words = [sys.executable, "-m", "stiefelkit", "sweep", str(file), "--out", str(out), "--jobs", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    deadline = time.monotonic() + 120
+    while not all((path / "log.jsonl").exists() for path in [out / f"lr=0.001,seed={seed}" for seed in (ONE, TWO)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Stopped and saved; resume with: stiefelkit sweep" in printed
+    for path in out.glob("lr=*"):
+        assert is_run(path)
+        assert any((path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("steps = 4", "stepz = 4"), "did you mean"),
+        (('model = "scornn"', 'model = "scorn"'), "No model is named 'scorn'"),
+        (('model = "scornn"', ""), 'needs task = "..." and model'),
+        (("lr = [1e-3, 1e-2]", "lr = 1e-3"), "needs a list of values for vary.lr"),
+        (("lr = [1e-3, 1e-2]", "lr = [1e-3, 1e-3]"), "needs different values for vary.lr"),
+        (("lr = [1e-3, 1e-2]", "lr = []"), "needs a list of values for vary.lr"),
+        (("lr = [1e-3, 1e-2]", "rates.phase = [1e-3]"), "no coordinate 'phase'"),
+        (("[vary]", "[vary"), "needs valid TOML"),
+    ],
+)
+def test_what_a_file_has_wrong_is_said_before_anything_runs(file, tmp_path, capsys, change, sentence):
+    file.write_text(FILE.replace(*change))
+    assert main(["sweep", str(file), "--out", str(tmp_path / "runs")]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_jobs_are_a_number_from_one_on(file, tmp_path, capsys):
+    assert main(["sweep", str(file), "--jobs", "0"]) == 2
+    assert "--jobs 1 or more" in capsys.readouterr().err
+    assert main(["sweep", str(tmp_path / "none.toml")]) == 2
+    assert "needs a readable file" in capsys.readouterr().err
+
+
+def test_tables_of_a_file_are_those_of_train():
+    options = {"task": "copying", "model": "scurnn", "rates": {"skew": 1e-4}, "options": {"negative": 2}}
+    (run,) = Sweep.of_options(options).runs()
+    assert run.settings.given() == {"rates": {"skew": 1e-4}, "options": {"negative": 2}}
+    with pytest.raises(errors.OptionError, match="a table"):
+        Sweep.of_options({"task": "adding", "model": "scornn", "vary": 3})
+    (run,) = Sweep.of_options({"task": "adding", "model": "scornn", "vary": {"rates": {"skew": [1e-4]}}}).runs()
+    assert isinstance(run.config, Config)
+    assert run.config.rates["skew"] == 1e-4
