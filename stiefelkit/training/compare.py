@@ -79,15 +79,15 @@ def compare(
             raise RunError(
                 f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there."
             )
-    own = _own_settings(task, models, settings)
-    configs = [Config.resolve(task, model, own[model]) for model in models]
+    settings_of = _own_settings(task, models, settings)
+    configs = [Config.resolve(task, model, settings_of[model]) for model in models]
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
     common = {"task": task.name, "task_options": task.options() if named is None else named}
     for config in configs:
         path = out / config.model
         if is_run(path):
-            outcome = resume(path, own[config.model].given() | common | {"model": config.model}, display)
+            outcome = resume(path, settings_of[config.model].given() | common | {"model": config.model}, display)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
         else:
@@ -104,15 +104,15 @@ def compare(
 def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict[str, Settings]:
     """Model to the settings with those rates only whose coordinate it has; each is some model's."""
     asked = settings.given().get("rates", {})
-    found, present = {}, set()
+    by_model, present = {}, set()
     for model in models:
         without = dataclasses.replace(settings, rates={})
         names = Config.resolve(task, model, without).coordinate_names() if asked else []
         present |= set(names)
-        found[model] = dataclasses.replace(settings, rates=of_coordinates(asked, names))
+        by_model[model] = dataclasses.replace(settings, rates=of_coordinates(asked, names))
     for name in asked:
         if not of_coordinates({name: 0.0}, present):
             raise UnknownNameError(
                 f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, present)}"
             )
-    return found
+    return by_model

@@ -103,15 +103,15 @@ class Config:
         _check_model(model)
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
-        found = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
-        if not found.rates:
-            return found
-        names = found.coordinate_names()
-        rates = of_coordinates(found.rates, names)
+        config = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+        if not config.rates:
+            return config
+        names = config.coordinate_names()
+        rates = of_coordinates(config.rates, names)
         for name in asked.given().get("rates", {}):
             if name not in rates:
                 raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
-        return dataclasses.replace(found, rates=rates)
+        return dataclasses.replace(config, rates=rates)
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> Config:
@@ -144,10 +144,10 @@ class Config:
             RunError: the new command asks for other settings than the run was started with.
         """
         for name, value in asked.items():
-            own = getattr(self, name)
-            pairs = {name: (own, value)}
+            begun = getattr(self, name)
+            pairs = {name: (begun, value)}
             if isinstance(value, Mapping):
-                pairs = {f"{name}.{key}": (own.get(key), item) for key, item in value.items()}
+                pairs = {f"{name}.{key}": (begun.get(key), item) for key, item in value.items()}
             for label, (before, now) in pairs.items():
                 if before != now and not (name == "steps" and self.may_be_prolonged):
                     raise RunError(
@@ -184,10 +184,8 @@ class Config:
         from stiefelkit.host import orthogonal_weights
 
         with torch.random.fork_rng(devices=[]):
-            found = [
-                name for weight in orthogonal_weights(self.build_model()) for name in weight.coordinate_list.coordinates
-            ]
-        return sorted(set(found))
+            weights = list(orthogonal_weights(self.build_model()))
+        return sorted({name for weight in weights for name in weight.coordinate_list.coordinates})
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
         """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""
