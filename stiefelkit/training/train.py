@@ -82,9 +82,9 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
     folder = RunFolder.open(out)
     with folder.claimed():
         config = folder.config.continued(asked or {}, str(out))
-        found = _found(folder)
-        if found is not None:
-            step, state, notes = found
+        latest = _latest(folder)
+        if latest is not None:
+            step, state, notes = latest
             notes += _unchanged(folder, step, state)
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
@@ -94,8 +94,8 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
                 display.note(note)
         with threads(config.threads):
             session, bytes_kept = Session.start(config), 0
-            if found is not None:
-                _, state, _ = found
+            if latest is not None:
+                _, state, _ = latest
                 try:
                     session.restore(step, state)
                     bytes_kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
@@ -116,24 +116,24 @@ def _read_data(session: Session) -> None:
         session.task.batch(0, session.config.batch_size, session.config.seed)
 
 
-def _found(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
+def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     """Returns the last whole checkpoint, or None if the run died before it had one and nothing would be lost."""
     begun = lines(folder.log)
     if not folder.checkpoints.is_dir() and os.path.lexists(folder.checkpoints):
         raise RunError(f"Resuming run {folder.path} needs a folder of checkpoints, got another thing of that name.")
     try:
-        found = checkpoint.latest(folder.checkpoints)
+        latest = checkpoint.latest(folder.checkpoints)
     except RunError:
         # the state of step 0 follows from the config
         if begun or any(checkpoint.step_of(path) for path in checkpoint.checkpoints(folder.checkpoints)):
             raise
         return None
-    if found is None and begun:
+    if latest is None and begun:
         raise RunError(
             f"Resuming run {folder.path} needs a checkpoint, got none but {begun} lines in its log; "
             f"put the checkpoints back, or remove {folder.log} to start again at step 0."
         )
-    return found
+    return latest
 
 
 def _unchanged(folder: RunFolder, step: int, state: Mapping[str, Any]) -> list[str]:
