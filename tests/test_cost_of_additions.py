@@ -100,8 +100,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes the one new file, where Python finds it."""
     monkeypatch.syspath_prepend(tmp_path)
     for registry in (models._models, tasks, peers.peers, moved_frames.peer_optimizers, recurrences.recurrence_peers):
-        for table in ("_targets", "_loaded"):
-            monkeypatch.setattr(registry, table, copy.copy(getattr(registry, table)))
+        for part in ("_targets", "_loaded"):
+            monkeypatch.setattr(registry, part, copy.copy(getattr(registry, part)))
     yield lambda name, content: (tmp_path / f"{name}.py").write_text(content)
     for name in ("my_model", "my_task", "my_contenders"):
         sys.modules.pop(name, None)
