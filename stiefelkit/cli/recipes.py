@@ -33,6 +33,8 @@ def table(cls: type[Task]) -> str:
     differ = [
         name for name in _settings(cls, None) if len({_words(settings[name]) for settings in recipes.values()}) > 1
     ]
+    if not differ:
+        return ""
     lines = ["By model (with --model NAME before --help, the defaults above are those of NAME):"]
     width = max(map(len, recipes), default=0) + 2
     for model, settings in recipes.items():
