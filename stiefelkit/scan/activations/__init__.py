@@ -63,6 +63,7 @@ def find_activation(name: str, is_complex: bool) -> Activation:
         OptionError: the slope is no positive number, or the activation has none; or it is none.
         DtypeError: it is not defined for complex states.
 
+    >>> import torch
     >>> find_activation("tanh", False)(torch.zeros(2))
     tensor([0., 0.])
     """
