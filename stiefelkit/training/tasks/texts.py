@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stiefelkit.errors import DataError
-from stiefelkit.training.data import REMEDY
+from stiefelkit.training.data import REMEDY, digest
 
 __all__ = ["Sequences", "Text", "text"]
 
@@ -87,6 +87,7 @@ class Text:
         for name, part in joined.items():
             if not part.strip():
                 raise DataError(f"Task 'chars' needs characters in its {name} part, got none in {source}.")
+        self.digest = digest(part.encode("utf-8", "surrogatepass") for part in parts.values())
         self.alphabet = sorted(set(joined["train"]))
         self._codes = {name: self._coded(name, part) for name, part in joined.items()}
         self._lengths = {name: torch.tensor([len(piece) for piece in part]) for name, part in pieces.items()}

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stiefelkit.errors import DataError
+from stiefelkit.training import data
 from stiefelkit.training.audio import read
 from stiefelkit.training.tasks.speech.layout import recordings
 from stiefelkit.training.tasks.speech.spectra import BINS, HOP, RATE, WINDOW, levels
 
-__all__ = ["Corpus", "batch_of", "corpus", "examples", "scales"]
+__all__ = ["Corpus", "batch_of", "corpus", "digest", "examples", "scales"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,12 @@ def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
 def examples(corpus: Corpus, split: str) -> tuple[Tensor, Tensor]:
     """Returns x and y of a whole split, the same tensors each time."""
     return batch_of(corpus.frames[split])
+
+
+@functools.lru_cache(maxsize=2)
+def digest(corpus: Corpus) -> str:
+    """Returns what the files of all splits are known by, in the order of the splits."""
+    return data.digest(path.read_bytes() for paths in corpus.paths.values() for path in paths)
 
 
 def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

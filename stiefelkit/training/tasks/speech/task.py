@@ -104,6 +104,12 @@ class Speech(Task):
         """Returns those of the validation speakers, the shortest first."""
         return self._examples("valid")
 
+    def data_digest(self) -> str:
+        """Returns that of the recordings of all splits."""
+        from stiefelkit.training.tasks.speech.corpus import digest
+
+        return digest(self._corpus())
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Squared error, mean over the bins of all real frames."""
         total, real = self._errors(output, y)
