@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.open_options import FigureOptions, built, of_plan
+from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
 from stiefelkit.errors import OptionError
+from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.papers import Row, find, rows
@@ -34,6 +35,7 @@ def reproduce(
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
+    board: BoardOptions = None,
     figures: FigureOptions = None,
 ) -> int:
     """Runs an experiment again; the words of its help stand in the table of commands.
@@ -46,6 +48,7 @@ def reproduce(
         page: folder of that page, report.md, and its plots; report/ in --out if left out.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
         out: folder of the runs; that of an experiment lies in it under its name.
+        board: where the curves of the run can be watched.
         figures: how they are written.
     """
     if list:
@@ -70,7 +73,7 @@ def reproduce(
     command = shlex.join(["stiefelkit", *_without_places(asked.get())])
     try:
         with named(data):
-            outcome = run(row, path, plan, Terminal())
+            outcome = run(row, path, plan, Terminal(), built(Board, board))
     finally:
         if is_run(path):
             note(path, row, command)
@@ -148,7 +151,8 @@ def _show(row: Row, path: Path) -> None:
     print(f"  last:                               {said(found.last)}")
     figure = "a curve, no figure" if row.figure is None else _figure(row, row.figure)
     print(f"  the paper:                          {figure} ({row.paper})")
-    print(f"  without any memory:                 {_figure(row, task.baseline[task.headline])}")
+    if task.known_baseline:
+        print(f"  without any memory:                 {_figure(row, task.known_baseline[task.headline])}")
     if row.note:
         print(f"  note: {row.note}")
     print(f"The run is in {path}.")

@@ -97,7 +97,7 @@ def _runs(out: Path) -> Iterator[Run]:
             continue
         folder = RunFolder.open(path)
         by_kind: dict[str, list[dict[str, Any]]] = {}
-        for record in read(folder.log, folder.config.build_task().baseline):
+        for record in read(folder.log, folder.config.build_task().scores):
             by_kind.setdefault(record["kind"], []).append(record)
         if by_kind.get("test"):
             yield Run(row, folder, finding(path), by_kind)
@@ -122,9 +122,10 @@ def _table(runs: list[Run]) -> str:
             *_costs(run),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    guess = _said(task.baseline[task.headline], percent)
-    notes = [f"{run.row.name}: {run.row.note}." for run in runs if run.row.note]
-    return "\n".join([*lines, "", f"Without memory: {guess}. {' '.join(notes)}".strip(), ""])
+    words = [f"{run.row.name}: {run.row.note}." for run in runs if run.row.note]
+    if task.known_baseline:
+        words.insert(0, f"Without memory: {_said(task.known_baseline[task.headline], percent)}.")
+    return "\n".join([*lines, "", " ".join(words), ""])
 
 
 def _said(value: float, percent: bool) -> str:
@@ -164,8 +165,8 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
             axes.plot([run.epochs(each) for each in records], points, label=run.label, markevery=every, **look)
             if run.row.figure is not None:
                 axes.axhline(scale * run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
-        if not percent:  # a guess at ten classes would press the curves together
-            reference_line(axes, task.baseline[task.headline], "without memory")
+        if not percent and task.known_baseline:  # a guess at ten classes would press the curves together
+            reference_line(axes, task.known_baseline[task.headline], "without memory")
         axes.set_xlim(left=0)
         axes.set(xlabel="epoch", ylabel="accuracy (%)" if percent else task.loss_label)
         axes.set_title("held out; dotted: the papers" if percent else "held out")
