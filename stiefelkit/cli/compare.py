@@ -64,12 +64,12 @@ def _command(cls: type[Task]) -> Callable[..., int]:
                 board=look,
                 figures=built(Figures, figures),
             )
-        if found.signal is not None:
-            words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
-            print(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
-            return 128 + found.signal
-        _print(problem, found)
-        return 0
+            if found.signal is not None:
+                words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
+                print(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
+                return 128 + found.signal
+            _print(problem, found)
+            return 0
 
     return with_options(run, cls)
 

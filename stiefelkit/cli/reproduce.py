@@ -51,19 +51,30 @@ def reproduce(
         board: where the curves of the run can be watched.
         figures: how they are written.
     """
-    if list:
-        _list(out)
-        return 0
-    if report:
-        from stiefelkit.training.reproduction_page import write_page
+    with named(data):
+        if list:
+            _list(out)
+            return 0
+        if report:
+            _report(out, page or out / "report", built(Figures, figures))
+            return 0
+        if name is None:
+            raise OptionError(
+                "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
+            )
+        return _run(name, out, plan, built(Board, board))
 
-        written, drawn = write_page(out, page or out / "report", built(Figures, figures))
-        for each in drawn:
-            print(f"Figure: {each}")
-        print(f"Page: {written}")
-        return 0
-    if name is None:
-        raise OptionError("Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all.")
+
+def _report(out: Path, page: Path, figures: Figures) -> None:
+    from stiefelkit.training.reproduction_page import write_page
+
+    written, drawn = write_page(out, page, figures)
+    for each in drawn:
+        print(f"Figure: {each}")
+    print(f"Page: {written}")
+
+
+def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
@@ -72,8 +83,7 @@ def reproduce(
     row, path = find(name), out / name
     command = shlex.join(["stiefelkit", *_without_places(asked.get())])
     try:
-        with named(data):
-            outcome = run(row, path, plan, Terminal(), built(Board, board))
+        outcome = run(row, path, plan, Terminal(), board)
     finally:
         if is_run(path):
             note(path, row, command)
