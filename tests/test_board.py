@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_runs import Killed, killed_at, small
@@ -12,7 +13,7 @@ from stiefelkit.training.log import read
 from stiefelkit.training.train import resume, train
 
 BOARD = Board(tensorboard=True)
-Points = dict[str, list[tuple[int, float]]]
+Points = dict[str, list[tuple[int, Any]]]
 
 
 def shown(run: Path) -> Points:

@@ -95,5 +95,6 @@ def test_the_line_to_resume_with_names_the_data(
     assert "--tensorboard" in line
     monkeypatch.undo()
     assert main(line[1:]) == 0
-    said = capsys.readouterr().out
-    assert command == "train" or "-" not in [line for line in said.splitlines() if "lstm" in line][-1].split()[5]
+    if command == "compare":
+        (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("│ lstm"))
+        assert float(row.split("│")[3]) > 0, "the share of the baseline"

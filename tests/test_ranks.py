@@ -64,7 +64,7 @@ def last_state(path: Path) -> dict[str, Any]:
 def numbers(value: Any, name: str = "") -> dict[str, float]:
     """The numbers in lines of a log, but for times and memory."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    flat = {name: value} if isinstance(value, int | float) else {}
+    flat: dict[str, float] = {name: value} if isinstance(value, int | float) else {}
     for key, item in pairs:
         if key not in (*MEASURED, "orthogonality"):
             flat |= numbers(item, f"{name}/{key}")

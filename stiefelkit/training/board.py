@@ -77,8 +77,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """
     from stiefelkit.training.display import worst_ratio
 
-    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+    del numbers["step"]
     ratio = worst_ratio(record.get("orthogonality", {}))
-    return {name: value for name, value in numbers.items() if name != "step"} | (
-        {} if ratio is None else {"drift_over_limit": ratio}
-    )
+    return numbers if ratio is None else {**numbers, "drift_over_limit": ratio}

@@ -213,7 +213,7 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
         held.enter_context(config.within_memory())
 
         def save() -> int:
-            if log:
+            if log is not None:
                 state = session.state()
                 with _writing(folder):
                     # the lines reach the disk before the checkpoint that counts them
@@ -224,7 +224,9 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
             return session.step
 
         def note() -> None:
-            for record in _records(session) if log else ():
+            if log is None:
+                return
+            for record in _records(session):
                 with _writing(folder):
                     log.write(record)
                     if curves:
