@@ -6,8 +6,8 @@ of these has to do, and so which one it was when torch renames or changes it.
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ __all__ = [
     "Convolution",
     "TorchDispatchMode",
     "batched",
+    "constant_in_traced_code",
     "forward_pre_hooks",
     "held_buffers",
     "held_modules",
@@ -49,6 +50,8 @@ __all__ = [
     "unbatched",
     "write_count",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 is_transformed = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func is at work: vmap, grad, jvp and their like."""
@@ -83,6 +86,12 @@ def is_traced() -> bool:
 def is_jit_traced() -> bool:
     """Whether torch.jit.trace is tracing, which does it twice and wants the same with and without gradients."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+def constant_in_traced_code(function: F) -> F:
+    """Has compilers call a function and not look into it: `torch.compiler.assume_constant_result`, but imports none."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_exported() -> bool:

@@ -65,7 +65,7 @@ def test_batches_of_lines_are_padded_with_nothing(folder: Path) -> None:
     x, y = task.batch(0, 12, seeds.seed())
     assert torch.equal(x.sum(-1) == 1, y >= 0)
     assert not x[y < 0].any()
-    output = torch.randn(*y.shape, task.output_size, generator=torch.Generator().manual_seed(1))
+    output = torch.randn(*y.shape, task.output_size, generator=seeds.generator(1))
     rows = output[y >= 0].log_softmax(-1)
     bits = -rows[torch.arange(len(rows)), y[y >= 0]].mean() / math.log(2)
     assert float(task.loss(output, y)) == pytest.approx(float(bits), rel=1e-5)

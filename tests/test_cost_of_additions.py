@@ -9,6 +9,7 @@ import pytest
 import stiefelkit as sk
 from stiefelkit import models
 from stiefelkit.cli import main
+from stiefelkit.cli.recipes import table
 from stiefelkit.measuring import moved_frames
 from stiefelkit.measuring.races import frame_plans, optimizers, parametrizations, peers, recurrences, scan
 from stiefelkit.measuring.races.scan_cases import ScanCase
@@ -75,7 +76,7 @@ CONTENDERS = '''
 import torch
 from stiefelkit.measuring.moved_frames import MovedFrame, PeerOptimizer
 from stiefelkit.measuring.races.contenders import Contender, Entry
-from stiefelkit.measuring.races.recurrences import Recurrence
+from stiefelkit.measuring.races.recurrences import SequenceEntry
 
 def _enter(problem):
     w = problem.frame().requires_grad_()
@@ -87,7 +88,7 @@ def _keep(frame, lr):
 
 def sum_of_inputs(drawn):
     u = drawn.u.clone().requires_grad_()
-    return Recurrence(len(u), u.dtype, [u], lambda: (drawn.x @ u.mT).cumsum(0), lambda: drawn.x.sum(0) @ u.mT)
+    return SequenceEntry(len(u), u.dtype, [u], lambda: (drawn.x @ u.mT).cumsum(0), lambda: drawn.x.sum(0) @ u.mT)
 
 still = Contender("cayley", _enter)
 keeper = PeerOptimizer(_keep)
@@ -99,8 +100,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes the one new file, where Python finds it."""
     monkeypatch.syspath_prepend(tmp_path)
     for registry in (models._models, tasks, peers.peers, moved_frames.peer_optimizers, recurrences.recurrence_peers):
-        for table in ("_targets", "_loaded"):
-            monkeypatch.setattr(registry, table, copy.copy(getattr(registry, table)))
+        for part in ("_targets", "_loaded"):
+            monkeypatch.setattr(registry, part, copy.copy(getattr(registry, part)))
     yield lambda name, content: (tmp_path / f"{name}.py").write_text(content)
     for name in ("my_model", "my_task", "my_contenders"):
         sys.modules.pop(name, None)
@@ -128,6 +129,7 @@ def test_a_task_is_one_file_and_one_line(file, tmp_path: Path, capsys: pytest.Ca
     assert train.train(config, tmp_path / "run").step == 2
     assert main(["list", "first"]) == 0
     assert "Reads T bits" in capsys.readouterr().out
+    assert table(tasks.get("first")) == "", "one recipe alone differs from none"
 
 
 QUICK = {"repeats": 2, "seconds": 1e-3, "seed": seeds.seed(), "peers": True}

@@ -14,12 +14,20 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending",
 
 @pytest.mark.parametrize("page", PAGES)
 def test_printed_python_runs(page, monkeypatch, tmp_path):
-    from stiefelkit import optim, parametrizations
+    from stiefelkit import models, optim, parametrizations
+    from stiefelkit.measuring.races import peers
     from stiefelkit.scan import activations
+    from stiefelkit.training import tasks
 
-    monkeypatch.setattr(parametrizations, "registered", parametrizations.registered.copy())
-    monkeypatch.setattr(optim, "optimizers", optim.optimizers.copy())
-    monkeypatch.setattr(activations, "_activations", activations._activations.copy())
+    for room, table in (
+        (parametrizations, "registered"),
+        (optim, "optimizers"),
+        (activations, "_activations"),
+        (models, "_models"),
+        (tasks, "tasks"),
+        (peers, "peers"),
+    ):
+        monkeypatch.setattr(room, table, getattr(room, table).copy())
     monkeypatch.setattr(activations, "_by_name", {})
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

@@ -117,6 +117,16 @@ def test_the_library_works_without_any_extra_and_imports_geoopt_for_manifolds_al
     """)
 
 
+def test_layers_and_models_are_there_without_the_compiler_of_torch() -> None:
+    ran("""
+        import sys
+        import stiefelkit as sk
+
+        sk.nn.OrthogonalRNN(3, 4), sk.models.create("goru", 2, 4, 3), sk.optim.CayleySGD, sk.functional.product
+        assert "torch._dynamo" not in sys.modules
+    """)
+
+
 TRAIN = "train digits --model scornn"
 
 

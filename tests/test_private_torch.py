@@ -84,6 +84,14 @@ def test_is_traced_by_make_fx_jit_compile_and_export() -> None:
     assert not _torch.is_traced()
 
 
+def test_a_function_is_marked_constant_as_the_compiler_does() -> None:
+    def ours() -> None: ...
+
+    def torchs() -> None: ...
+
+    assert vars(_torch.constant_in_traced_code(ours)) == vars(torch.compiler.assume_constant_result(torchs)) != {}
+
+
 def test_is_exported_while_onnx_exports() -> None:
     pytest.importorskip("onnxscript")
     seen = []

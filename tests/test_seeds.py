@@ -15,7 +15,8 @@ from stiefelkit.testing import seeds
 HERE = Path(__file__).parent
 SOURCES = [*HERE.glob("*.py"), *Path(stiefelkit.testing.__file__).parent.glob("*.py")]
 RAW = re.compile(
-    r"manual_seed\((?!(seeds\.)?seed\()|default_rng\(|RandomState\(|\brandom\.seed\(|torch\.seed\(|Generator\(\)"
+    r"(manual_seed|default_rng|RandomState)\((?!(seeds\.)?seed\(|PAPERS_SEED\))"
+    r"|\brandom\.seed\(|torch\.seed\(|Generator\(\)"
     r"|(Plan|Config|Settings|Problem|whole_and_scan)\(.*\bseed=\d|\bRandom\(\d|--seed \d|derandomize=True"
 )
 

@@ -138,9 +138,11 @@ def test_jobs_are_a_number_from_one_on(file, tmp_path, capsys):
 
 
 def test_tables_of_a_file_are_those_of_train():
-    options = {"task": "copying", "model": "scurnn", "rates": {"skew": 1e-4}, "options": {"negative": 2}}
-    (run,) = Sweep.of_options(options).runs()
-    assert run.settings.given() == {"rates": {"skew": 1e-4}, "options": {"negative": 2}}
+    own = {"skew": {"optimizer": "rmsprop", "lr": 1e-4, "eps_inside": True}}
+    tables = {"rates": {"phase": 1e-4}, "options": {"trainable_h0": True}, "optimizers": own}
+    (run,) = Sweep.of_options({"task": "copying", "model": "scurnn", **tables}).runs()
+    assert run.settings.given() == tables
+    assert '--optimizers.skew "rmsprop lr=0.0001 eps_inside=true"' in run.command(Path("x")).replace("'", '"')
     with pytest.raises(errors.OptionError, match="a table"):
         Sweep.of_options({"task": "adding", "model": "scornn", "vary": 3})
     (run,) = Sweep.of_options({"task": "adding", "model": "scornn", "vary": {"rates": {"skew": [1e-4]}}}).runs()

@@ -1,5 +1,6 @@
 """The laws of training: it stops before a step that is not finite, saves all that it changes, and tells what it did."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from stiefelkit.training import checkpoint, health, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.log import MEASURED, read
 from stiefelkit.training.plot import find_runs, plot
+from stiefelkit.training.recipes import Settings
 from stiefelkit.training.session import Session
 from stiefelkit.training.summary import summarise
 
@@ -303,3 +305,8 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="refuses its options"):
         train.train(small(optimizer_options={"eps": -1.0}), tmp_path / "run")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_config_has_the_fields_of_the_settings_and_what_they_are_for():
+    of_config, of_settings = ([field.name for field in dataclasses.fields(cls)] for cls in (Config, Settings))
+    assert of_config == ["task", "model", "task_options", *of_settings]

@@ -53,7 +53,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         path = out or Path("runs") / cls.name
         problem, look = cls(**given(task)), built(Board, board)
         with named(data):
-            found = compare(
+            comparison = compare(
                 problem,
                 names,
                 path,
@@ -64,17 +64,17 @@ def _command(cls: type[Task]) -> Callable[..., int]:
                 board=look,
                 figures=built(Figures, figures),
             )
-            if found.signal is not None:
+            if comparison.signal is not None:
                 words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
                 print(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
-                return 128 + found.signal
-            _print(problem, found)
+                return 128 + comparison.signal
+            _print(problem, comparison)
             return 0
 
     return with_options(run, cls)
 
 
-def _print(task: Task, found: "Comparison") -> None:
+def _print(task: Task, comparison: "Comparison") -> None:
     table = Table("model", title=f"{task.name}, held-out set")
     by_accuracy = task.headline == "accuracy"
     table.add_column("accuracy" if by_accuracy else task.loss_label, justify="right")
@@ -82,11 +82,11 @@ def _print(task: Task, found: "Comparison") -> None:
         table.add_column("/ baseline", justify="right")
     for title in ("parameters", "ms per step (CPU)", "orthogonality error / limit"):
         table.add_column(title, justify="right")
-    for summary in found.summaries:
+    for summary in comparison.summaries:
         table.add_row(summary.model, *_score(task, summary), *_costs(summary))
     console = Console()
     console.print(table)
-    for figure in found.figures:
+    for figure in comparison.figures:
         console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)
 
 

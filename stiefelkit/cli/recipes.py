@@ -23,14 +23,18 @@ def filled(cls: type[Task], name: str) -> str:
         name: a field of `Settings`.
     """
     models = [model for model in _named(cls) if model in cls.recipes] or list(cls.recipes)
-    found = {_words(_settings(cls, model)[name]) for model in models}
-    return found.pop() if len(found) == 1 else "by model"
+    values = {_words(_settings(cls, model)[name]) for model in models}
+    return values.pop() if len(values) == 1 else "by model"
 
 
 def table(cls: type[Task]) -> str:
     """Returns what the recipes of a task do not all fill in alike, model by model, in lines of 80 characters."""
     recipes = {model: _settings(cls, model) for model in cls.recipes}
-    differ = [name for name in _settings(cls, None) if len({_words(each[name]) for each in recipes.values()}) > 1]
+    differ = [
+        name for name in _settings(cls, None) if len({_words(settings[name]) for settings in recipes.values()}) > 1
+    ]
+    if not differ:
+        return ""
     lines = ["By model (with --model NAME before --help, the defaults above are those of NAME):"]
     width = max(map(len, recipes), default=0) + 2
     for model, settings in recipes.items():
@@ -46,13 +50,13 @@ def _settings(cls: type[Task], model: str | None) -> dict[str, Any]:
     """Every setting of a model by its recipe; of a model without one if None."""
     from stiefelkit.training.config import Config
 
-    found = {
+    settings = {
         field.name: {} if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(Config)
     }
     recipe = cls.recipes[model].filled(Settings()) if model else Settings()
-    found |= recipe.given()
-    return {field.name: found[field.name] for field in dataclasses.fields(Settings)}
+    settings |= recipe.given()
+    return {field.name: settings[field.name] for field in dataclasses.fields(Settings)}
 
 
 def _entries(name: str, value: Any) -> str:

@@ -64,7 +64,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             cls.__doc__ = told(cls.__doc__, cls.settings)
 
     def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
-        call = self._call.bind(params, *args, **settings)
+        try:
+            call = self._call.bind(params, *args, **settings)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
         call.apply_defaults()
         chosen = {key: value for key, value in call.arguments.items() if key != "params"}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]

@@ -88,15 +88,15 @@ def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
         RunError: there are checkpoints and all of them are damaged.
     """
     damages = []
-    found = checkpoints(folder)
-    for path in reversed(found):
+    paths = checkpoints(folder)
+    for path in reversed(paths):
         try:
             step, state = load(path)
         except RunError as error:
             damages.append(str(error))
             continue
         return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
-    if found:
+    if paths:
         raise RunError(f"Resuming needs a whole checkpoint, got only damaged ones: {' '.join(damages)}")
     return None
 

@@ -82,15 +82,15 @@ def compare(
             raise RunError(
                 f"A comparison needs a new or empty folder, got {out}; add --resume to continue what is there."
             )
-    own = _own_settings(task, models, settings)
-    configs = [Config.resolve(task, model, own[model]) for model in models]
+    settings_of = _own_settings(task, models, settings)
+    configs = [Config.resolve(task, model, settings_of[model]) for model in models]
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
     common = {"task": task.name, "task_options": task.options() if named is None else named}
     for config in configs:
         path = out / config.model
         if is_run(path):
-            asked = own[config.model].given() | common | {"model": config.model}
+            asked = settings_of[config.model].given() | common | {"model": config.model}
             outcome = resume(path, asked, display, board=board)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
@@ -109,14 +109,14 @@ def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict
     """Model to the settings with those rates and optimizers only whose coordinate it has; each is some model's."""
     asked = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
     shared = dataclasses.replace(settings, **{table: {} for table in BY_COORDINATE})
-    found, present = {}, set()
+    by_model, present = {}, set()
     for model in models:
         names = Config.resolve(task, model, shared).coordinate_names() if any(asked.values()) else []
         present |= set(names)
-        found[model] = dataclasses.replace(shared, **{t: of_coordinates(asked[t], names) for t in BY_COORDINATE})
+        by_model[model] = dataclasses.replace(shared, **{t: of_coordinates(asked[t], names) for t in BY_COORDINATE})
     for name in [name for table in asked.values() for name in table]:
         if not of_coordinates({name: 0.0}, present):
             raise UnknownNameError(
                 f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, present)}"
             )
-    return found
+    return by_model

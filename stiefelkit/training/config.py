@@ -109,16 +109,16 @@ class Config:
         _check_model(model)
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
-        found = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
-        if not found.rates and not found.optimizers:
-            return found
-        names = found.coordinate_names()
-        kept = {table: of_coordinates(getattr(found, table), names) for table in BY_COORDINATE}
+        config = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
+        if not config.rates and not config.optimizers:
+            return config
+        names = config.coordinate_names()
+        tables = {table: of_coordinates(getattr(config, table), names) for table in BY_COORDINATE}
         for table in BY_COORDINATE:
             for name in asked.given().get(table, {}):
-                if name not in kept[table]:
+                if name not in tables[table]:
                     raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
-        return dataclasses.replace(found, **kept)
+        return dataclasses.replace(config, **tables)
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> Config:
@@ -187,10 +187,8 @@ class Config:
         from stiefelkit.host import orthogonal_weights
 
         with torch.random.fork_rng(devices=[]):
-            found = [
-                name for weight in orthogonal_weights(self.build_model()) for name in weight.coordinate_list.coordinates
-            ]
-        return sorted(set(found))
+            weights = list(orthogonal_weights(self.build_model()))
+        return sorted({name for weight in weights for name in weight.coordinate_list.coordinates})
 
     def within_memory(self) -> contextlib.AbstractContextManager[None]:
         """Turns a failure to allocate what the task and the model need into an OptionError that names their sizes."""

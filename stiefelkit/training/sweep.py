@@ -84,7 +84,7 @@ class Run:
         for key, value in {**self.task_options, **self.settings.given()}.items():
             for inner, item in value.items() if isinstance(value, dict) else [("", value)]:
                 option = f"{key}.{inner}" if inner else key
-                words += [f"--{option.replace('_', '-')}", str(item).lower() if isinstance(item, bool) else str(item)]
+                words += [f"--{option.replace('_', '-')}", _word(item)]
         return shlex.join(words)
 
 
@@ -208,6 +208,13 @@ def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
             known = [*(FIELDS.keys() - TABLES), *of_task, *(f"{name}.NAME" for name in sorted(TABLES))]
             raise OptionError(f"{WHO} of {task} knows no option {key!r}{did_you_mean(key, known)}")
     return Run(_name(chosen) or model, chosen, task, task_options, model, Settings(**settings))
+
+
+def _word(value: Any) -> str:
+    """The word of a value on the command line; an optimizer with its options is one word, "rmsprop lr=0.001"."""
+    if isinstance(value, Mapping):
+        return " ".join([value["optimizer"], *(f"{k}={_word(v)}" for k, v in value.items() if k != "optimizer")])
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def resume(
             folder = RunFolder.open(out)
             held.enter_context(folder.claimed())
             config = folder.config.continued(asked or {}, str(out))
-            last = _found(folder)
+            last = _latest(folder)
             if last is None:
                 return folder, config, None
             step, state, notes = last
@@ -163,24 +163,24 @@ def _read_data(session: Session) -> None:
         session.task.batch(0, session.config.batch_size, session.config.seed)
 
 
-def _found(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
+def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     """Returns the last whole checkpoint, or None if the run died before it had one and nothing would be lost."""
     begun = lines(folder.log)
     if not folder.checkpoints.is_dir() and os.path.lexists(folder.checkpoints):
         raise RunError(f"Resuming run {folder.path} needs a folder of checkpoints, got another thing of that name.")
     try:
-        found = checkpoint.latest(folder.checkpoints)
+        latest = checkpoint.latest(folder.checkpoints)
     except RunError:
         # the state of step 0 follows from the config
         if begun or any(checkpoint.step_of(path) for path in checkpoint.checkpoints(folder.checkpoints)):
             raise
         return None
-    if found is None and begun:
+    if latest is None and begun:
         raise RunError(
             f"Resuming run {folder.path} needs a checkpoint, got none but {begun} lines in its log; "
             f"put the checkpoints back, or remove {folder.log} to start again at step 0."
         )
-    return found
+    return latest
 
 
 def _unchanged(folder: RunFolder, step: int, state: Mapping[str, Any]) -> list[str]:

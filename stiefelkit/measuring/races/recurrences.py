@@ -1,7 +1,7 @@
 """Who takes part in a race of recurrences: our scan, backend by backend, and other implementations.
 
 A plugin enters a peer by an entry point of the group `stiefelkit.recurrence_peers` that gives a function from
-`Sequences` to a `Recurrence`.
+`Sequences` to a `SequenceEntry`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from stiefelkit.scan import BACKENDS, find_activation, scan, scan_backend
 __all__ = [
     "LOOP",
     "Enter",
-    "Recurrence",
+    "SequenceEntry",
     "backward",
     "fast_backends",
     "limit",
@@ -36,7 +36,7 @@ LOOP = "eager_loop"
 
 
 @dataclass(frozen=True)
-class Recurrence:
+class SequenceEntry:
     """A contender that is ready to run.
 
     Attributes:
@@ -54,11 +54,11 @@ class Recurrence:
     last_state: Callable[[], Tensor]
 
 
-Enter = Callable[[Sequences], Recurrence]
+Enter = Callable[[Sequences], SequenceEntry]
 """Gets ready; raises a `StiefelkitError` that says what it needs, if it cannot do the case."""
 
 
-def backward(entry: Recurrence, drawn: Sequences, loss: str) -> Run:
+def backward(entry: SequenceEntry, drawn: Sequences, loss: str) -> Run:
     """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state")."""
     g = drawn.gradient(entry.width, entry.dtype)
     if loss == "sequence":
@@ -119,7 +119,7 @@ def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
     return w, u, b
 
 
-def _scan(backend: str, drawn: Sequences) -> Recurrence:
+def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
     w, u, b = _leaves(drawn)
     inside = find_activation(drawn.activation, w.is_complex()).bias_inside
 
@@ -141,7 +141,7 @@ def _scan(backend: str, drawn: Sequences) -> Recurrence:
         assert out is not None
         return out
 
-    return Recurrence(drawn.case.n, w.dtype, [w, u, b], sequence, lambda: run(last_only=True)[1])
+    return SequenceEntry(drawn.case.n, w.dtype, [w, u, b], sequence, lambda: run(last_only=True)[1])
 
 
 def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
@@ -150,7 +150,7 @@ def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
     return torch.sgn(z) * torch.relu(z.abs() + b)
 
 
-def _eager_loop(drawn: Sequences) -> Recurrence:
+def _eager_loop(drawn: Sequences) -> SequenceEntry:
     """The cell as a user writes it, step by step, with autograd."""
     w, u, b = _leaves(drawn)
     inside = find_activation(drawn.activation, w.is_complex()).bias_inside
@@ -164,10 +164,12 @@ def _eager_loop(drawn: Sequences) -> Recurrence:
             past.append(h)
         return past
 
-    return Recurrence(drawn.case.n, w.dtype, [w, u, b], lambda: torch.stack(states()), lambda: states()[-1])
+    return SequenceEntry(drawn.case.n, w.dtype, [w, u, b], lambda: torch.stack(states()), lambda: states()[-1])
 
 
-def _module(make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any) -> Recurrence:
+def _module(
+    make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any
+) -> SequenceEntry:
     """A layer of torch's with its own initial weights, of as many units as there are real numbers in a state."""
     case = drawn.case
     width = units or case.n * (1 + case.is_complex)
@@ -177,14 +179,14 @@ def _module(make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None
         _, last = layer(drawn.x)
         return (last[0] if isinstance(last, tuple) else last)[-1]
 
-    return Recurrence(width, drawn.dtype, list(layer.parameters()), lambda: layer(drawn.x)[0], last_state)
+    return SequenceEntry(width, drawn.dtype, list(layer.parameters()), lambda: layer(drawn.x)[0], last_state)
 
 
-def _torch_rnn(drawn: Sequences) -> Recurrence:
+def _torch_rnn(drawn: Sequences) -> SequenceEntry:
     return _module(nn.RNN, drawn, nonlinearity="relu" if drawn.activation == "relu" else "tanh")
 
 
-def _torch_lstm_matched(drawn: Sequences) -> Recurrence:
+def _torch_lstm_matched(drawn: Sequences) -> SequenceEntry:
     if drawn.case.matched is None:
         raise OptionError(f"the papers match no LSTM with case {drawn.case.name}.")
     return _module(nn.LSTM, drawn, drawn.case.matched)

@@ -18,14 +18,14 @@ from stiefelkit.training.checks import (
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.frame_problem import FrameProblem
 
-__all__ = ["DTYPES", "WHO", "FramePlan", "Place", "Rules"]
+__all__ = ["DTYPES", "WHO", "FramePlan", "Rules", "Site"]
 
 WHO = "The race"
 DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """Where something is measured.
 
     Args:
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Rules(Place):
+class Rules(Site):
     """Where and how long a race is run, whatever takes part.
 
     Args:
@@ -61,7 +61,7 @@ class Rules(Place):
 
 
 @dataclass(frozen=True)
-class FramePlan(Place):
+class FramePlan(Site):
     """Which frames are measured.
 
     Args:

@@ -4,8 +4,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
+from stiefelkit._torch import constant_in_traced_code
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.registry import Registry
 from stiefelkit.scan.activations.activation import Activation, Step
@@ -76,7 +75,7 @@ def find_activation(name: str, is_complex: bool) -> Activation:
     return getattr(_learnt, f"{name} {is_complex}")
 
 
-@torch.compiler.assume_constant_result
+@constant_in_traced_code
 def _learn(name: str, is_complex: bool) -> None:
     """Makes a name known, outside of traced code: a compiler would look into the registry's imports."""
     _by_name[name, is_complex] = activation = _parsed(name, is_complex)

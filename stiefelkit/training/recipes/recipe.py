@@ -90,11 +90,11 @@ class Settings:
 
     def given(self) -> dict[str, Any]:
         """Returns the settings that are not left open; keys of dictionaries get the underscores of Python's names."""
-        found = {name: value for name, value in vars(self).items() if value is not None and value != {}}
-        for name, value in found.items():
+        settings = {name: value for name, value in vars(self).items() if value is not None and value != {}}
+        for name, value in settings.items():
             if isinstance(value, dict):
-                found[name] = {key.replace("-", "_"): item for key, item in value.items()}
-        return found
+                settings[name] = {key.replace("-", "_"): item for key, item in value.items()}
+        return settings
 
     def over(self, below: "Settings") -> "Settings":
         """Returns these settings with the gaps filled from `below`.

@@ -25,7 +25,7 @@ def installed() -> None:
     with needed("pystoi"):
         import pystoi  # noqa: F401
     with needed("pesq"):
-        import pesq  # noqa: F401
+        import pesq  # noqa: F401  # pyright: ignore[reportMissingImports]
 
 
 def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
@@ -92,7 +92,7 @@ def _stoi(true: np.ndarray, heard: np.ndarray) -> float | None:
 
 
 def _pesq(true: np.ndarray, heard: np.ndarray) -> float | None:
-    from pesq import PesqError, pesq
+    from pesq import PesqError, pesq  # pyright: ignore[reportMissingImports]
 
     score = pesq(RATE, true, heard, "nb", on_error=PesqError.RETURN_VALUES)
     return float(score) if score > 0 else None
