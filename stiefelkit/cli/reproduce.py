@@ -69,8 +69,8 @@ def _report(out: Path, page: Path, figures: Figures) -> None:
     from stiefelkit.training.reproduction_page import write_page
 
     written, drawn = write_page(out, page, figures)
-    for each in drawn:
-        print(f"Figure: {each}")
+    for path in drawn:
+        print(f"Figure: {path}")
     print(f"Page: {written}")
 
 
@@ -112,9 +112,11 @@ def _list(out: Path) -> None:
         table.add_column(title, justify="right")
     table.add_column("where")
     for row in rows():
-        found = _found(out / row.name)
+        finding = _finding(out / row.name)
         figure = "curve" if row.figure is None else _figure(row, row.figure)
-        here, epochs = ("", "") if found is None else (_figure(row, found.best_test.test), f"{found.epochs:.3g} of ")
+        here, epochs = (
+            ("", "") if finding is None else (_figure(row, finding.best_test.test), f"{finding.epochs:.3g} of ")
+        )
         units = str(row.settings.hidden_size)
         table.add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}", row.paper)
     console.print(table)
@@ -129,7 +131,7 @@ def _figure(row: Row, value: float) -> str:
     return f"{value:.4f}" if row.build_task().headline == "accuracy" else f"{value:.3g}"
 
 
-def _found(path: Path) -> "Finding | None":
+def _finding(path: Path) -> "Finding | None":
     from stiefelkit.errors import RunError
     from stiefelkit.training.reproduce import finding
 
@@ -142,8 +144,8 @@ def _found(path: Path) -> "Finding | None":
 
 
 def _show(row: Row, path: Path) -> None:
-    found = _found(path)
-    if found is None:
+    finding = _finding(path)
+    if finding is None:
         print(f"{row.name} has not been evaluated yet: give it more --epochs.")
         return
     task, width = row.build_task(), row.epoch
@@ -152,13 +154,13 @@ def _show(row: Row, path: Path) -> None:
     def said(score: "Score") -> str:
         return f"{_figure(row, score.test)} at epoch {score.step / width:.4g}"
 
-    print(f"{row.name}, {found.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
-    print(f"  best there, as papers report it:    {said(found.best_test)}")
-    if found.best_validation is None:
+    print(f"{row.name}, {finding.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
+    print(f"  best there, as papers report it:    {said(finding.best_test)}")
+    if finding.best_validation is None:
         print("  best on validation, as one should:  nothing is set apart in this task")
     else:
-        print(f"  best on validation, as one should:  {said(found.best_validation)}")
-    print(f"  last:                               {said(found.last)}")
+        print(f"  best on validation, as one should:  {said(finding.best_validation)}")
+    print(f"  last:                               {said(finding.last)}")
     figure = "a curve, no figure" if row.figure is None else _figure(row, row.figure)
     print(f"  the paper:                          {figure} ({row.paper})")
     if task.known_baseline:

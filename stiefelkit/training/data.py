@@ -127,16 +127,16 @@ def content(file: File, name: str) -> bytes:
     """
     path = place()
     for home in () if path is None else (path / name, path):
-        for each in (home / file.name, home / f"{file.name}.gz"):
-            if each.is_file():
-                return _checked(file, each, "put a whole one there")
+        for candidate in (home / file.name, home / f"{file.name}.gz"):
+            if candidate.is_file():
+                return _checked(file, candidate, "put a whole one there")
     return _fetched(file, path)
 
 
 def _checked(file: File, path: Path, remedy: str) -> bytes:
     try:
         raw = path.read_bytes()
-        found = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{file.name} needs to be a file that can be read, got {path}: {reason}; {remedy}.") from error
@@ -144,13 +144,13 @@ def _checked(file: File, path: Path, remedy: str) -> bytes:
         raise DataError(
             f"{file.name} needs to be a whole file, got {path}, which cannot be unpacked ({error}); {remedy}."
         ) from error
-    sha256 = hashlib.sha256(found).hexdigest()
+    sha256 = hashlib.sha256(content).hexdigest()
     if sha256 != file.sha256:
         raise DataError(
             f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {sha256[:16]}... of the "
-            f"{len(found)} bytes in {path}; {remedy}."
+            f"{len(content)} bytes in {path}; {remedy}."
         )
-    return found
+    return content
 
 
 def _fetched(file: File, looked: Path | None) -> bytes:

@@ -92,8 +92,8 @@ def reproduce(
 
 def _step(out: Path) -> int:
     """Step of the last checkpoint of a run, whole or not."""
-    found = checkpoint.checkpoints(RunFolder.open(out).checkpoints)
-    return checkpoint.step_of(found[-1]) if found else 0
+    saved = checkpoint.checkpoints(RunFolder.open(out).checkpoints)
+    return checkpoint.step_of(saved[-1]) if saved else 0
 
 
 def finding(path: Path) -> Finding:
@@ -133,10 +133,10 @@ def note(path: Path, row: Row, command: str) -> None:
 def made_by(path: Path) -> list[dict[str, Any]]:
     """Returns the commands and commits that a run was made by; none if nobody wrote them down."""
     try:
-        found = parse_json((path / MADE).read_bytes())["made_by"]
+        commands = parse_json((path / MADE).read_bytes())["made_by"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return found if isinstance(found, list) else []
+    return commands if isinstance(commands, list) else []
 
 
 def _commit() -> str:

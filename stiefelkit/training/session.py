@@ -177,8 +177,8 @@ class Session:
         Raises:
             NonFiniteError: a loss is not finite.
         """
-        found = [("test", self.task.held_out()), ("validation", self.task.validation())]
-        return [self._scored(kind, examples) for kind, examples in found if examples is not None]
+        sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
+        return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
 
     def _scored(self, kind: str, examples: tuple[Tensor, Tensor]) -> dict[str, Any]:
         scores = self.task.evaluate(self.model, examples=examples)

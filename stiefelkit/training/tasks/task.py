@@ -181,10 +181,10 @@ class Task(ABC):
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
         """Returns what a part of the held-out set adds to each score: a sum, and the number that it is divided by.
 
-        Sequences count alike here; where some are longer, a member divides by what it averages over.
+        Sequences count alike here; where some are longer, a task divides by what it averages over.
         """
-        found = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
-        return {key: (float(score) * len(y), len(y)) for key, score in found.items() if score is not None}
+        scores = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
+        return {key: (float(score) * len(y), len(y)) for key, score in scores.items() if score is not None}
 
     def answer(self, model: nn.Module, x: Tensor) -> Tensor:
         """Returns the outputs that the loss scores: (B, output_size) if `last_only`, else (B, T, output_size)."""

@@ -159,7 +159,7 @@ def text(folder: Path, file: str, by_line: bool) -> Text:
         parts = {name: whole[ends[i] : ends[i + 1]] for i, name in enumerate(SHARES)}
         return Text(parts, by_line, source)
     named = {name: [path for path in paths if name in path.name.lower()] for name in SHARES}
-    if len(paths) != 3 or any(len(found) != 1 for found in named.values()):
+    if len(paths) != 3 or any(len(parts) != 1 for parts in named.values()):
         listed = ", ".join(path.name for path in paths[:4]) + (", ..." if len(paths) > 4 else "")
         raise DataError(
             f"Task 'chars' needs one text, or three with train, valid and test in their names, got {listed or 'none'} "

@@ -59,8 +59,8 @@ def corpus(root: Path, validation_speakers: int) -> Corpus:
 def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Returns mean and deviation of each bin over some training recordings; bins that never change have deviation 1."""
     count, total, squares = 0, torch.zeros(BINS, dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
-    for each in (corpus.frames["train"][i].double() for i in chosen):
-        count, total, squares = count + len(each), total + each.sum(0), squares + each.square().sum(0)
+    for recording in (corpus.frames["train"][i].double() for i in chosen):
+        count, total, squares = count + len(recording), total + recording.sum(0), squares + recording.square().sum(0)
     mean = total / count
     variance = (squares / count - mean.square()).clamp_min(0)
     return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
@@ -83,8 +83,8 @@ def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
     The last frame has no successor, so that it is no input; a target is infinite exactly where its input is padding.
     """
-    x = pad_sequence([each[:-1] for each in frames], batch_first=True)
-    y = pad_sequence([each[1:] for each in frames], batch_first=True, padding_value=float("inf"))
+    x = pad_sequence([recording[:-1] for recording in frames], batch_first=True)
+    y = pad_sequence([recording[1:] for recording in frames], batch_first=True, padding_value=float("inf"))
     return x, y
 
 

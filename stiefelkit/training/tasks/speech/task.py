@@ -124,7 +124,7 @@ class Speech(Task):
             return model(x)
         from stiefelkit.training.tasks.speech.corpus import scales
 
-        mean, deviation = (each.to(x.device) for each in scales(self._corpus(), self._chosen()))
+        mean, deviation = (scale.to(x.device) for scale in scales(self._corpus(), self._chosen()))
         return model((x - mean) / deviation) * deviation + mean
 
     def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
