@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_data
 
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError, UnknownNameError
 from stiefelkit.testing import seeds
-from stiefelkit.training import papers, train
+from stiefelkit.training import data, papers, train
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row
 from stiefelkit.training.papers.mnist import PERMUTED
@@ -184,3 +185,21 @@ def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
     for name in ("scores", "drift", "gradients"):
         assert f"(copying-2-{name}.png)" in page
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
+
+
+def test_figures_are_shown_without_the_baseline_where_the_data_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(hidden_size=4, steps=4, batch_size=20, eval_every=2, log_every=2)
+    papers.tables.register("text", (Row("tiny-chars", "chars", "lstm", settings, "Nobody", 2.0, {"train_size": 40}),))
+    small_data.text(tmp_path / "data" / "words.txt", 700)
+    words = ["reproduce", "tiny-chars", "--out", str(tmp_path / "runs")]
+    assert main([*words, "--data", str(tmp_path / "data")]) == 0
+    assert "without any memory" in capsys.readouterr().out
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    assert main(words) == 0
+    assert "without any memory" not in capsys.readouterr().out
+    assert main(["reproduce", "--report", "--out", str(tmp_path / "runs"), "--dpi", "40"]) == 0
+    page = (tmp_path / "runs" / "report" / "report.md").read_text()
+    assert "| tiny-chars |" in page
+    assert "Without memory" not in page

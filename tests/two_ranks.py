@@ -2,13 +2,15 @@
 
 import gc
 import multiprocessing
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["on_two_ranks", "rank_of_two"]
+__all__ = ["on_two_ranks", "rank_of_two", "under_torchrun"]
 
 # A server that has imported these forks each rank: seconds less than ranks that import them themselves.
 PRELOADED = ["pytest", "stiefelkit", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
@@ -21,11 +23,23 @@ def on_two_ranks(run: Callable[[int], None], store: Path) -> None:
         run: a function of a test module.
         store: a new file, by which the processes find each other.
     """
+    _start(_worker, run, f"file://{store}")
+
+
+def under_torchrun(run: Callable[[int], None]) -> None:
+    """Calls `run(rank)` in two processes with the variables of torchrun, which join a group themselves."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    _start(_launched, run, str(port))
+
+
+def _start(worker: Callable[[int, Callable[[int], None], str], None], run: Callable[[int], None], by: str) -> None:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     if method == "forkserver":
         multiprocessing.get_context(method).set_forkserver_preload(PRELOADED)
     start = torch.multiprocessing.start_processes  # pyright: ignore[reportPrivateImportUsage]
-    start(_worker, (run, f"file://{store}"), nprocs=2, start_method=method)
+    start(worker, (run, by), nprocs=2, start_method=method)
 
 
 def rank_of_two(runs: list[Callable[[int], None]], **group: object) -> None:
@@ -41,3 +55,10 @@ def rank_of_two(runs: list[Callable[[int], None]], **group: object) -> None:
 
 def _worker(rank: int, run: Callable[[int], None], store: str) -> None:
     rank_of_two([run], init_method=store, rank=rank, world_size=2)
+
+
+def _launched(rank: int, run: Callable[[int], None], port: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    run(rank)

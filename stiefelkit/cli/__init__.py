@@ -109,10 +109,20 @@ def _unknown_command(words: list[str], word: str) -> str:
 
 
 def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:
+    if not _speaks():
+        return
     kind = "Warning" if category is UserWarning else f"Warning ({category.__name__})"
     print(f"{kind}:", " ".join(str(message).split()), file=sys.stderr)
 
 
+def _speaks() -> bool:
+    """Whether this process is not one of several of torchrun, of which the first speaks for all."""
+    from stiefelkit.training.ranks import is_first_of_launched
+
+    return is_first_of_launched()
+
+
 def _refuse(sentence: str) -> int:
-    print("Error:", " ".join(sentence.split()), file=sys.stderr)
+    if _speaks():
+        print("Error:", " ".join(sentence.split()), file=sys.stderr)
     return USER_ERROR

@@ -8,6 +8,8 @@ from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
 from stiefelkit.cli.words import unwrapped
+from stiefelkit.errors import OptionError
+from stiefelkit.training.ranks import launched
 
 __all__ = ["app", "asked", "option_name"]
 
@@ -59,6 +61,9 @@ sweep.json holds the same.
 CONFIG = """TOML file with options, those of a task in a table of its name; the command line wins over it."""
 """Help that is given here takes the place of a docstring: all of it, though the table shows its first line only."""
 
+ALONE = ("compare", "reproduce", "sweep")
+"""Commands that write runs, and of which two must not be at it at once."""
+
 DEFAULTS = Parameter(name_transform=option_name, negative_iterable=())
 
 app = App(
@@ -90,6 +95,8 @@ def launch(
     config: Annotated[Path | None, Parameter(help=CONFIG)] = None,
 ) -> Any:
     """Reads the options of a file, then runs the command with both."""
+    if words[:1] and words[0] in ALONE and launched():
+        raise OptionError(f"stiefelkit {words[0]} needs one process, got several of torchrun; start it without.")
     if config is not None:
         from stiefelkit.cli.options_file import read_options
 

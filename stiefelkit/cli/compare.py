@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from stiefelkit.cli.open_options import FigureOptions, built, given
-from stiefelkit.cli.tasks import app_of_tasks, with_options
+from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, given
+from stiefelkit.cli.tasks import app_of_tasks, resume_line, with_options
+from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Settings
@@ -30,6 +31,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         data: Path | None = None,
         task: Any = None,
         settings: Any = None,
+        board: BoardOptions = None,
         figures: FigureOptions = None,
     ) -> int:
         """Trains several models on the task, one after the other, and compares them.
@@ -41,6 +43,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for each model.
+            board: where the curves of each run can be watched.
             figures: how they are written.
         """
         from stiefelkit.training.compare import compare
@@ -48,7 +51,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
 
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name
-        problem = cls(**given(task))
+        problem, look = cls(**given(task)), built(Board, board)
         with named(data):
             comparison = compare(
                 problem,
@@ -58,14 +61,15 @@ def _command(cls: type[Task]) -> Callable[..., int]:
                 named=given(task),
                 resuming=resume,
                 display=Terminal(),
+                board=look,
                 figures=built(Figures, figures),
             )
-        if comparison.signal is not None:
-            again = f"stiefelkit compare {cls.name} --models {','.join(names)} --out {path} --resume"
-            print(f"Stopped and saved; resume with: {again}")
-            return 128 + comparison.signal
-        _print(problem, comparison)
-        return 0
+            if comparison.signal is not None:
+                words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
+                print(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
+                return 128 + comparison.signal
+            _print(problem, comparison)
+            return 0
 
     return with_options(run, cls)
 

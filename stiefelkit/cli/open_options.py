@@ -17,11 +17,12 @@ from cyclopts import Parameter, Token
 
 from stiefelkit.cli.lists import integers_of, sizes_of, words_of
 from stiefelkit.cli.words import entries, sections, unwrapped
+from stiefelkit.training.board import Board
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.options import listed
 from stiefelkit.training.recipes import Option
 
-__all__ = ["FigureOptions", "built", "given", "literal", "of_plan", "open_options", "whole"]
+__all__ = ["BoardOptions", "FigureOptions", "built", "given", "literal", "of_plan", "open_options", "whole"]
 
 READERS: dict[Any, Callable[[str, str], Any]] = {
     tuple[str, ...]: lambda words, option: words_of(words),
@@ -164,7 +165,8 @@ def literal(hint: Any, tokens: Sequence[Token]) -> Any:
 
 
 if TYPE_CHECKING:
-    FigureOptions = Any
+    BoardOptions = FigureOptions = Any
 else:
+    BoardOptions = Annotated[open_options(Board) | None, Parameter(name="*")]
     FigureOptions = Annotated[open_options(Figures) | None, Parameter(name="*")]
-"""Type of the argument of a command that has the options of `Figures`."""
+"""Types of the arguments of commands that have the options of `Board` and `Figures`."""

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.open_options import FigureOptions, built, of_plan
+from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
 from stiefelkit.errors import OptionError
+from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.papers import Row, find, rows
@@ -34,6 +35,7 @@ def reproduce(
     page: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
+    board: BoardOptions = None,
     figures: FigureOptions = None,
 ) -> int:
     """Runs an experiment again; the words of its help stand in the table of commands.
@@ -46,21 +48,33 @@ def reproduce(
         page: folder of that page, report.md, and its plots; report/ in --out if left out.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
         out: folder of the runs; that of an experiment lies in it under its name.
+        board: where the curves of the run can be watched.
         figures: how they are written.
     """
-    if list:
-        _list(out)
-        return 0
-    if report:
-        from stiefelkit.training.reproduction_page import write_page
+    with named(data):
+        if list:
+            _list(out)
+            return 0
+        if report:
+            _report(out, page or out / "report", built(Figures, figures))
+            return 0
+        if name is None:
+            raise OptionError(
+                "Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all."
+            )
+        return _run(name, out, plan, built(Board, board))
 
-        written, drawn = write_page(out, page or out / "report", built(Figures, figures))
-        for each in drawn:
-            print(f"Figure: {each}")
-        print(f"Page: {written}")
-        return 0
-    if name is None:
-        raise OptionError("Reproducing needs the name of an experiment, got none; stiefelkit reproduce --list has all.")
+
+def _report(out: Path, page: Path, figures: Figures) -> None:
+    from stiefelkit.training.reproduction_page import write_page
+
+    written, drawn = write_page(out, page, figures)
+    for path in drawn:
+        print(f"Figure: {path}")
+    print(f"Page: {written}")
+
+
+def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
@@ -69,8 +83,7 @@ def reproduce(
     row, path = find(name), out / name
     command = shlex.join(["stiefelkit", *_without_places(asked.get())])
     try:
-        with named(data):
-            outcome = run(row, path, plan, Terminal())
+        outcome = run(row, path, plan, Terminal(), board)
     finally:
         if is_run(path):
             note(path, row, command)
@@ -99,9 +112,11 @@ def _list(out: Path) -> None:
         table.add_column(title, justify="right")
     table.add_column("where")
     for row in rows():
-        found = _found(out / row.name)
+        finding = _finding(out / row.name)
         figure = "curve" if row.figure is None else _figure(row, row.figure)
-        here, epochs = ("", "") if found is None else (_figure(row, found.best_test.test), f"{found.epochs:.3g} of ")
+        here, epochs = (
+            ("", "") if finding is None else (_figure(row, finding.best_test.test), f"{finding.epochs:.3g} of ")
+        )
         units = str(row.settings.hidden_size)
         table.add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}", row.paper)
     console.print(table)
@@ -116,7 +131,7 @@ def _figure(row: Row, value: float) -> str:
     return f"{value:.4f}" if row.build_task().headline == "accuracy" else f"{value:.3g}"
 
 
-def _found(path: Path) -> "Finding | None":
+def _finding(path: Path) -> "Finding | None":
     from stiefelkit.errors import RunError
     from stiefelkit.training.reproduce import finding
 
@@ -129,8 +144,8 @@ def _found(path: Path) -> "Finding | None":
 
 
 def _show(row: Row, path: Path) -> None:
-    found = _found(path)
-    if found is None:
+    finding = _finding(path)
+    if finding is None:
         print(f"{row.name} has not been evaluated yet: give it more --epochs.")
         return
     task, width = row.build_task(), row.epoch
@@ -139,16 +154,17 @@ def _show(row: Row, path: Path) -> None:
     def said(score: "Score") -> str:
         return f"{_figure(row, score.test)} at epoch {score.step / width:.4g}"
 
-    print(f"{row.name}, {found.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
-    print(f"  best there, as papers report it:    {said(found.best_test)}")
-    if found.best_validation is None:
+    print(f"{row.name}, {finding.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
+    print(f"  best there, as papers report it:    {said(finding.best_test)}")
+    if finding.best_validation is None:
         print("  best on validation, as one should:  nothing is set apart in this task")
     else:
-        print(f"  best on validation, as one should:  {said(found.best_validation)}")
-    print(f"  last:                               {said(found.last)}")
+        print(f"  best on validation, as one should:  {said(finding.best_validation)}")
+    print(f"  last:                               {said(finding.last)}")
     figure = "a curve, no figure" if row.figure is None else _figure(row, row.figure)
     print(f"  the paper:                          {figure} ({row.paper})")
-    print(f"  without any memory:                 {_figure(row, task.baseline[task.headline])}")
+    if task.known_baseline:
+        print(f"  without any memory:                 {_figure(row, task.known_baseline[task.headline])}")
     if row.note:
         print(f"  note: {row.note}")
     print(f"The run is in {path}.")

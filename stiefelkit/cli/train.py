@@ -1,15 +1,20 @@
-"""`stiefelkit train TASK`."""
+"""`stiefelkit train TASK`, alone or under torchrun."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stiefelkit.cli.open_options import built, given
-from stiefelkit.cli.tasks import app_of_tasks, with_options
+from stiefelkit.cli.open_options import BoardOptions, built, given
+from stiefelkit.cli.tasks import app_of_tasks, resume_line, with_options
 from stiefelkit.errors import OptionError
+from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
+from stiefelkit.training.ranks import Ranks, joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
+
+if TYPE_CHECKING:
+    from stiefelkit.training.train import RunOutcome
 
 __all__ = ["app"]
 
@@ -23,6 +28,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
         data: Path | None = None,
         task: Any = None,
         settings: Any = None,
+        board: BoardOptions = None,
     ) -> int:
         """Trains one model on the task.
 
@@ -33,44 +39,59 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             data: folder of the data, for tasks that read files; that of STIEFELKIT_DATA if left out.
             task: the options of the task.
             settings: how to train; what is left out comes from the recipe of the task for the model.
+            board: where its curves can be watched.
         """
-        with named(data):
-            return _train(cls, given(task), model, built(Settings, settings), out, resume)
+        if model is None and not (resume and out):
+            raise OptionError(
+                "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
+            )
+        path, look = out or Path("runs") / f"{cls.name}-{model}", built(Board, board)
+        with named(data), joined() as ranks:
+            chosen = built(Settings, settings)
+            if resume:
+                asked: dict[str, Any] = chosen.given() | {"task": cls.name}
+                asked |= {"model": model} if model else {}
+                asked |= {"task_options": given(task)} if given(task) else {}
+                outcome = _resumed(path, asked, look, ranks)
+            else:
+                outcome = _trained(lambda: cls(**given(task)), model or "", chosen, path, look, ranks)
+            if ranks.is_first:
+                line = resume_line("train", cls.name, "--out", str(path), data=data, board=look, ranks=ranks.size)
+                _tell(outcome, line)
+        return 0 if outcome.signal is None else 128 + outcome.signal
 
     return with_options(run, cls)
 
 
-def _train(
-    cls: type[Task], options: dict[str, Any], model: str | None, settings: Settings, out: Path | None, resuming: bool
-) -> int:
-    if model is None and not (resuming and out):
-        raise OptionError(
-            "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
-        )
+def _trained(
+    task: Callable[[], Task], model: str, settings: Settings, path: Path, board: Board, ranks: Ranks
+) -> "RunOutcome":
     from stiefelkit.training.config import Config
-    from stiefelkit.training.display import Terminal
-    from stiefelkit.training.summary import summarise
-    from stiefelkit.training.train import resume, train
+    from stiefelkit.training.display import Silent, Terminal
+    from stiefelkit.training.train import train
 
-    path = out or Path("runs") / f"{cls.name}-{model}"
-    display = Terminal()
-    if resuming:
-        asked: dict[str, Any] = settings.given() | {"task": cls.name}
-        asked |= {"model": model} if model else {}
-        asked |= {"task_options": options} if options else {}
-        outcome = resume(path, asked, display)
-    else:
-        outcome = train(Config.resolve(cls(**options), model or "", settings), path, display)
+    config = ranks.each(lambda: Config.resolve(task(), model, settings))
+    return train(config, path, Terminal() if ranks.is_first else Silent(), board=board, ranks=ranks)
+
+
+def _resumed(path: Path, asked: dict[str, Any], board: Board, ranks: Ranks) -> "RunOutcome":
+    from stiefelkit.training.display import Silent, Terminal
+    from stiefelkit.training.train import resume
+
+    return resume(path, asked, Terminal() if ranks.is_first else Silent(), board=board, ranks=ranks)
+
+
+def _tell(outcome: "RunOutcome", line: str) -> None:
     if outcome.signal is not None:
-        again = f"stiefelkit train {cls.name} --out {path} --resume"
-        print(f"Stopped at step {outcome.step} and saved; resume with: {again}")
-        return 128 + outcome.signal
+        print(f"Stopped at step {outcome.step} and saved; resume with: {line}")
+        return
     if outcome.already:
-        print(f"Run {path} is finished at step {outcome.step}: nothing to do.")
-        return 0
-    scores = ", ".join(f"{key} {value:.4f}" for key, value in summarise(path).test.items())
-    print(f"Finished at step {outcome.step}: held-out {scores}; the run is in {path}.")
-    return 0
+        print(f"Run {outcome.path} is finished at step {outcome.step}: nothing to do.")
+        return
+    from stiefelkit.training.summary import summarise
+
+    scores = ", ".join(f"{key} {value:.4f}" for key, value in summarise(outcome.path).test.items())
+    print(f"Finished at step {outcome.step}: held-out {scores}; the run is in {outcome.path}.")
 
 
 app = app_of_tasks("train", "Train one model on a task.", _command)

@@ -32,15 +32,15 @@ class MixedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
         self.optimizers = list(optimizers)
-        members = [id(p) for each in self.optimizers for group in each.param_groups for p in group["params"]]
+        members = [id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         if not members or len(set(members)) < len(members):
             got = "one parameter in two of them" if members else "none"
             raise OptionError(f"MixedOptimizer needs optimizers with parameters of their own, got {got}.")
-        self.moves_frames = any(getattr(each, "moves_frames", False) for each in self.optimizers)
+        self.moves_frames = any(getattr(optimizer, "moves_frames", False) for optimizer in self.optimizers)
         super().__init__(self._groups(), {})
 
     def _groups(self) -> list[dict[str, Any]]:
-        return [group for each in self.optimizers for group in each.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: the optimizers too."""
@@ -63,18 +63,18 @@ class MixedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         # those of frames first, since they may refuse a step
-        for each in sorted(self.optimizers, key=lambda each: not getattr(each, "moves_frames", False)):
-            each.step()
+        for optimizer in sorted(self.optimizers, key=lambda optimizer: not getattr(optimizer, "moves_frames", False)):
+            optimizer.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all parameters."""
-        for each in self.optimizers:
-            each.zero_grad(set_to_none)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dicts of the optimizers, in their order."""
-        return {"optimizers": [each.state_dict() for each in self.optimizers]}
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave.
@@ -86,6 +86,6 @@ class MixedOptimizer(torch.optim.Optimizer):
         if not isinstance(states, list) or len(states) != len(self.optimizers):
             got = f"one of {len(states)}" if isinstance(states, list) else "one of a single optimizer"
             raise CheckpointError(f"MixedOptimizer needs a state dict of {len(self.optimizers)} optimizers, got {got}.")
-        for each, state in zip(self.optimizers, states, strict=True):
-            each.load_state_dict(state)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
         self.param_groups = self._groups()  # loading replaces the groups of an optimizer

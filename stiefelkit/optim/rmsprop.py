@@ -129,18 +129,18 @@ def _move(p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
     g = -p.grad if group["maximize"] else p.grad
     if group["weight_decay"]:
         g = g.add(p, alpha=group["weight_decay"])
-    own = {key: value for key, value in state.items() if key != "step"}
+    moments = {key: value for key, value in state.items() if key != "step"}
     if p.is_complex():
         p, g = torch.view_as_real(p), torch.view_as_real(g)
-        own = {key: torch.view_as_real(value) for key, value in own.items()}
-    v = own["square_avg"].mul_(alpha).addcmul_(g, g, value=1 - alpha)
+        moments = {key: torch.view_as_real(value) for key, value in moments.items()}
+    v = moments["square_avg"].mul_(alpha).addcmul_(g, g, value=1 - alpha)
     if group["centered"]:
-        own["grad_avg"].lerp_(g, 1 - alpha)
-        v = v.addcmul(own["grad_avg"], own["grad_avg"], value=-1)
+        moments["grad_avg"].lerp_(g, 1 - alpha)
+        v = v.addcmul(moments["grad_avg"], moments["grad_avg"], value=-1)
     root = v.add(eps).sqrt_() if group["eps_inside"] else v.sqrt().add_(eps)
     if group["momentum"] > 0:
-        own["momentum_buffer"].mul_(group["momentum"]).addcdiv_(g, root)
-        p.add_(own["momentum_buffer"], alpha=-lr)
+        moments["momentum_buffer"].mul_(group["momentum"]).addcdiv_(g, root)
+        p.add_(moments["momentum_buffer"], alpha=-lr)
     else:
         p.addcdiv_(g, root, value=-lr)
 

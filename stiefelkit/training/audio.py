@@ -41,7 +41,7 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
         import soundfile
     try:
         short = _missing_bytes(path)
-        samples, own = soundfile.read(path, dtype="float32", always_2d=True)
+        samples, written = soundfile.read(path, dtype="float32", always_2d=True)
     except OSError as error:
         raise DataError(f"Audio needs a file that can be read, got {path}: {error.strerror}.") from error
     except soundfile.SoundFileError as error:
@@ -54,12 +54,12 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
     if not samples.size or not np.isfinite(samples).all():
         raise DataError(f"Audio needs one finite sample or more, got {path} with {_holds(samples)}.")
     mono = samples.mean(axis=1)
-    if rate in (None, own):
-        return mono, own
+    if rate in (None, written):
+        return mono, written
     with needed("scipy"):
         from scipy.signal import resample_poly
-    divisor = math.gcd(rate, own)
-    return resample_poly(mono, rate // divisor, own // divisor).astype(np.float32), rate
+    divisor = math.gcd(rate, written)
+    return resample_poly(mono, rate // divisor, written // divisor).astype(np.float32), rate
 
 
 def _holds(samples: np.ndarray) -> str:

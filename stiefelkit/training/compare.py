@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.training.board import Board
 from stiefelkit.training.config import BY_COORDINATE, Config, of_coordinates
 from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures
@@ -46,6 +47,7 @@ def compare(
     named: Mapping[str, Any] | None = None,
     resuming: bool = False,
     display: Silent | None = None,
+    board: Board | None = None,
     figures: Figures | None = None,
 ) -> Comparison:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
@@ -60,6 +62,7 @@ def compare(
         named: the options of the task that a resumed run must have; all of them if left out.
         resuming: keep what is finished, continue what is not, start what is missing.
         display: what to show; nothing if left out.
+        board: where the curves of each run can be watched; nowhere if left out.
         figures: the format of the plots; PNG if left out.
 
     Raises:
@@ -87,11 +90,12 @@ def compare(
     for config in configs:
         path = out / config.model
         if is_run(path):
-            outcome = resume(path, settings_of[config.model].given() | common | {"model": config.model}, display)
+            asked = settings_of[config.model].given() | common | {"model": config.model}
+            outcome = resume(path, asked, display, board=board)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
         else:
-            outcome = train(config, path, display)
+            outcome = train(config, path, display, board=board)
         if outcome.signal is not None:
             return Comparison([], [], outcome.signal)
     paths = [out / model for model in models]

@@ -215,13 +215,13 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
     return {name: rate for name, rate in rates.items() if name in known}
 
 
-def _pairs(label: str, own: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(label: str, begun: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
     """What was and what is asked for, field by field; tables may name some keys only."""
     if not isinstance(value, Mapping):
-        yield label, own, value
+        yield label, begun, value
         return
     for key, item in value.items():
-        yield from _pairs(f"{label}.{key}", own.get(key) if isinstance(own, Mapping) else None, item)
+        yield from _pairs(f"{label}.{key}", begun.get(key) if isinstance(begun, Mapping) else None, item)
 
 
 def _check_model(name: str) -> None:

@@ -4,16 +4,18 @@ A task that reads the user's own files calls `folder("speech")`, and gets DIR/sp
 reads files which everybody has lists them as `File` and calls `content(file, "mnist")`, which looks in DIR/mnist and in
 DIR, plain or gzipped, and fetches what is nowhere. Errors are `DataError`, one sentence each.
 
-DIR is no option of a task, so that a run goes on where its data lie elsewhere: `place()` says what it is now. Prepare
-the data once, in a cached function of the place and of the options that matter, and call that in `batch` and
-`held_out`, which both run before the folder of a run appears:
+DIR is no option of a task, so that a run goes on where its data lie elsewhere: `place()` says what it is now, and
+`device()` where the tensors of a task are wanted. Prepare the data once, in a cached function of both and of the
+options that matter, and call that in `batch` and `held_out`, which both run before the folder of a run appears:
 
     @functools.cache
-    def _prepared(place: Path | None, seed: int) -> ...:
+    def _prepared(place: Path | None, device: str, seed: int) -> ...:
         ...
 
     def held_out(self):
-        return _prepared(data.place(), self.seed)[1]
+        return _prepared(data.place(), data.device(), self.seed)[1]
+
+A task that pays no heed to the device has its batches moved one by one.
 """
 
 import contextlib
@@ -21,19 +23,20 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from stiefelkit.errors import DataError
 
-__all__ = ["VARIABLE", "File", "content", "folder", "named", "place"]
+__all__ = ["VARIABLE", "File", "content", "device", "digest", "folder", "named", "on", "place"]
 
 VARIABLE = "STIEFELKIT_DATA"
 REMEDY = f"name its folder with --data DIR or {VARIABLE}"
 
 _named: ContextVar[Path | None] = ContextVar("named", default=None)
+_device: ContextVar[str] = ContextVar("device", default="cpu")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,30 @@ def named(path: Path | None) -> Iterator[None]:
         yield
     finally:
         _named.reset(token)
+
+
+@contextlib.contextmanager
+def on(device: str) -> Iterator[None]:
+    """Has tasks that keep their data in memory keep them on a device, and answer with tensors there."""
+    token = _device.set(device)
+    try:
+        yield
+    finally:
+        _device.reset(token)
+
+
+def device() -> str:
+    """Returns the device that `on` has named; the CPU if it has named none."""
+    return _device.get()
+
+
+def digest(pieces: Iterable[bytes]) -> str:
+    """Returns what some files are known by, in their order: the sha256 of the sha256 of each.
+
+    >>> digest([b"ab", b"c"]) == digest([b"a", b"bc"])
+    False
+    """
+    return hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in pieces)).hexdigest()
 
 
 def place() -> Path | None:
@@ -100,16 +127,16 @@ def content(file: File, name: str) -> bytes:
     """
     path = place()
     for home in () if path is None else (path / name, path):
-        for each in (home / file.name, home / f"{file.name}.gz"):
-            if each.is_file():
-                return _checked(file, each, "put a whole one there")
+        for candidate in (home / file.name, home / f"{file.name}.gz"):
+            if candidate.is_file():
+                return _checked(file, candidate, "put a whole one there")
     return _fetched(file, path)
 
 
 def _checked(file: File, path: Path, remedy: str) -> bytes:
     try:
         raw = path.read_bytes()
-        found = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{file.name} needs to be a file that can be read, got {path}: {reason}; {remedy}.") from error
@@ -117,13 +144,13 @@ def _checked(file: File, path: Path, remedy: str) -> bytes:
         raise DataError(
             f"{file.name} needs to be a whole file, got {path}, which cannot be unpacked ({error}); {remedy}."
         ) from error
-    digest = hashlib.sha256(found).hexdigest()
-    if digest != file.sha256:
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != file.sha256:
         raise DataError(
-            f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {digest[:16]}... of the "
-            f"{len(found)} bytes in {path}; {remedy}."
+            f"{file.name} needs content with the sha256 {file.sha256[:16]}..., got {sha256[:16]}... of the "
+            f"{len(content)} bytes in {path}; {remedy}."
         )
-    return found
+    return content
 
 
 def _fetched(file: File, looked: Path | None) -> bytes:

@@ -13,14 +13,14 @@ def peak_memory(device: str) -> dict[str, int]:
     >>> peak_memory("cpu").get("peak_bytes", 1) > 0
     True
     """
-    found = {}
+    peaks = {}
     try:
         import resource
     except ImportError:  # not outside POSIX
         pass
     else:
         unit = 1 if sys.platform == "darwin" else 1024
-        found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peaks["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if torch.device(device).type == "cuda":
-        found["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
-    return found
+        peaks["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
+    return peaks

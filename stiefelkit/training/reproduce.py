@@ -8,6 +8,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
+from stiefelkit.training.board import Board
 from stiefelkit.training.display import Silent
 from stiefelkit.training.files import parse_json, write_json
 from stiefelkit.training.log import read
@@ -53,7 +54,13 @@ class Finding:
     epochs: float
 
 
-def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Silent | None = None) -> RunOutcome:
+def reproduce(
+    row: Row,
+    out: Path,
+    plan: Reproduction | None = None,
+    display: Silent | None = None,
+    board: Board | None = None,
+) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
     Args:
@@ -61,6 +68,7 @@ def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Si
         out: the folder of the run.
         plan: how far, and on what; what it leaves open is as in the paper.
         display: what to show; nothing if left out.
+        board: where its curves can be watched; nowhere if left out.
 
     Raises:
         RunError: the folder holds another run, or something else.
@@ -71,7 +79,7 @@ def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Si
     named = plan.settings(row)
     config = row.config(named)
     if not is_run(out):
-        return train(config, out, display)
+        return train(config, out, display, board=board)
     done = _step(out)
     if done >= config.steps:
         return RunOutcome(out, done, already=True)
@@ -79,13 +87,13 @@ def reproduce(row: Row, out: Path, plan: Reproduction | None = None, display: Si
     for name in ("threads", "device"):
         if getattr(named, name) is None:  # a run keeps what it began with
             del asked[name]
-    return resume(out, asked, display)
+    return resume(out, asked, display, board=board)
 
 
 def _step(out: Path) -> int:
     """Step of the last checkpoint of a run, whole or not."""
-    found = checkpoint.checkpoints(RunFolder.open(out).checkpoints)
-    return checkpoint.step_of(found[-1]) if found else 0
+    saved = checkpoint.checkpoints(RunFolder.open(out).checkpoints)
+    return checkpoint.step_of(saved[-1]) if saved else 0
 
 
 def finding(path: Path) -> Finding:
@@ -125,10 +133,10 @@ def note(path: Path, row: Row, command: str) -> None:
 def made_by(path: Path) -> list[dict[str, Any]]:
     """Returns the commands and commits that a run was made by; none if nobody wrote them down."""
     try:
-        found = parse_json((path / MADE).read_bytes())["made_by"]
+        commands = parse_json((path / MADE).read_bytes())["made_by"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return found if isinstance(found, list) else []
+    return commands if isinstance(commands, list) else []
 
 
 def _commit() -> str:

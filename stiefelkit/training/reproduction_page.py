@@ -38,7 +38,7 @@ class Run:
 
     row: Row
     folder: RunFolder
-    found: Finding
+    finding: Finding
     records: dict[str, list[dict[str, Any]]]
 
     @property
@@ -97,7 +97,7 @@ def _runs(out: Path) -> Iterator[Run]:
             continue
         folder = RunFolder.open(path)
         by_kind: dict[str, list[dict[str, Any]]] = {}
-        for record in read(folder.log, folder.config.build_task().baseline):
+        for record in read(folder.log, folder.config.build_task().scores):
             by_kind.setdefault(record["kind"], []).append(record)
         if by_kind.get("test"):
             yield Run(row, folder, finding(path), by_kind)
@@ -110,21 +110,22 @@ def _table(runs: list[Run]) -> str:
     titles = ("experiment", "parameters", "epochs", f"best on test ({word})", "by validation", "the paper")
     lines = ["| " + " | ".join((*titles, "CPU minutes an epoch", "MB")) + " |", "|---" * 8 + "|"]
     for run in runs:
-        found, row = run.found, run.row
+        finding, row = run.finding, run.row
         whole = (row.settings.steps or 0) / row.epoch
         cells = [
             row.name,
             f"{run.folder.parameters:,}",
-            f"{found.epochs:.4g} of {whole:.4g}",
-            f"{_said(found.best_test.test, percent)} at {found.best_test.step / row.epoch:.4g}",
-            "-" if found.best_validation is None else _said(found.best_validation.test, percent),
+            f"{finding.epochs:.4g} of {whole:.4g}",
+            f"{_said(finding.best_test.test, percent)} at {finding.best_test.step / row.epoch:.4g}",
+            "-" if finding.best_validation is None else _said(finding.best_validation.test, percent),
             "curve" if row.figure is None else _said(row.figure, percent),
             *_costs(run),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    guess = _said(task.baseline[task.headline], percent)
-    notes = [f"{run.row.name}: {run.row.note}." for run in runs if run.row.note]
-    return "\n".join([*lines, "", f"Without memory: {guess}. {' '.join(notes)}".strip(), ""])
+    words = [f"{run.row.name}: {run.row.note}." for run in runs if run.row.note]
+    if task.known_baseline:
+        words.insert(0, f"Without memory: {_said(task.known_baseline[task.headline], percent)}.")
+    return "\n".join([*lines, "", " ".join(words), ""])
 
 
 def _said(value: float, percent: bool) -> str:
@@ -161,11 +162,11 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
             records = run.records["test"]
             every = max(1, len(records) // 12)
             points = [scale * record[task.headline] for record in records]
-            axes.plot([run.epochs(each) for each in records], points, label=run.label, markevery=every, **look)
+            axes.plot([run.epochs(record) for record in records], points, label=run.label, markevery=every, **look)
             if run.row.figure is not None:
                 axes.axhline(scale * run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
-        if not percent:  # a guess at ten classes would press the curves together
-            reference_line(axes, task.baseline[task.headline], "without memory")
+        if not percent and task.known_baseline:  # a guess at ten classes would press the curves together
+            reference_line(axes, task.known_baseline[task.headline], "without memory")
         axes.set_xlim(left=0)
         axes.set(xlabel="epoch", ylabel="accuracy (%)" if percent else task.loss_label)
         axes.set_title("held out; dotted: the papers" if percent else "held out")
@@ -177,16 +178,16 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
 
 def _of_train(runs: list[Run], path: Path, dpi: int, words: tuple[str, str], value: Callable[[Any], Any]) -> bool:
     """Something of the lines of training over epochs, on a logarithmic scale; False if no line has it."""
-    found = {
+    curves = {
         run.label: [(run.epochs(record), value(record)) for record in run.records["train"] if value(record)]
         for run in runs
         if run.records.get("train")
     }
-    found = {label: points for label, points in found.items() if points}
-    if not found:
+    curves = {label: points for label, points in curves.items() if points}
+    if not curves:
         return False
     with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
-        for (label, points), look in zip(found.items(), styles(len(found)), strict=True):
+        for (label, points), look in zip(curves.items(), styles(len(curves)), strict=True):
             xs, ys = zip(*points, strict=True)
             axes.plot(xs, ys, label=label, markevery=max(1, len(xs) // 12), **look)
         title, unit = words

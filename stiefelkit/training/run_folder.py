@@ -26,7 +26,7 @@ from stiefelkit.training.files import parse_json, reachable, sync_directory, wri
 __all__ = ["RunFolder", "is_run", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
-DIGEST = "sha256"
+DIGEST, DATA = "sha256", "data"
 REMEDY = "put it back, or start another run with another --out"
 
 
@@ -51,6 +51,7 @@ class RunFolder:
         parameters: number of trainable parameters of its model.
         versions: versions of Python, torch and stiefelkit that the run was started with.
         sealed: config.json holds its digest; False in runs that began before there were digests.
+        data: digest of the user's files that it was started with; None without any, or in runs older than that.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class RunFolder:
     parameters: int
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     sealed: bool = True
+    data: str | None = None
 
     @property
     def log(self) -> Path:
@@ -80,14 +82,14 @@ class RunFolder:
             raise RunError(f"A new run needs a new or empty folder, got {path}; choose another --out.")
 
     @classmethod
-    def create(cls, path: Path, config: Config, parameters: int) -> "RunFolder":
+    def create(cls, path: Path, config: Config, parameters: int, data: str | None = None) -> "RunFolder":
         """Makes the folder of a new run: it appears at once, with its config.
 
         Raises:
             RunError: something is there already, or the place cannot be written.
         """
         cls.refuse_existing(path)
-        folder = cls(path, config, parameters)
+        folder = cls(path, config, parameters, data=data)
         with reachable("A new run", path):
             if path.exists():
                 write_atomically(path / CONFIG, folder._content())
@@ -119,6 +121,7 @@ class RunFolder:
             content = parse_json((path / CONFIG).read_bytes())
             sealed = DIGEST in content
             record = {name: content[name] for name in ("config", "parameters", "versions")}
+            record |= {DATA: content[DATA]} if DATA in content else {}
             count = len(record) + sealed
         except OSError as error:
             raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
@@ -127,9 +130,10 @@ class RunFolder:
         if len(content) != count or (sealed and content[DIGEST] != _digest(record)):
             raise RunError(f"Run {path} needs {CONFIG} as it was written, got {_edited(path, record)}; {REMEDY}.")
         config = Config.from_json(record["config"], str(path / CONFIG))
-        if not isinstance(record["versions"], dict) or type(record["parameters"]) is not int:
+        whole = isinstance(record["versions"], dict) and type(record["parameters"]) is int
+        if not whole or not isinstance(record.get(DATA, ""), str):
             raise RunError(f"A run needs a whole {CONFIG}, but {path / CONFIG} is damaged; {REMEDY}.")
-        return cls(path, config, record["parameters"], record["versions"], sealed)
+        return cls(path, config, record["parameters"], record["versions"], sealed, record.get(DATA))
 
     def with_config(self, config: Config) -> "RunFolder":
         """Returns this folder with another config, written to the disk if it differs or has no digest."""
@@ -144,6 +148,7 @@ class RunFolder:
             "config": dataclasses.asdict(self.config),
             "parameters": self.parameters,
             "versions": self.versions,
+            **({} if self.data is None else {DATA: self.data}),
         }
         return json.loads(json.dumps(record))
 
@@ -154,9 +159,8 @@ class RunFolder:
             RunError: they differ; the message names the field.
         """
         written = Config.from_json(recorded["config"], "The checkpoint")  # fields that are newer get their defaults
-        copy = dataclasses.replace(
-            self, config=written, parameters=recorded["parameters"], versions=recorded["versions"]
-        )
+        facts = {name: recorded.get(name) for name in ("parameters", "versions", DATA)}
+        copy = dataclasses.replace(self, config=written, **facts)
         changes = _differences(copy.record(), self.record())
         if self.config.may_be_prolonged:
             changes.pop("steps", None)
@@ -164,6 +168,15 @@ class RunFolder:
             raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got one without {DIGEST}; {REMEDY}.")
         if changes:
             raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {_first(changes, step)}; {REMEDY}.")
+
+    def check_data(self, digest: str | None) -> None:
+        """Raises RunError if the user's files are not those that the run was started with, as far as that is known."""
+        if self.data not in (None, digest):
+            raise RunError(
+                f"Run {self.path} needs the data that it was started with (sha256 {self.data[:12]}...), got others "
+                f"({(digest or 'none')[:12]}...); name their folder with --data, or start another run with another "
+                f"--out."
+            )
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:

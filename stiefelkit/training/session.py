@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.models import count_parameters
@@ -15,7 +15,9 @@ from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
 from stiefelkit.training.health import all_finite, first_bad_gradient, first_bad_output
 from stiefelkit.training.memory import peak_memory
+from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.tasks import Task
+from stiefelkit.training.tasks.task import generator
 
 __all__ = ["Session", "Window"]
 
@@ -64,6 +66,7 @@ class Session:
         step: optimizer steps done.
         window: sums for the next line of the log.
         epoch: sums for the line of the epoch.
+        ranks: the processes that share the batches; this one alone if left out.
     """
 
     config: Config
@@ -73,6 +76,7 @@ class Session:
     step: int = 0
     window: Window = field(default_factory=Window)
     epoch: Epoch = field(default_factory=Epoch)
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         """Notes the rates that the schedule scales."""
@@ -80,10 +84,11 @@ class Session:
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     @classmethod
-    def start(cls, config: Config) -> "Session":
+    def start(cls, config: Config, ranks: Ranks | None = None) -> "Session":
         """Returns the session at step 0."""
         model = config.build_model()
-        return cls(config, config.build_task(), model, config.build_optimizer(model))
+        optimizer = config.build_optimizer(model)
+        return cls(config, config.build_task(), model, optimizer, ranks=ranks or Ranks())
 
     @property
     def parameters(self) -> int:
@@ -91,14 +96,17 @@ class Session:
         return count_parameters(self.model)
 
     def advance(self) -> None:
-        """Does one optimizer step.
+        """Does one optimizer step, which all ranks do together.
 
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been changed.
+            RunError: another rank has failed.
         """
         started, clock = time.process_time(), time.monotonic()
         batch = self.task.batch(self.step, self.config.batch_size, self.config.seed)
-        x, y = (tensor.to(self.config.device) for tensor in batch)
+        x, y = (self.ranks.share(tensor).to(self.config.device) for tensor in batch)
+        if self.ranks.size > 1:  # what drops out is another on each rank, and the same when it is done again
+            torch.manual_seed(generator(self.config.seed, self.step, self.ranks.rank).initial_seed())
         random_state = torch.get_rng_state()
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * self._schedule()
@@ -116,19 +124,29 @@ class Session:
             torch.set_rng_state(random_state)
             culprit = first_bad_gradient(self.model, lambda: self.task.loss(self.task.answer(self.model, x), y))
             raise self._stopped("a gradient is not finite", culprit or "a gradient")
+        value, accuracy = self._of_batch(output.detach(), y, value, gradients)
         norm = clip_grad_norm_(self.optimizer, self.config.clip_norm or math.inf)
         self.optimizer.step()
         self.step += 1
-        accuracy = self.task.accuracy(output.detach(), y)
         self.window.steps += 1
         self.window.loss += value
-        self.window.correct += 0.0 if accuracy is None else accuracy.item()
+        self.window.correct += accuracy
         # finite entries may have an infinite norm in float32, and JSON has no word for that
         self.window.gradient_norm = max(self.window.gradient_norm, min(norm.item(), sys.float_info.max))
         seconds = time.process_time() - started
         self.window.seconds += seconds
         self.epoch.cpu_seconds += seconds
         self.epoch.wall_seconds += time.monotonic() - clock
+
+    def _of_batch(self, output: Tensor, y: Tensor, loss: float, gradients: list[Tensor]) -> tuple[float, float]:
+        """Returns loss and accuracy over the shares of all ranks, and makes the gradients those of that loss."""
+        if self.ranks.size == 1:
+            accuracy = self.task.accuracy(output, y)
+            return loss, 0.0 if accuracy is None else accuracy.item()
+        totals = self.task.totals(output, y)
+        (total, count), (hits, answers) = totals["loss"], totals.get("accuracy", (0.0, 1.0))
+        count, total, hits, answers = self.ranks.average_(gradients, count, (total, hits, answers))
+        return total / count, hits / answers
 
     def train_record(self) -> dict[str, Any]:
         """Returns the line of the log for the steps since the last one, and begins a new window.
@@ -159,10 +177,10 @@ class Session:
         Raises:
             NonFiniteError: a loss is not finite.
         """
-        found = [("test", self.task.held_out()), ("validation", self.task.validation())]
-        return [self._scored(kind, examples) for kind, examples in found if examples is not None]
+        sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
+        return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
 
-    def _scored(self, kind: str, examples: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
+    def _scored(self, kind: str, examples: tuple[Tensor, Tensor]) -> dict[str, Any]:
         scores = self.task.evaluate(self.model, examples=examples)
         if not math.isfinite(scores["loss"]):
             x = examples[0][:500].to(self.config.device)
@@ -173,8 +191,9 @@ class Session:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the last step ended an epoch of the training data."""
-        return self.step % self.task.batches_per_epoch(self.config.batch_size) == 0
+        """Whether the last step ended an epoch of the training data; never where each step is one."""
+        epoch = self.task.batches_per_epoch(self.config.batch_size)
+        return epoch > 1 and self.step % epoch == 0
 
     def epoch_record(self) -> dict[str, Any]:
         """Returns the line of the log for the epoch that ends here: its time, and the largest memory so far."""

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import NonFiniteError, RunError
-from stiefelkit.training import checkpoint
+from stiefelkit.training import checkpoint, data
+from stiefelkit.training.board import Board, Curves
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
 from stiefelkit.training.interruption import Interruption
-from stiefelkit.training.log import Log, check, lines
+from stiefelkit.training.log import Log, check, lines, read
+from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.run_folder import RunFolder, versions
 from stiefelkit.training.session import Session
 from stiefelkit.training.threads import threads
@@ -37,7 +39,9 @@ class RunOutcome:
     already: bool = False
 
 
-def train(config: Config, out: Path, display: Silent | None = None) -> RunOutcome:
+def train(
+    config: Config, out: Path, display: Silent | None = None, *, board: Board | None = None, ranks: Ranks | None = None
+) -> RunOutcome:
     """Trains a new model.
 
     Everything that can be refused is refused before the folder appears.
@@ -46,22 +50,44 @@ def train(config: Config, out: Path, display: Silent | None = None) -> RunOutcom
         config: what to do.
         out: the folder of the run, which must be new or empty.
         display: what to show; nothing if left out.
+        board: where its curves can be watched; nowhere if left out.
+        ranks: the processes that share the work, each of which calls this; this one alone if left out.
 
     Raises:
-        RunError: the folder holds something.
+        RunError: the folder holds something, or another rank has failed.
         DataError: its data are missing or damaged.
         NonFiniteError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
     """
-    RunFolder.refuse_existing(out)
-    with threads(config.threads):
-        session = Session.start(config)
-        _read_data(session)
-        folder = RunFolder.create(out, config, session.parameters)
-        with folder.claimed():
-            return _run(session, folder, Log(folder.log), display or Silent())
+    board, ranks = board or Board(), ranks or Ranks()
+    ranks.first(lambda: RunFolder.refuse_existing(out))
+    with threads(config.threads), data.on(config.device), contextlib.ExitStack() as held:
+
+        def started() -> tuple[Session, str | None]:
+            board.check()
+            ranks.check(config)
+            session = Session.start(config, ranks)
+            _read_data(session)
+            return session, session.task.data_digest()
+
+        session, digest = ranks.each(started)
+        ranks.same("data", digest)
+
+        def created() -> RunFolder:
+            folder = RunFolder.create(out, config, session.parameters, digest)
+            held.enter_context(folder.claimed())
+            return folder
+
+        return _run(session, ranks.first(created), 0, display or Silent(), board)
 
 
-def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | None = None) -> RunOutcome:
+def resume(
+    out: Path,
+    asked: Mapping[str, Any] | None = None,
+    display: Silent | None = None,
+    *,
+    board: Board | None = None,
+    ranks: Ranks | None = None,
+) -> RunOutcome:
     """Continues a run from its last whole checkpoint, to the same bits that an uninterrupted run gives.
 
     A run that died before its first checkpoint starts again.
@@ -70,42 +96,63 @@ def resume(out: Path, asked: Mapping[str, Any] | None = None, display: Silent | 
         out: the folder of the run.
         asked: fields of `Config` that the user named; they must be what the run was started with.
         display: what to show; nothing if left out.
+        board: where its curves can be watched; nowhere if left out.
+        ranks: the processes that share the work; another number of them changes the last bits.
 
     Raises:
-        RunError: there is no such run, it was started with other settings, its config or its log is not what was
-            written, or no checkpoint is whole.
+        RunError: there is no such run, it was started with other settings or data, its config or its log is not what
+            was written, no checkpoint is whole, or another rank has failed.
         OptionError: it does not fit into memory.
         DataError: its data are missing or damaged.
         NonFiniteError: as in `train`.
     """
-    display = display or Silent()
-    folder = RunFolder.open(out)
-    with folder.claimed():
-        config = folder.config.continued(asked or {}, str(out))
-        latest = _latest(folder)
-        if latest is not None:
-            step, state, notes = latest
+    display, board, ranks = display or Silent(), board or Board(), ranks or Ranks()
+    with contextlib.ExitStack() as held:
+
+        def opened() -> tuple[RunFolder, Config, tuple[int, dict[str, Any]] | None]:
+            folder = RunFolder.open(out)
+            held.enter_context(folder.claimed())
+            config = folder.config.continued(asked or {}, str(out))
+            last = _latest(folder)
+            if last is None:
+                return folder, config, None
+            step, state, notes = last
             notes += _unchanged(folder, step, state)
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
-            if step == config.steps:
-                return RunOutcome(out, step, already=True)
-            for note in [*notes, *_changes(folder)]:
+            for note in [*notes, *_changes(folder)] if step < config.steps else ():
                 display.note(note)
-        with threads(config.threads):
-            session, bytes_kept = Session.start(config), 0
-            if latest is not None:
-                _, state, _ = latest
-                try:
-                    session.restore(step, state)
-                    bytes_kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
-                except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                    raise RunError(
-                        f"Resuming run {out} needs a whole checkpoint, got one without its parts."
-                    ) from error
-            _read_data(session)
-            folder = folder.with_config(config)
-            return _run(session, folder, Log(folder.log, bytes_kept), display)
+            return folder, config, (step, state)
+
+        folder, config, last = ranks.first(opened)
+        if last is not None and last[0] == config.steps:
+            return RunOutcome(out, config.steps, already=True)
+        with threads(config.threads), data.on(config.device):
+            session, kept = ranks.each(lambda: _restored(folder, config, last, board, ranks))
+            ranks.same("data", session.task.data_digest())
+            folder = ranks.first(lambda: folder.with_config(config))
+            return _run(session, folder, kept, display, board)
+
+
+def _restored(
+    folder: RunFolder, config: Config, last: tuple[int, dict[str, Any]] | None, board: Board, ranks: Ranks
+) -> tuple[Session, int]:
+    """Returns a session in the state of a checkpoint, if there is one, and the bytes of the log that belong to it."""
+    board.check()
+    ranks.check(config)
+    folder.check_data(config.build_task().data_digest())
+    session, kept = Session.start(config, ranks), 0
+    if last is not None:
+        step, state = last
+        try:
+            session.restore(step, state)
+            kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise RunError(
+                f"Resuming run {folder.path} needs a whole checkpoint, got one without its parts."
+            ) from error
+    _read_data(session)
+    return session, kept
 
 
 def _read_data(session: Session) -> None:
@@ -156,41 +203,45 @@ def _changes(folder: RunFolder) -> list[str]:
     ]
 
 
-def _run(session: Session, folder: RunFolder, log: Log, display: Silent) -> RunOutcome:
-    config, saved = session.config, session.step
+def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board: Board) -> RunOutcome:
+    config, ranks, saved = session.config, session.ranks, session.step
+    with Interruption() as ranks.interruption, ranks.together(), contextlib.ExitStack() as held:
+        log = held.enter_context(contextlib.closing(Log(folder.log, kept))) if ranks.is_first else None
+        curves = _curves(folder, session.step, board) if log else None
+        if curves:
+            held.enter_context(contextlib.closing(curves))
+        held.enter_context(config.within_memory())
 
-    def save() -> int:
-        state = session.state()
-        with _writing(folder):
-            # the lines reach the disk before the checkpoint that counts them
-            around = {"config": folder.record(), "log": log.sync()}
-            checkpoint.save(folder.checkpoints, session.step, state | around)
-        return session.step
+        def save() -> int:
+            if log is not None:
+                state = session.state()
+                with _writing(folder):
+                    # the lines reach the disk before the checkpoint that counts them
+                    around = {"config": folder.record(), "log": log.sync()}
+                    if curves:
+                        curves.flush()
+                    checkpoint.save(folder.checkpoints, session.step, state | around)
+            return session.step
 
-    def write(record: dict[str, Any]) -> None:
-        with _writing(folder):
-            log.write(record)
-        display.record(record)
+        def note() -> None:
+            if log is None:
+                return
+            for record in _records(session):
+                with _writing(folder):
+                    log.write(record)
+                    if curves:
+                        curves.write(record)
+                display.record(record)
 
-    def due(every: int) -> bool:
-        return session.step % every == 0 or session.step == config.steps
-
-    with contextlib.closing(log), config.within_memory(), Interruption() as interruption:
         display.begin(f"{config.task} {config.model}", session.step, config.steps)
         try:
             if session.step == 0:
                 saved = save()
-            while session.step < config.steps and interruption.signal is None:
+            while session.step < config.steps and ranks.signal is None:
                 session.advance()
                 display.stepped(session.step, session.window.loss / session.window.steps)
-                if due(config.log_every):
-                    write(session.train_record())
-                if session.ends_epoch:
-                    write(session.epoch_record())
-                if due(config.eval_every):
-                    for record in session.test_records():
-                        write(record)
-                if due(config.checkpoint_every):
+                note()
+                if _due(session, config.checkpoint_every):
                     saved = save()
             if saved != session.step:
                 saved = save()
@@ -198,7 +249,29 @@ def _run(session: Session, folder: RunFolder, log: Log, display: Silent) -> RunO
             raise NonFiniteError(f"{error}; the checkpoint of step {saved} is kept in {folder.path}.") from error
         finally:
             display.end()
-    return RunOutcome(folder.path, session.step, interruption.signal if session.step < config.steps else None)
+    return RunOutcome(folder.path, session.step, ranks.signal if session.step < config.steps else None)
+
+
+def _records(session: Session) -> Iterator[dict[str, Any]]:
+    """The lines of the log after a step, each made when the one before has been written."""
+    if _due(session, session.config.log_every):
+        yield session.train_record()
+    if session.ends_epoch:
+        yield session.epoch_record()
+    if _due(session, session.config.eval_every):
+        yield from session.test_records()
+
+
+def _due(session: Session, every: int) -> bool:
+    return session.step % every == 0 or session.step == session.config.steps
+
+
+def _curves(folder: RunFolder, step: int, board: Board) -> Curves | None:
+    if not board.tensorboard:
+        return None
+    before = read(folder.log, folder.config.build_task().scores) if step else ()
+    with _writing(folder):
+        return Curves(folder.path, step, before)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     >>> tables_of({"skew": "rmsprop lr=1e-4 eps-inside=true"})
     {'skew': {'optimizer': 'rmsprop', 'lr': 0.0001, 'eps_inside': True}}
     """
-    found = {}
+    optimizers = {}
     for coordinate, text in words.items():
         name, *pairs = text.split() or [""]
         if not name or "=" in name or not all(pair.partition("=")[2] for pair in pairs):
@@ -30,8 +30,8 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
                 f'--optimizers.{coordinate} needs a name and options, as in "rmsprop lr=1e-4 alpha=0.9", got {text!r}.'
             )
         options = {pair.partition("=")[0].replace("-", "_"): _literal(pair.partition("=")[2]) for pair in pairs}
-        found[coordinate] = {"optimizer": name, **options}
-    return found
+        optimizers[coordinate] = {"optimizer": name, **options}
+    return optimizers
 
 
 def _literal(word: str) -> Option:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.training.checks import at_least, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.adding import RECIPES
-from stiefelkit.training.tasks.task import Task, generator
+from stiefelkit.training.tasks.drawn import Drawn
 
 if TYPE_CHECKING:
     import torch
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Adding"]
 
-TRAIN, TEST = 0, 1
-
 
 @dataclass(frozen=True)
-class Adding(Task):
+class Adding(Drawn):
     """Reads T numbers from [0, 1), two of them marked, and must give the sum of the two at the last step.
 
     Input: pairs (number, marker); one marker is uniform in the steps [0, f), the other in [f, T), f = floor((T-1)/2).
@@ -68,15 +66,6 @@ class Adding(Task):
         """The variance of a sum of two uniform numbers."""
         return {"loss": 1 / 6}
 
-    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns batch `step` modulo the epoch of the fixed training set."""
-        epoch = self.batches_per_epoch(batch_size)
-        return self._sequences(batch_size, generator(seed, TRAIN, step if self.fresh else step % epoch))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the test sequences, from a stream of their own."""
-        return self._sequences(self.test_size, generator(0, TEST))
-
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Mean squared error of the last output."""
         from torch.nn import functional as F
@@ -86,12 +75,19 @@ class Adding(Task):
     def accuracy(self, output: Tensor, y: Tensor) -> None:
         """A real number is never exactly right: no accuracy."""
 
-    def _sequences(self, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(self, count: int, source: torch.Generator) -> tuple[Tensor, ...]:
+        """Returns the numbers, (count, T), and the steps of both markers, (count, 1) each."""
         import torch
 
         half = (self.T - 1) // 2
         numbers = torch.rand(count, self.T, generator=source)
         first = torch.randint(0, half, (count, 1), generator=source)
-        second = torch.randint(half, self.T, (count, 1), generator=source)
+        return numbers, first, torch.randint(half, self.T, (count, 1), generator=source)
+
+    def made(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns numbers beside markers, (count, T, 2), and sums, (count,)."""
+        import torch
+
+        numbers, first, second = drawn
         markers = torch.zeros_like(numbers).scatter_(1, first, 1.0).scatter_(1, second, 1.0)
         return torch.stack([numbers, markers], dim=-1), (numbers * markers).sum(dim=1)

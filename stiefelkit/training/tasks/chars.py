@@ -106,6 +106,10 @@ class Chars(Task):
         """Returns those of the part before."""
         return self._split("valid").all()
 
+    def data_digest(self) -> str:
+        """Returns that of the three parts of the text."""
+        return self._text().digest
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy in bits, mean over all characters that are targets."""
         from torch.nn import functional as F

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.training.checks import at_least, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.copying import RECIPES
-from stiefelkit.training.tasks.task import Task, generator
+from stiefelkit.training.tasks.drawn import Drawn
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Copying"]
 
 SYMBOLS = 10
-TRAIN, TEST = 0, 1
 
 
 @dataclass(frozen=True)
-class Copying(Task):
+class Copying(Drawn):
     """Reads ten symbols out of eight, waits, and must repeat them after a marker.
 
     Input: 10 symbols drawn from 1..8, T-1 blanks (0), the marker 9, 10 blanks, as one-hot vectors of length 10, so
@@ -63,15 +62,6 @@ class Copying(Task):
         """Blank for T+10 steps, then uniform guesses."""
         return {"loss": SYMBOLS * math.log(8) / (self.T + 2 * SYMBOLS), "accuracy": 1 / 8}
 
-    def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns batch `step` modulo the epoch of the fixed training set."""
-        epoch = self.batches_per_epoch(batch_size)
-        return self._sequences(batch_size, generator(seed, TRAIN, step if self.fresh else step % epoch))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the test sequences, from a stream of their own."""
-        return self._sequences(self.test_size, generator(0, TEST))
-
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy, mean over batch and steps."""
         from torch.nn import functional as F
@@ -82,12 +72,19 @@ class Copying(Task):
         """Share of the ten recalled symbols that are right."""
         return (output[:, -SYMBOLS:].argmax(-1) == y[:, -SYMBOLS:]).double().mean()
 
-    def _sequences(self, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(self, count: int, source: torch.Generator) -> tuple[Tensor]:
+        """Returns the symbols, (count, 10), from 1 to 8."""
+        import torch
+
+        return (torch.randint(1, 9, (count, SYMBOLS), generator=source),)
+
+    def made(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns one-hot vectors, (count, T + 20, 10), and classes, (count, T + 20)."""
         import torch
         from torch.nn import functional as F
 
-        symbols = torch.randint(1, 9, (count, SYMBOLS), generator=source)
-        x = torch.zeros(count, self.T + 2 * SYMBOLS, dtype=torch.long)
+        (symbols,) = drawn
+        x = torch.zeros(len(symbols), self.T + 2 * SYMBOLS, dtype=torch.long, device=symbols.device)
         y = torch.zeros_like(x)
         x[:, :SYMBOLS] = symbols
         x[:, self.T + SYMBOLS - 1] = 9

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from stiefelkit.training import data
 from stiefelkit.training.checks import at_least, at_most
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.digits import RECIPES
@@ -58,13 +59,13 @@ class Digits(Task):
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffle(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size]
-        x, y = _images(self.permuted)[0]
+        order = shuffle(self.train_size, seed, epoch, data.device())[k * batch_size : (k + 1) * batch_size]
+        x, y = _images(self.permuted, data.device())[0]
         return x[order], y[order]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the 360 test images."""
-        return _images(self.permuted)[1]
+        return _images(self.permuted, data.device())[1]
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of the last output."""
@@ -78,16 +79,16 @@ class Digits(Task):
 
 
 @functools.cache
-def _images(permuted: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _images(permuted: bool, device: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     import numpy as np
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    data, target = load_digits(return_X_y=True)
-    pixels, labels = np.asarray(data, np.float32) / 16, np.asarray(target, np.int64)
+    levels, target = load_digits(return_X_y=True)
+    pixels, labels = np.asarray(levels, np.float32) / 16, np.asarray(target, np.int64)
     if permuted:
         pixels = pixels[:, np.random.RandomState(PERMUTATION_SEED).permutation(64)]
     train, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, stratify=labels, random_state=0)
     x, y = torch.from_numpy(pixels).unsqueeze(-1), torch.from_numpy(labels)
-    return (x[train], y[train]), (x[test], y[test])
+    return (x[train].to(device), y[train].to(device)), (x[test].to(device), y[test].to(device))

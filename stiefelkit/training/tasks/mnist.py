@@ -17,6 +17,7 @@ from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = ["Mnist", "PermutedMnist"]
@@ -79,18 +80,18 @@ class Mnist(Task):
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffle(self.train_size, seed, epoch)[k * batch_size : (k + 1) * batch_size] + VALIDATION
-        images, labels = _images(data.place())[0]
-        return self._read(images[order]), labels[order]
+        order = shuffle(self.train_size, seed, epoch, data.device())[k * batch_size : (k + 1) * batch_size]
+        images, labels = _images(data.place(), data.device())[0]
+        return self._read(images[order + VALIDATION]), labels[order + VALIDATION]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the 10,000 test images."""
-        images, labels = _images(data.place())[1]
+        images, labels = _images(data.place(), data.device())[1]
         return self._read(images), labels
 
     def validation(self) -> tuple[Tensor, Tensor]:
         """Returns the 5,000 images that are set apart of the training files."""
-        images, labels = _images(data.place())[0]
+        images, labels = _images(data.place(), data.device())[0]
         return self._read(images[:VALIDATION]), labels[:VALIDATION]
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
@@ -132,21 +133,21 @@ class PermutedMnist(Mnist):
         at_most("PermutedMnist", "permutation_seed", self.permutation_seed, 2**32 - 1)
 
     def _read(self, images: Tensor) -> Tensor:
-        return super()._read(images[:, _permutation(self.permutation_seed)])
+        return super()._read(images[:, _permutation(self.permutation_seed, images.device)])
 
 
 @functools.cache
-def _permutation(seed: int) -> Tensor:
+def _permutation(seed: int, device: torch.device) -> Tensor:
     import numpy as np
     import torch
 
-    return torch.from_numpy(np.random.RandomState(seed).permutation(PIXELS))
+    return torch.from_numpy(np.random.RandomState(seed).permutation(PIXELS)).to(device)
 
 
 @functools.cache
-def _images(place: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images (N, 784) as bytes and their labels, of the training files and of those to test on."""
-    x, y, test_x, test_y = (_idx(file) for file in FILES)
+def _images(place: Path | None, device: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Images (N, 784) as bytes and their labels on a device, of the training files and of those to test on."""
+    x, y, test_x, test_y = (_idx(file).to(device) for file in FILES)
     return (x.flatten(1), y.long()), (test_x.flatten(1), test_y.long())
 
 

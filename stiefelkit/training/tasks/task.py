@@ -41,15 +41,15 @@ def generator(*key: int) -> torch.Generator:
 
 
 @functools.lru_cache(maxsize=2)
-def shuffle(size: int, seed: int, epoch: int) -> Tensor:
-    """Returns the order in which an epoch visits a training set, a function of the arguments alone.
+def shuffle(size: int, seed: int, epoch: int, device: str = "cpu") -> Tensor:
+    """Returns the order in which an epoch visits a training set, a function of the arguments alone, on a device.
 
     >>> shuffle(5, 0, 0).sort().values.tolist()
     [0, 1, 2, 3, 4]
     """
     import torch
 
-    return torch.randperm(size, generator=generator(seed, epoch))
+    return torch.randperm(size, generator=generator(seed, epoch)).to(device)
 
 
 class Task(ABC):
@@ -122,6 +122,14 @@ class Task(ABC):
         """Number of training sequences, which a member overrides that asks its data for it."""
         return self.train_size
 
+    def data_digest(self) -> str | None:
+        """Returns what the user's files are known by, so that a run does not go on with others; None without files.
+
+        Raises:
+            DataError: they are missing or damaged.
+        """
+        return None
+
     def batches_per_epoch(self, batch_size: int) -> int:
         """Returns how many whole batches the training set holds.
 
@@ -173,10 +181,10 @@ class Task(ABC):
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
         """Returns what a part of the held-out set adds to each score: a sum, and the number that it is divided by.
 
-        Sequences count alike here; where some are longer, a member divides by what it averages over.
+        Sequences count alike here; where some are longer, a task divides by what it averages over.
         """
-        found = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
-        return {key: (float(score) * len(y), len(y)) for key, score in found.items() if score is not None}
+        scores = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
+        return {key: (float(score) * len(y), len(y)) for key, score in scores.items() if score is not None}
 
     def answer(self, model: nn.Module, x: Tensor) -> Tensor:
         """Returns the outputs that the loss scores: (B, output_size) if `last_only`, else (B, T, output_size)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stiefelkit.errors import DataError
-from stiefelkit.training.data import REMEDY
+from stiefelkit.training.data import REMEDY, digest
 
 __all__ = ["Sequences", "Text", "text"]
 
@@ -87,6 +87,7 @@ class Text:
         for name, part in joined.items():
             if not part.strip():
                 raise DataError(f"Task 'chars' needs characters in its {name} part, got none in {source}.")
+        self.digest = digest(part.encode("utf-8", "surrogatepass") for part in parts.values())
         self.alphabet = sorted(set(joined["train"]))
         self._codes = {name: self._coded(name, part) for name, part in joined.items()}
         self._lengths = {name: torch.tensor([len(piece) for piece in part]) for name, part in pieces.items()}
@@ -158,7 +159,7 @@ def text(folder: Path, file: str, by_line: bool) -> Text:
         parts = {name: whole[ends[i] : ends[i + 1]] for i, name in enumerate(SHARES)}
         return Text(parts, by_line, source)
     named = {name: [path for path in paths if name in path.name.lower()] for name in SHARES}
-    if len(paths) != 3 or any(len(found) != 1 for found in named.values()):
+    if len(paths) != 3 or any(len(parts) != 1 for parts in named.values()):
         listed = ", ".join(path.name for path in paths[:4]) + (", ..." if len(paths) > 4 else "")
         raise DataError(
             f"Task 'chars' needs one text, or three with train, valid and test in their names, got {listed or 'none'} "

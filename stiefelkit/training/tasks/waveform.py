@@ -79,6 +79,10 @@ class Waveform(Task):
         y = _excerpt(data.folder(self.name), self.file, self.start, self.excerpt, self.T)
         return torch.ones(1, self.T, 1), y
 
+    def data_digest(self) -> str:
+        """Returns that of the recording."""
+        return _digest(data.folder(self.name), self.file)
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Squared error over variance."""
         return (output.squeeze(-1) - y).square().mean() / y.var(correction=0)
@@ -91,18 +95,30 @@ class Waveform(Task):
 def _excerpt(folder: Path, file: str, start: float, excerpt: int, length: int) -> Tensor:
     import torch
 
-    from stiefelkit.training.audio import ENDINGS, read
+    from stiefelkit.training.audio import read
 
-    paths = [folder / file] if file else sorted(p for p in folder.rglob("*") if p.name.lower().endswith(ENDINGS))
-    if not paths or not paths[0].is_file():
-        raise DataError(f"Task 'waveform' needs a recording ({', '.join(ENDINGS)}), got none in {folder / file}.")
-    samples, rate = read(paths[0])
+    path = _recording(folder, file)
+    samples, rate = read(path)
     first = round(start * rate) + excerpt * length
     y = torch.from_numpy(samples[first : first + length])
     if len(y) < length or y.min() == y.max():
         lacks = "one that is constant" if len(y) == length else f"the end after {len(samples)}"
         raise DataError(
-            f"Task 'waveform' needs an excerpt of {length} samples from {first} on, got {lacks} in {paths[0]}; set "
+            f"Task 'waveform' needs an excerpt of {length} samples from {first} on, got {lacks} in {path}; set "
             f"--start, --excerpt or --file."
         )
     return (y / y.abs().max()).unsqueeze(0)
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(folder: Path, file: str) -> str:
+    return data.digest([_recording(folder, file).read_bytes()])
+
+
+def _recording(folder: Path, file: str) -> Path:
+    from stiefelkit.training.audio import ENDINGS
+
+    paths = [folder / file] if file else sorted(p for p in folder.rglob("*") if p.name.lower().endswith(ENDINGS))
+    if not paths or not paths[0].is_file():
+        raise DataError(f"Task 'waveform' needs a recording ({', '.join(ENDINGS)}), got none in {folder / file}.")
+    return paths[0]

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stiefelkit.errors import DataError
+from stiefelkit.training import data
 from stiefelkit.training.audio import read
 from stiefelkit.training.tasks.speech.layout import recordings
 from stiefelkit.training.tasks.speech.spectra import BINS, HOP, RATE, WINDOW, levels
 
-__all__ = ["Corpus", "batch_of", "corpus", "examples", "scales"]
+__all__ = ["Corpus", "batch_of", "corpus", "digest", "examples", "scales"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,8 @@ def corpus(root: Path, validation_speakers: int) -> Corpus:
 def scales(corpus: Corpus, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Returns mean and deviation of each bin over some training recordings; bins that never change have deviation 1."""
     count, total, squares = 0, torch.zeros(BINS, dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
-    for each in (corpus.frames["train"][i].double() for i in chosen):
-        count, total, squares = count + len(each), total + each.sum(0), squares + each.square().sum(0)
+    for recording in (corpus.frames["train"][i].double() for i in chosen):
+        count, total, squares = count + len(recording), total + recording.sum(0), squares + recording.square().sum(0)
     mean = total / count
     variance = (squares / count - mean.square()).clamp_min(0)
     return mean.float(), torch.where(variance > 1e-6, variance, 1.0).sqrt().float()
@@ -71,13 +72,19 @@ def examples(corpus: Corpus, split: str) -> tuple[Tensor, Tensor]:
     return batch_of(corpus.frames[split])
 
 
+@functools.lru_cache(maxsize=2)
+def digest(corpus: Corpus) -> str:
+    """Returns what the files of all splits are known by, in the order of the splits."""
+    return data.digest(path.read_bytes() for paths in corpus.paths.values() for path in paths)
+
+
 def batch_of(frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Returns x and y of recordings: each frame, and the one that follows; zero and infinity after the end.
 
     The last frame has no successor, so that it is no input; a target is infinite exactly where its input is padding.
     """
-    x = pad_sequence([each[:-1] for each in frames], batch_first=True)
-    y = pad_sequence([each[1:] for each in frames], batch_first=True, padding_value=float("inf"))
+    x = pad_sequence([recording[:-1] for recording in frames], batch_first=True)
+    y = pad_sequence([recording[1:] for recording in frames], batch_first=True, padding_value=float("inf"))
     return x, y
 
 

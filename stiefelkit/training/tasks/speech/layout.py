@@ -44,11 +44,11 @@ def recordings(root: Path, validation_speakers: int) -> dict[str, list[Path]]:
             "valid": {name: files for name, files in speakers.items() if name in held_out},
             "test": _speakers([test]),
         }
-    found = {split: [path for files in speakers.values() for path in files] for split, speakers in chosen.items()}
-    for split, paths in found.items():
+    paths_of = {split: [path for files in speakers.values() for path in files] for split, speakers in chosen.items()}
+    for split, paths in paths_of.items():
         if not paths:
             raise DataError(f"Task 'speech' needs recordings ({', '.join(ENDINGS)}) in its {split} part, got {root}.")
-    return found
+    return paths_of
 
 
 def _halves(root: Path) -> tuple[Path, Path]:
@@ -72,7 +72,7 @@ def _folders(root: Path) -> list[Path]:
 
 def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list[Path]]:
     """Name to recordings; a copy in another format, SX37.WAV.wav beside SX37.WAV, is none of its own."""
-    found = {}
+    recordings = {}
     for speaker in (speaker for parent in parents for speaker in _folders(parent)):
         files: dict[str, Path] = {}
         for path in sorted(speaker.rglob("*")):
@@ -82,8 +82,8 @@ def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list
             if name != path.name.lower() and path.is_file() and not re.fullmatch(left_out, name):
                 files.setdefault(str(path.relative_to(speaker).with_name(name)), path)
         if files:
-            found[speaker.name.lower()] = list(files.values())
-    return found
+            recordings[speaker.name.lower()] = list(files.values())
+    return recordings
 
 
 def _named(speakers: Speakers, names: frozenset[str], which: str, folder: Path) -> dict[str, list[Path]]:

@@ -30,8 +30,8 @@ class Line:
     def fitted(cls, frames: Sequence[Tensor]) -> "Line":
         """Returns the lines of least squares over some recordings."""
         sums = torch.zeros(5, BINS, dtype=torch.float64)
-        for each in frames:
-            x, y = each[:-1].double(), each[1:].double()
+        for recording in frames:
+            x, y = recording[:-1].double(), recording[1:].double()
             sums += torch.stack([torch.ones_like(x).sum(0), x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
         count, x, y, xx, xy = sums
         slope = (xy - x * y / count) / (xx - x * x / count).clamp_min(1e-12 * count)
@@ -52,7 +52,7 @@ def line_scores(corpus: Corpus, chosen: Sequence[int], quality: bool) -> dict[st
         quality: judge by ear, too.
     """
     line, test = Line.fitted([corpus.frames["train"][i] for i in chosen]), corpus.frames["test"]
-    total = sum(float((line(each[:-1]) - each[1:]).square().sum()) for each in test)
-    real = sum(len(each) - 1 for each in test)
+    total = sum(float((line(recording[:-1]) - recording[1:]).square().sum()) for recording in test)
+    real = sum(len(recording) - 1 for recording in test)
     scores = {"loss": total / (real * BINS), "padded": total / (len(test) * corpus.longest * BINS)}
     return scores | (judged(corpus, "test", line) if quality else {})

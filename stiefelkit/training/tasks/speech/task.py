@@ -104,6 +104,12 @@ class Speech(Task):
         """Returns those of the validation speakers, the shortest first."""
         return self._examples("valid")
 
+    def data_digest(self) -> str:
+        """Returns that of the recordings of all splits."""
+        from stiefelkit.training.tasks.speech.corpus import digest
+
+        return digest(self._corpus())
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Squared error, mean over the bins of all real frames."""
         total, real = self._errors(output, y)
@@ -118,7 +124,7 @@ class Speech(Task):
             return model(x)
         from stiefelkit.training.tasks.speech.corpus import scales
 
-        mean, deviation = (each.to(x.device) for each in scales(self._corpus(), self._chosen()))
+        mean, deviation = (scale.to(x.device) for scale in scales(self._corpus(), self._chosen()))
         return model((x - mean) / deviation) * deviation + mean
 
     def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

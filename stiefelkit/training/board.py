@@ -1,0 +1,83 @@
+"""The curves of a run for TensorBoard, beside its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.errors import OptionError
+
+__all__ = ["Board", "Curves"]
+
+FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True)
+class Board:
+    """Where the curves of a run can be watched.
+
+    Args:
+        tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.
+    """
+
+    tensorboard: bool = False
+
+    def check(self) -> None:
+        """Raises OptionError if what is asked for is not installed."""
+        if not self.tensorboard:
+            return
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError as error:
+            raise OptionError(
+                '--tensorboard needs tensorboard, got an installation without; pip install "stiefelkit[tensorboard]".'
+            ) from error
+
+
+class Curves:
+    """Writes the lines of a log as scalars: one curve for each number, by the kind of the line.
+
+    Args:
+        run: the folder of the run.
+        step: the one that it goes on from; points behind it, which will come again, are dropped from the curves.
+        before: the lines of the log up to it, for a run that has no curves yet.
+    """
+
+    def __init__(self, run: Path, step: int, before: Iterable[Mapping[str, Any]] = ()):
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run / FOLDER
+        is_new = not any(folder.glob("events.*"))
+        self._writer = SummaryWriter(str(folder), purge_step=None if is_new else step + 1)
+        for record in before if is_new else ():
+            self.write(record)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Adds a point to each curve that a line of the log has something for."""
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def flush(self) -> None:
+        """Waits until all points are on the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a line of the log by name; of the orthogonality the worst error over its limit.
+
+    >>> weights = {"a": {"error": 2e-7, "limit": 1e-7}, "b": {"error": 0.0, "limit": 1e-7}}
+    >>> scalars({"kind": "train", "step": 3, "loss": 0.5, "orthogonality": weights})
+    {'loss': 0.5, 'drift_over_limit': 2.0}
+    """
+    from stiefelkit.training.display import worst_ratio
+
+    numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+    del numbers["step"]
+    ratio = worst_ratio(record.get("orthogonality", {}))
+    return numbers if ratio is None else {**numbers, "drift_over_limit": ratio}

@@ -1,0 +1,246 @@
+"""The processes that train one model together: one alone, or those that torchrun has started.
+
+Each has the whole model and takes its share of every batch; gradients are averaged, so that all do the same step. The
+first has the run folder, the log and the evaluations. An error of one and a signal to one are told to all where they
+meet: at the gradients of each step, and before and after what `together` surrounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stiefelkit.errors import OptionError, RunError, StiefelkitError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stiefelkit.training.config import Config
+    from stiefelkit.training.interruption import Interruption
+
+__all__ = ["Ranks", "is_first_of_launched", "joined", "launched"]
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PATIENCE = datetime.timedelta(days=1)
+"""The others wait while the first evaluates; processes that die are noticed by torchrun."""
+T = TypeVar("T")
+
+
+class _ToldError(RunError):
+    """What another rank has failed with."""
+
+
+def launched() -> bool:
+    """Returns whether torchrun, or what sets the same variables, has started this process and others."""
+    return all(name in os.environ for name in VARIABLES) and os.environ["WORLD_SIZE"] != "1"
+
+
+def is_first_of_launched() -> bool:
+    """Returns whether this is the process that speaks for all."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Ranks]:
+    """Joins the processes that torchrun has started, for a while: by gloo on CPUs, by NCCL between GPUs.
+
+    Raises:
+        RunError: they do not find each other.
+    """
+    if not launched():
+        yield Ranks()
+        return
+    import torch
+    import torch.distributed as dist
+
+    has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    if has_gpus and _local_rank() < torch.cuda.device_count():
+        torch.cuda.set_device(_local_rank())  # "cuda" means this one from now on
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise RunError(f"Training on several ranks needs all of them, got none of the others: {reason}.") from error
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+class Ranks:
+    """What one of the processes knows of all, whose process group is torch's default one.
+
+    Args:
+        rank: its number.
+        size: how many there are.
+
+    Attributes:
+        interruption: the signals that this process notes, once there are some.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size = rank, size
+        self.interruption: Interruption | None = None
+        self._signal: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process has the run folder, and speaks for all."""
+        return self.rank == 0
+
+    @property
+    def signal(self) -> int | None:
+        """Number of the signal by which all shall stop: the own one, or what was known when all met last."""
+        return self._noted if self.size == 1 else self._signal
+
+    @property
+    def _noted(self) -> int | None:
+        return None if self.interruption is None else self.interruption.signal
+
+    def check(self, config: Config) -> None:
+        """Raises OptionError unless each process has a device and a share of every batch."""
+        if self.size == 1:
+            return
+        import torch
+
+        device = torch.device(config.device)
+        if device.type not in ("cpu", "cuda") or device.index is not None:
+            raise OptionError(
+                f"Training on several ranks needs --device cpu or cuda, a GPU for each, got {config.device!r}."
+            )
+        if device.type == "cuda" and _local_rank() >= torch.cuda.device_count():
+            raise OptionError(
+                f"Training on several ranks needs a GPU for each, got {torch.cuda.device_count()} for rank "
+                f"{_local_rank()} of this machine; lower --nproc-per-node."
+            )
+        if config.batch_size < self.size:
+            raise OptionError(
+                f"Training on {self.size} ranks needs a sequence for each in a batch, got batch_size "
+                f"{config.batch_size}; raise it, or start fewer."
+            )
+
+    def share(self, batch: Tensor) -> Tensor:
+        """Returns the rows of a batch that are this rank's; those of all ranks differ by one at most."""
+        return batch if self.size == 1 else batch.tensor_split(self.size)[self.rank]
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Calls a function on the first rank, and returns its result on all; what it raises is told to all."""
+        if self.size == 1:
+            return work()
+        import torch.distributed as dist
+
+        with self.together():
+            result: list[Any] = [work() if self.is_first else None]
+        with _all_there():
+            dist.broadcast_object_list(result, src=0)
+        return result[0]
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Calls a function on every rank, and returns its own result; what it raises on one is told to all."""
+        with self.together():
+            return work()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Has all ranks leave together, or raise what the first that failed has raised."""
+        try:
+            yield
+        except Exception as error:
+            if self.size > 1 and not isinstance(error, _ToldError):
+                self._meet(str(error) if isinstance(error, StiefelkitError) else repr(error), error)
+            raise
+        self._meet()
+
+    def same(self, what: str, value: Any) -> None:
+        """Raises RunError unless all ranks have the same of something."""
+        values = self._gathered(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise RunError(f"Training on several ranks needs the same {what} on each, got others on rank {rank}.")
+
+    def average_(self, gradients: Sequence[Tensor], count: float, sums: Sequence[float]) -> list[float]:
+        """Makes gradients of a mean over `count` terms those of the mean over the terms of all ranks.
+
+        Args:
+            gradients: written to; as many, and of the same shapes, on each rank.
+            count: number of terms of the loss on this rank.
+            sums: other numbers, to be added up over the ranks.
+
+        Returns:
+            The number of terms of all ranks, then the sums.
+
+        Raises:
+            RunError: a rank has failed.
+        """
+        import torch
+        import torch.distributed as dist
+
+        self._meet()
+        device = gradients[0].device if gradients else torch.device("cpu")
+        numbers = torch.tensor([count, *sums], dtype=torch.float64, device=device)
+        flat = torch.cat([numbers, *(_real(gradient).double().flatten() * count for gradient in gradients)])
+        with _all_there():
+            dist.all_reduce(flat)
+        start, totals = len(numbers), flat[: len(numbers)].tolist()
+        for gradient in gradients:
+            real = _real(gradient)
+            mean = flat[start : start + real.numel()].view(real.shape).div_(totals[0])
+            gradient.copy_(torch.complex(*mean.unbind(-1)) if gradient.is_complex() else mean)
+            start += real.numel()
+        return totals
+
+    def _meet(self, failure: str | None = None, error: Exception | None = None) -> None:
+        """Learns of signals and failures of others, and tells those of this rank."""
+        if self.size == 1:
+            return
+        import torch
+        import torch.distributed as dist
+
+        word = torch.tensor([failure is not None, self._noted or 0], dtype=torch.int64)
+        with _all_there():
+            dist.all_reduce(word, dist.ReduceOp.MAX)
+        has_failed, signal = word.tolist()
+        self._signal = signal or None
+        if not has_failed:
+            return
+        failures = self._gathered(failure)
+        rank = next(rank for rank, sentence in enumerate(failures) if sentence is not None)
+        if rank != self.rank:
+            who = "" if failures.count(failures[rank]) == self.size else f"Rank {rank} of {self.size} has failed: "
+            raise _ToldError(f"{who}{failures[rank]}") from error
+
+    def _gathered(self, value: Any) -> list[Any]:
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values = [None] * self.size
+        with _all_there():
+            dist.all_gather_object(values, value)
+        return values
+
+
+@contextlib.contextmanager
+def _all_there() -> Iterator[None]:
+    """Turns what torch says when another process is gone into a RunError."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise _ToldError(
+            f"Training on several ranks needs all of them to the end, got one that is gone ({reason}); "
+            f"continue with --resume."
+        ) from error
+
+
+def _real(gradient: Tensor) -> Tensor:
+    import torch
+
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
