@@ -1,0 +1,299 @@
+"""Weights of one kind, mapped by one batched call: their groups, and the seat that each weight has in its group."""
+
+import copy
+import operator
+import threading
+from collections.abc import MutableMapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from stiefelkit._torch import has_saved_tensor_hooks, held_buffers, is_in_backward, is_intercepted, write_count
+from stiefelkit.param import OrthogonalParam
+from stiefelkit.parametrizations.scaled import Scaled
+
+if TYPE_CHECKING:
+    from stiefelkit.coordinate_list import CoordinateList
+
+__all__ = ["Group", "Opening", "Seat", "leave_seat", "maps_stacks", "saved_plainly", "structure"]
+
+Place = tuple[MutableMapping[str, Tensor | None], str]
+"""Where a tensor of a module is found: the dictionary that holds it, and its key."""
+
+
+class _Structure:
+    """Counts what may change which weights belong together: new ones, casts, other parameters in their place."""
+
+    count = 0
+
+    def change(self) -> None:
+        self.count += 1
+
+
+structure = _Structure()
+
+
+def leave_seat(one: "CoordinateList") -> None:
+    """Says that a weight may not be of its group's kind any longer."""
+    one.seat = None
+    structure.change()
+
+
+class Opening(threading.local):
+    """How often the groups of a model are open in a thread, and what it has evaluated there, by group."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.evaluations: dict[Group, _Evaluation] = {}
+
+
+@dataclass
+class _Backward:
+    """What a backward pass leaves: whether there was one, and whose frames had no part in it."""
+
+    is_done: bool = False
+    unread: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """The weights of a group, and the tensors that they were computed from, each with its count of writes.
+
+    `tensors` and `counts` have a list for each coordinate, then for each tensor of the chart, over the weights.
+    """
+
+    stacked: Tensor
+    weights: tuple[Tensor, ...]
+    tensors: list[list[Tensor]]
+    counts: list[list[int]]
+    writes: int | None
+    backward: _Backward
+
+    @property
+    def has_graph(self) -> bool:
+        return self.stacked.requires_grad
+
+    def is_as_written(self) -> bool:
+        """Whether nobody has written into a weight that was handed out."""
+        return self.writes is None or write_count(self.stacked) == self.writes
+
+
+class Group:
+    """Weights whose maps differ in coordinates and charts alone.
+
+    Args:
+        lists: what carries the weights, at least two.
+        opening: that of the model.
+    """
+
+    def __init__(self, lists: "Sequence[CoordinateList]", opening: Opening):
+        self.lists, self.opening = lists, opening
+        self.map = _StackOfMaps(lists[0].param)
+        self.can_skip_weight = _applies_without_weight(lists[0].param)
+        self.is_bound = bool(lists[0].param.manifolds)
+        rows = [[*_coordinate_places(one), *_chart_places(one.param)] for one in lists]
+        self.size = lists[0].ntensors
+        self.columns: list[tuple[Place, ...]] = list(zip(*rows, strict=True))
+        self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
+        self.latest: _Evaluation | None = None
+        self.traced: Sequence[Tensor] | None = None
+        self._chart: tuple[list[list[Tensor]], list[list[int]]] | None = None
+        for one, seat in zip(lists, self.seats, strict=True):
+            one.seat = seat
+
+    def evaluate(self) -> _Evaluation | None:
+        """Maps all weights at once; None if that cannot be, so that each has to say or to do so by itself."""
+        if any([one._emptied for one in self.lists]):
+            return None
+        columns: Any = [[held.get(key) for held, key in column] for column in self.columns]
+        for column in columns[: self.size]:
+            if set(map(type, column)) - _PLAIN or len({(c.requires_grad, c.is_meta) for c in column}) > 1:
+                structure.change()  # sharded, replaced, frozen since
+                return None
+        if columns[0][0].is_meta:
+            return None
+        if self.is_bound:
+            self._mend()
+        try:
+            counts = [list(map(write_count, column)) for column in columns]
+        except RuntimeError:  # of inference_mode, whose tensors count no writes
+            return None
+        if not self._has_chart(columns, counts):
+            self._mend()
+            counts = [list(map(write_count, column)) for column in columns]
+            self.map.take_chart(columns[self.size :])
+            self._chart = columns[self.size :], counts[self.size :]
+        with saved_plainly():
+            coordinates = [torch.stack(column) for column in columns[: self.size]]
+            stacked = self.map(coordinates)
+            weights = stacked.unbind()
+        backward = _watched(coordinates, weights) if stacked.requires_grad else _Backward()
+        writes = None if stacked.is_inference() else write_count(stacked)
+        return _Evaluation(stacked, weights, columns, counts, writes, backward)
+
+    def trace(self) -> None:
+        """Maps all weights at once in compiled code, until `untrace`."""
+        if all([one.seat is seat for one, seat in zip(self.lists, self.seats, strict=True)]):
+            rows = [list(one.coordinates.values()) for one in self.lists]
+            self.traced = self.map([torch.stack(column) for column in zip(*rows, strict=True)]).unbind()
+
+    def untrace(self) -> None:
+        """Forgets what was traced."""
+        self.traced = None
+
+    def _mend(self) -> None:
+        for one in self.lists:
+            one.mend()
+
+    def _has_chart(self, columns: list[list[Tensor]], counts: list[list[int]]) -> bool:
+        """Whether the map has the present chart."""
+        if self._chart is None:
+            return False
+        tensors, noted = self._chart
+        pairs = zip(columns[self.size :], tensors, strict=True)
+        return noted == counts[self.size :] and all([all(map(operator.is_, *pair)) for pair in pairs])
+
+
+class Seat:
+    """The place of a weight in its group: what the weight is read from while the group is open."""
+
+    __slots__ = ("group", "index", "places")
+
+    def __init__(self, group: Group, index: int, places: Sequence[Place]):
+        self.group, self.index, self.places = group, index, places
+
+    def read(self) -> Tensor | None:
+        """The weight, of one evaluation of the group; None if it is to be evaluated by itself."""
+        group = self.group
+        if torch.compiler.is_compiling():
+            return None if group.traced is None else group.traced[self.index]
+        if is_intercepted():
+            return None
+        if is_in_backward():
+            # A checkpoint computes anew what it saved, and has to find the same; the other kind wants a graph of its
+            # own, and sets no hooks.
+            latest = group.latest
+            return latest.weights[self.index] if latest and has_saved_tensor_hooks() and self._fits(latest) else None
+        opening = group.opening
+        if not opening.depth:
+            return None
+        evaluation: _Evaluation | None = opening.evaluations.get(group)
+        wants_graph = torch.is_grad_enabled()
+        if evaluation is None or not self._serves(evaluation, wants_graph):
+            evaluation = group.evaluate()
+            if evaluation is None:
+                return None
+            opening.evaluations[group] = evaluation
+            if evaluation.has_graph:
+                group.latest = evaluation
+        w = evaluation.weights[self.index]
+        return w.detach() if evaluation.has_graph and not wants_graph else w
+
+    def _serves(self, evaluation: _Evaluation, wants_graph: bool) -> bool:
+        if wants_graph and (
+            evaluation.backward.is_done
+            or evaluation.stacked.is_inference()
+            or (not evaluation.has_graph and any([c[self.index].requires_grad for c in evaluation.tensors]))
+        ):
+            return False
+        return self._fits(evaluation)
+
+    def _fits(self, evaluation: _Evaluation) -> bool:
+        """Whether the weight's coordinates and chart are those that the evaluation has seen."""
+        i = self.index
+        for (held, key), tensors, counts in zip(self.places, evaluation.tensors, evaluation.counts, strict=True):
+            t = held.get(key)
+            if t is not tensors[i] or write_count(t) != counts[i]:
+                return False
+        return evaluation.is_as_written()
+
+
+class _StackOfMaps:
+    """The maps of a group as one, which takes stacked coordinates: their class, where it can, or else vmap."""
+
+    def __init__(self, param: OrthogonalParam):
+        self.map = copy.deepcopy(param)
+        self.is_vmapped = not maps_stacks(param)
+        self.chart: dict[str, Tensor] = {}
+
+    def take_chart(self, columns: Sequence[Sequence[Tensor]]) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            stacks = [torch.stack(list(column)) for column in columns]
+        self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))
+        if not self.is_vmapped:
+            for held, key in _chart_places(self.map):
+                held[key] = stacks.pop(0)
+
+    def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
+        if not self.is_vmapped:
+            return self.map(*coordinates).contiguous()
+
+        def of_one(chart: dict[str, Tensor], *values: Tensor) -> Tensor:
+            return torch.func.functional_call(self.map, chart, values)
+
+        return torch.vmap(of_one)(self.chart, *coordinates).contiguous()
+
+
+_PLAIN = {nn.Parameter, Tensor}
+_NOTHING = nullcontext()
+
+
+def maps_stacks(param: OrthogonalParam) -> bool:
+    """Whether `forward` of a map, and of those inside it, takes stacks, as the class that defines it has to say."""
+    kinds = {type(part) for part in param.modules() if isinstance(part, OrthogonalParam)}
+    return all(cls.stacks and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def _applies_without_weight(param: OrthogonalParam) -> bool:
+    """Whether a map has a way of its own to apply a weight, but for its gain."""
+    while isinstance(param, Scaled):
+        param = param.inner
+    return type(param).linear is not OrthogonalParam.linear
+
+
+def _coordinate_places(one: "CoordinateList") -> list[Place]:
+    return [(one._parameters, f"original{i}") for i in range(one.ntensors)]
+
+
+def _chart_places(param: OrthogonalParam) -> list[Place]:
+    return [
+        (held, key) for held in map(held_buffers, param.modules()) for key, value in held.items() if value is not None
+    ]
+
+
+def _watched(coordinates: Sequence[Tensor], weights: Sequence[Tensor]) -> _Backward:
+    """Has weights that no loss depends on leave the gradients of their coordinates alone, as if read by themselves."""
+    backward = _Backward()
+
+    def begin(gradients: Sequence[Tensor | None]) -> None:
+        backward.is_done = True
+        backward.unread = frozenset(i for i, g in enumerate(gradients) if g is None)
+
+    def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> Any:
+        if not backward.unread:
+            return None
+        return tuple(None if i in backward.unread else g for i, g in enumerate(gradients))
+
+    weights[0].grad_fn.register_prehook(begin)  # type: ignore[union-attr]
+    for c in coordinates:
+        if c.grad_fn is not None:
+            c.grad_fn.register_hook(leave_out)
+    return backward
+
+
+def saved_plainly() -> Any:
+    """Context in which tensors are saved as they are, whatever checkpoints or others do with those around."""
+    return saved_tensors_hooks(_as_it_is, _as_it_is) if has_saved_tensor_hooks() else _NOTHING
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
