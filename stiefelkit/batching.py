@@ -60,27 +60,28 @@ class _Backward:
     unread: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, eq=False)
 class _Evaluation:
-    """The weights of a group, and the tensors that they were computed from, each with its count of writes.
+    """The weights of a group, and what they were computed from.
 
-    `tensors` and `counts` have a list for each coordinate, then for each tensor of the chart, over the weights.
+    `seen` has the tensors and their counts of writes, over the weights, for each coordinate and tensor of the chart.
     """
 
-    stacked: Tensor
-    weights: tuple[Tensor, ...]
-    tensors: list[list[Tensor]]
-    counts: list[list[int]]
-    writes: int | None
-    backward: _Backward
+    __slots__ = ("backward", "has_graph", "is_inference", "seen", "stacked", "trains", "weights", "writes")
 
-    @property
-    def has_graph(self) -> bool:
-        return self.stacked.requires_grad
+    def __init__(
+        self, stacked: Tensor, weights: tuple[Tensor, ...], seen: list[Any], trains: bool, backward: _Backward
+    ):
+        self.stacked, self.weights, self.seen, self.trains, self.backward = stacked, weights, seen, trains, backward
+        self.has_graph, self.is_inference = stacked.requires_grad, stacked.is_inference()
+        self.writes = 0 if self.is_inference else write_count(stacked)
 
-    def is_as_written(self) -> bool:
-        """Whether nobody has written into a weight that was handed out."""
-        return self.writes is None or write_count(self.stacked) == self.writes
+    def serves(self, wants_graph: bool) -> bool:
+        """Whether one who reads may have the weights: not without the graph that is wanted, nor once overwritten."""
+        if self.is_inference:
+            return torch.is_inference_mode_enabled()
+        if wants_graph and (self.backward.is_done or self.has_graph != self.trains):
+            return False
+        return write_count(self.stacked) == self.writes
 
 
 class Group:
@@ -133,8 +134,8 @@ class Group:
             stacked = self.map(coordinates)
             weights = stacked.unbind()
         backward = _watched(coordinates, weights) if stacked.requires_grad else _Backward()
-        writes = None if stacked.is_inference() else write_count(stacked)
-        return _Evaluation(stacked, weights, columns, counts, writes, backward)
+        trains = any(column[0].requires_grad for column in columns[: self.size])
+        return _Evaluation(stacked, weights, list(zip(columns, counts, strict=True)), trains, backward)
 
     def trace(self) -> None:
         """Maps all weights at once in compiled code, until `untrace`."""
@@ -160,12 +161,18 @@ class Group:
 
 
 class Seat:
-    """The place of a weight in its group: what the weight is read from while the group is open."""
+    """The place of a weight in its group: what the weight is read from while the group is open.
 
-    __slots__ = ("group", "index", "places")
+    Attributes:
+        is_whole: whether the map gives the weight, with nothing on top.
+    """
+
+    __slots__ = ("group", "index", "is_whole", "places")
 
     def __init__(self, group: Group, index: int, places: Sequence[Place]):
         self.group, self.index, self.places = group, index, places
+        one = group.lists[index]
+        self.is_whole = len(one) == 1 and not one.is_sparse
 
     def read(self) -> Tensor | None:
         """The weight, of one evaluation of the group; None if it is to be evaluated by itself."""
@@ -179,38 +186,28 @@ class Seat:
             # own, and sets no hooks.
             latest = group.latest
             return latest.weights[self.index] if latest and has_saved_tensor_hooks() and self._fits(latest) else None
-        opening = group.opening
-        if not opening.depth:
+        if not group.opening.depth:
             return None
-        evaluation: _Evaluation | None = opening.evaluations.get(group)
+        evaluation: _Evaluation | None = group.opening.evaluations.get(group)
         wants_graph = torch.is_grad_enabled()
-        if evaluation is None or not self._serves(evaluation, wants_graph):
+        if evaluation is None or not (self._fits(evaluation) and evaluation.serves(wants_graph)):
             evaluation = group.evaluate()
             if evaluation is None:
                 return None
-            opening.evaluations[group] = evaluation
+            group.opening.evaluations[group] = evaluation
             if evaluation.has_graph:
                 group.latest = evaluation
         w = evaluation.weights[self.index]
-        return w.detach() if evaluation.has_graph and not wants_graph else w
-
-    def _serves(self, evaluation: _Evaluation, wants_graph: bool) -> bool:
-        if wants_graph and (
-            evaluation.backward.is_done
-            or evaluation.stacked.is_inference()
-            or (not evaluation.has_graph and any([c[self.index].requires_grad for c in evaluation.tensors]))
-        ):
-            return False
-        return self._fits(evaluation)
+        return w if wants_graph or not evaluation.has_graph else w.detach()
 
     def _fits(self, evaluation: _Evaluation) -> bool:
         """Whether the weight's coordinates and chart are those that the evaluation has seen."""
         i = self.index
-        for (held, key), tensors, counts in zip(self.places, evaluation.tensors, evaluation.counts, strict=True):
+        for (held, key), (tensors, counts) in zip(self.places, evaluation.seen, strict=True):
             t = held.get(key)
             if t is not tensors[i] or write_count(t) != counts[i]:
                 return False
-        return evaluation.is_as_written()
+        return True
 
 
 class _StackOfMaps:

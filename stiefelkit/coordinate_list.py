@@ -206,7 +206,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if seat is None or (x is not None and seat.group.can_skip_weight):
             return self._evaluate(x)
         w = seat.read()
-        if w is None or self.is_sparse or len(self._modules) > 1:
+        if w is None or not seat.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)
         return w if x is None else F.linear(x, w)
