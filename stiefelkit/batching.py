@@ -63,15 +63,15 @@ class _Backward:
 class _Evaluation:
     """The weights of a group, and what they were computed from.
 
-    `seen` has the tensors and their counts of writes, over the weights, for each coordinate and tensor of the chart.
+    `seen` has, for each coordinate and tensor of the chart, those of all weights, their counts of writes, and whether
+    they are trained.
     """
 
     __slots__ = ("backward", "has_graph", "is_inference", "seen", "stacked", "trains", "weights", "writes")
 
-    def __init__(
-        self, stacked: Tensor, weights: tuple[Tensor, ...], seen: list[Any], trains: bool, backward: _Backward
-    ):
-        self.stacked, self.weights, self.seen, self.trains, self.backward = stacked, weights, seen, trains, backward
+    def __init__(self, stacked: Tensor, weights: Sequence[Tensor], seen: list[Any], backward: Any):
+        self.stacked, self.weights, self.seen, self.backward = stacked, weights, seen, backward
+        self.trains = any([trains for *_, trains in seen])
         self.has_graph, self.is_inference = stacked.requires_grad, stacked.is_inference()
         self.writes = 0 if self.is_inference else write_count(stacked)
 
@@ -134,14 +134,17 @@ class Group:
             stacked = self.map(coordinates)
             weights = stacked.unbind()
         backward = _watched(coordinates, weights) if stacked.requires_grad else _Backward()
-        trains = any(column[0].requires_grad for column in columns[: self.size])
-        return _Evaluation(stacked, weights, list(zip(columns, counts, strict=True)), trains, backward)
+        seen = [(tensors, noted, tensors[0].requires_grad) for tensors, noted in zip(columns, counts, strict=True)]
+        return _Evaluation(stacked, weights, seen, backward)
 
     def trace(self) -> None:
         """Maps all weights at once in compiled code, until `untrace`."""
         if all([one.seat is seat for one, seat in zip(self.lists, self.seats, strict=True)]):
             rows = [list(one.coordinates.values()) for one in self.lists]
-            self.traced = self.map([torch.stack(column) for column in zip(*rows, strict=True)]).unbind()
+            charts = [dict(one.param.named_buffers()) for one in self.lists]
+            chart = {name: torch.stack([held[name] for held in charts]) for name in charts[0]}
+            coordinates = [torch.stack(column) for column in zip(*rows, strict=True)]
+            self.traced = self.map.with_chart(chart, coordinates).unbind()
 
     def untrace(self) -> None:
         """Forgets what was traced."""
@@ -203,9 +206,9 @@ class Seat:
     def _fits(self, evaluation: _Evaluation) -> bool:
         """Whether the weight's coordinates and chart are those that the evaluation has seen."""
         i = self.index
-        for (held, key), (tensors, counts) in zip(self.places, evaluation.seen, strict=True):
+        for (held, key), (tensors, counts, trains) in zip(self.places, evaluation.seen, strict=True):
             t = held.get(key)
-            if t is not tensors[i] or write_count(t) != counts[i]:
+            if t is not tensors[i] or write_count(t) != counts[i] or t.requires_grad is not trains:
                 return False
         return True
 
@@ -227,13 +230,17 @@ class _StackOfMaps:
                 held[key] = stacks.pop(0)
 
     def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
-        if not self.is_vmapped:
-            return self.map(*coordinates).contiguous()
+        if self.is_vmapped:
+            return self.with_chart(self.chart, coordinates)
+        return self.map(*coordinates).contiguous()
 
-        def of_one(chart: dict[str, Tensor], *values: Tensor) -> Tensor:
+    def with_chart(self, chart: dict[str, Tensor], coordinates: Sequence[Tensor]) -> Tensor:
+        """The weights with a chart that is given, stacked."""
+
+        def evaluate(chart: dict[str, Tensor], *values: Tensor) -> Tensor:
             return torch.func.functional_call(self.map, chart, values)
 
-        return torch.vmap(of_one)(self.chart, *coordinates).contiguous()
+        return (torch.vmap(evaluate) if self.is_vmapped else evaluate)(chart, *coordinates).contiguous()
 
 
 _PLAIN = {nn.Parameter, Tensor}
@@ -289,7 +296,8 @@ def _watched(coordinates: Sequence[Tensor], weights: Sequence[Tensor]) -> _Backw
 
 def saved_plainly() -> Any:
     """Context in which tensors are saved as they are, whatever checkpoints or others do with those around."""
-    return saved_tensors_hooks(_as_it_is, _as_it_is) if has_saved_tensor_hooks() else _NOTHING
+    is_hooked = not torch.compiler.is_compiling() and has_saved_tensor_hooks()
+    return saved_tensors_hooks(_as_it_is, _as_it_is) if is_hooked else _NOTHING
 
 
 def _as_it_is(x: Any) -> Any:
