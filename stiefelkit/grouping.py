@@ -108,20 +108,21 @@ class _Plan:
 
     def __init__(self, model: nn.Module):
         self.opening = Opening()
-        self.modules = {id(module) for module in model.modules()}
         self.made_at = structure.count
-        units = {id(part): id(unit) for unit in model.modules() if is_sharding_unit(unit) for part in unit.modules()}
-        alike: dict[Hashable, list[CoordinateList]] = {}
-        for one in {
-            id(weight.coordinate_list): weight.coordinate_list for weight in orthogonal_weights(model)
-        }.values():
-            if one.ntensors and "parametrizations" not in held_modules(one):
-                alike.setdefault((units.get(id(one)), _kind(one)), []).append(one)
-        self.groups: list[Group] = []
-        for of_a_kind in alike.values():
-            most = max(1, _ENTRIES // math.prod(of_a_kind[0].param.shape))
-            parts = [of_a_kind[i : i + most] for i in range(0, len(of_a_kind), most)]
-            self.groups += [Group(part, self.opening) for part in parts if len(part) > 1]
+        self.modules = {id(module) for module in model.modules()}
+        self.parts = _parts(model)
+        self.groups = [Group(part, self.opening) for part in self.parts]
+
+    def still_fits(self, model: nn.Module) -> bool:
+        """Whether what has changed since was elsewhere; compiled code goes on with the same groups then."""
+        now = structure.count
+        if self.made_at != now:
+            is_seated = all(one.seat is seat for g in self.groups for one, seat in zip(g.lists, g.seats, strict=True))
+            if not (is_seated and _parts(model) == self.parts):
+                return False
+            self.modules = {id(module) for module in model.modules()}
+            self.made_at = now
+        return True
 
     def open(self) -> None:
         self.opening.depth += 1
@@ -187,10 +188,25 @@ def _close() -> None:
 
 def _plan_of(model: nn.Module) -> _Plan:
     plan = _plans.get(model)
-    if plan is None or plan.made_at != structure.count:
+    if plan is None or not plan.still_fits(model):
         with _planning:
             _plans[model] = plan = _Plan(model)
     return plan
+
+
+def _parts(model: nn.Module) -> list[list[CoordinateList]]:
+    """The weights of each group."""
+    units = {id(part): id(unit) for unit in model.modules() if is_sharding_unit(unit) for part in unit.modules()}
+    alike: dict[Hashable, list[CoordinateList]] = {}
+    lists = {id(weight.coordinate_list): weight.coordinate_list for weight in orthogonal_weights(model)}
+    for one in lists.values():
+        if one.ntensors and "parametrizations" not in held_modules(one):
+            alike.setdefault((units.get(id(one)), _kind(one)), []).append(one)
+    parts: list[list[CoordinateList]] = []
+    for of_a_kind in alike.values():
+        most = max(1, _ENTRIES // math.prod(of_a_kind[0].param.shape))
+        parts += [of_a_kind[i : i + most] for i in range(0, len(of_a_kind), most)]
+    return [part for part in parts if len(part) > 1]
 
 
 def _switches(model: nn.Module) -> list[_Switch]:
