@@ -118,7 +118,7 @@ def is_in_backward() -> bool:
 
 def has_saved_tensor_hooks() -> bool:
     """Whether what autograd saves goes through hooks, as of `torch.utils.checkpoint` without reentrance."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def is_in_forward_mode() -> bool:

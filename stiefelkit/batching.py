@@ -6,23 +6,46 @@ import threading
 from collections.abc import MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from stiefelkit._torch import has_saved_tensor_hooks, held_buffers, is_in_backward, is_intercepted, write_count
+from stiefelkit._torch import (
+    has_saved_tensor_hooks,
+    held_buffers,
+    held_parameters,
+    is_in_backward,
+    is_intercepted,
+    write_count,
+)
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations.scaled import Scaled
-
-if TYPE_CHECKING:
-    from stiefelkit.coordinate_list import CoordinateList
 
 __all__ = ["Group", "Opening", "Seat", "leave_seat", "maps_stacks", "saved_plainly", "structure"]
 
 Place = tuple[MutableMapping[str, Tensor | None], str]
 """Where a tensor of a module is found: the dictionary that holds it, and its key."""
+
+
+class Carrier(Protocol):
+    """What carries the coordinates of a weight: `CoordinateList`, which stands a floor above."""
+
+    seat: "Seat | None"
+    is_sparse: bool
+    ntensors: int
+    _emptied: list[Any] | None
+
+    @property
+    def param(self) -> OrthogonalParam: ...
+
+    @property
+    def coordinates(self) -> dict[str, nn.Parameter]: ...
+
+    def __len__(self) -> int: ...
+
+    def mend(self) -> None: ...
 
 
 class _Structure:
@@ -37,7 +60,7 @@ class _Structure:
 structure = _Structure()
 
 
-def leave_seat(one: "CoordinateList") -> None:
+def leave_seat(one: Carrier) -> None:
     """Says that a weight may not be of its group's kind any longer."""
     one.seat = None
     structure.change()
@@ -92,7 +115,7 @@ class Group:
         opening: that of the model.
     """
 
-    def __init__(self, lists: "Sequence[CoordinateList]", opening: Opening):
+    def __init__(self, lists: Sequence[Carrier], opening: Opening):
         self.lists, self.opening = lists, opening
         self.map = _StackOfMaps(lists[0].param)
         self.can_skip_weight = _applies_without_weight(lists[0].param)
@@ -208,7 +231,7 @@ class Seat:
         i = self.index
         for (held, key), (tensors, counts, trains) in zip(self.places, evaluation.seen, strict=True):
             t = held.get(key)
-            if t is not tensors[i] or write_count(t) != counts[i] or t.requires_grad is not trains:
+            if t is not tensors[i] or write_count(t) != counts[i] or t.requires_grad is not trains:  # type: ignore[union-attr]
                 return False
         return True
 
@@ -264,8 +287,8 @@ def _applies_without_weight(param: OrthogonalParam) -> bool:
     return type(param).linear is not OrthogonalParam.linear
 
 
-def _coordinate_places(one: "CoordinateList") -> list[Place]:
-    return [(one._parameters, f"original{i}") for i in range(one.ntensors)]
+def _coordinate_places(one: Carrier) -> list[Place]:
+    return [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]
 
 
 def _chart_places(param: OrthogonalParam) -> list[Place]:

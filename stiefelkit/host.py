@@ -279,7 +279,7 @@ def _reading(name: str, plain: property) -> property:
 
     def read(self: nn.Module) -> Any:
         if not torch.compiler.is_compiling() and not is_cached():
-            seat = vars(self._modules["parametrizations"]._modules[name]).get("seat")  # type: ignore[union-attr]
+            seat = vars(held_modules(held_modules(self)["parametrizations"])[name]).get("seat")  # type: ignore[arg-type]
             if seat is not None and seat.is_whole:
                 w = seat.read()
                 if w is not None:

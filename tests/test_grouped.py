@@ -25,6 +25,10 @@ def weights(net):
     return [layer.weight for layer in net]
 
 
+def loss(net):
+    return torch.stack([squares(layer(torch.ones(1, 4)) - 1) for layer in net]).sum()
+
+
 def gradients(net, read):
     """Those of coordinates by a fixed random gradient of each weight."""
     generator = seeds.generator(3)
@@ -75,7 +79,7 @@ def test_built_in_maps_take_stacks_themselves(name, dtype):
     assert batching.maps_stacks(make(name, dtype).parametrizations.weight.param)
 
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "signs": ((6, 6), {"negative": 2}),
     "band": ((6, 6), {"bandwidth": 2}),
     "batch": ((2, 3, 6, 4), {}),
@@ -108,7 +112,7 @@ def test_options_views_and_gains_go_along(case, monkeypatch):
     shape, options = OPTIONS[case]
     dtype = options.get("dtype", torch.float32)
     options = {key: value for key, value in options.items() if key != "dtype"}
-    init = {} if case != "reflections" else {"init": "haar"}
+    init: Any = {} if case != "reflections" else {"init": "haar"}
     net = nn.ModuleList(sk.orthogonal(Weight(shape, dtype), "weight", **options, **init) for _ in range(3))
     if case == "learned gain":
         with torch.no_grad():
@@ -181,7 +185,7 @@ def test_what_stands_on_top_is_applied_to_each_by_itself():
     assert_alike(net)
     sparse: Any = nn.ModuleList(sk.orthogonal(nn.Embedding(6, 3, sparse=True), "weight") for _ in range(2))
     with sk.grouped(sparse):
-        sum(squares(table(torch.tensor([0, 2]))) for table in sparse).backward()
+        torch.stack([squares(table(torch.tensor([0, 2]))) for table in sparse]).sum().backward()
     assert all(not table.parametrizations.weight.skew.grad.is_sparse for table in sparse)
 
 
@@ -194,7 +198,7 @@ def test_a_step_of_an_optimizer_has_the_group_evaluated_anew(monkeypatch):
         with context:
             for _ in range(3):
                 optimizer.zero_grad()
-                sum(squares(layer(torch.ones(1, 4)) - 1) for layer in net).backward()
+                loss(net).backward()
                 optimizer.step()
     assert seen == [3] * 3
     for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
@@ -243,10 +247,10 @@ def test_after_a_backward_pass_the_graph_is_made_anew():
     net = several()
     with sk.grouped(net):
         for _ in range(2):
-            sum(squares(layer(torch.ones(1, 4)) - 1) for layer in net).backward()
+            loss(net).backward()
     found = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
-    (2 * sum(squares(layer(torch.ones(1, 4)) - 1) for layer in net)).backward()
+    (2 * loss(net)).backward()
     for a, p in zip(found, net.parameters(), strict=True):
         assert torch.allclose(a, p.grad, atol=1e-5)
 
@@ -273,9 +277,9 @@ def test_second_derivatives_are_those_of_weights_by_themselves():
 
     def hessian_row(read):
         skew = [layer.parametrizations.weight.skew for layer in net]
-        loss = sum((w[0, 0] * w[1, 2]).sin() for w in read(net))
-        first = torch.autograd.grad(loss, skew, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), skew)
+        value = torch.stack([(w[0, 0] * w[1, 2]).sin() for w in read(net)]).sum()
+        first = torch.autograd.grad(value, skew, create_graph=True)
+        return torch.autograd.grad(torch.stack(first).square().sum(), skew)
 
     for a, b in zip(hessian_row(grouped_weights), hessian_row(weights), strict=True):
         assert torch.allclose(a, b, atol=1e-12)
@@ -345,15 +349,15 @@ def test_under_transforms_and_caches_of_torch_weights_are_read_as_ever():
     layer = net[0]
     own = {key.removeprefix("0."): value for key, value in values.items() if key.startswith("0.")}
 
-    def loss(values):
+    def loss_of(values):
         return squares(torch.func.functional_call(layer, values, torch.ones(1, 4)) - 1)
 
-    expected = torch.func.grad(loss)(own)
+    expected = torch.func.grad(loss_of)(own)
     changed = {key: value + 0.5 for key, value in own.items()}
     other = torch.func.functional_call(layer, changed, torch.ones(1, 4))
     with sk.grouped(net):
         weights(net)
-        assert all(torch.equal(a, expected[key]) for key, a in torch.func.grad(loss)(own).items())
+        assert all(torch.equal(a, expected[key]) for key, a in torch.func.grad(loss_of)(own).items())
         assert torch.allclose(torch.func.functional_call(layer, changed, torch.ones(1, 4)), other, atol=1e-6)
         with parametrize.cached():
             assert layer.weight is layer.weight
@@ -382,6 +386,7 @@ def test_casts_are_followed():
 
 
 def test_only_modules_are_grouped():
-    for function in (sk.grouped, sk.group_, sk.ungroup_):
+    functions: list[Any] = [sk.grouped, sk.group_, sk.ungroup_]
+    for function in functions:
         with pytest.raises(errors.DtypeError, match=r"torch\.nn\.Module"):
             function(torch.ones(2, 2))
