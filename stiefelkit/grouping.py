@@ -108,9 +108,11 @@ class _Plan:
 
     def __init__(self, model: nn.Module):
         self.opening = Opening()
-        self.made_at = structure.count
         self.modules = {id(module) for module in model.modules()}
         self.parts = _parts(model)
+        if any(one.seat is not None for part in self.parts for one in part):
+            structure.change()  # another plan loses them
+        self.made_at = structure.count
         self.groups = [Group(part, self.opening) for part in self.parts]
 
     def still_fits(self, model: nn.Module) -> bool:
@@ -140,7 +142,7 @@ class _Switch:
 
     def begin(self, model: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.plan = _open(model)
+            self.plan = _open(model) or self.plan
         elif self.plan is not None:
             for group in self.plan.groups:
                 group.trace()

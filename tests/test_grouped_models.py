@@ -85,6 +85,21 @@ def test_copies_of_a_grouped_model_are_grouped_by_themselves(replicate, monkeypa
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
+def test_a_part_and_the_whole_may_both_be_grouped(monkeypatch):
+    net = Stack()
+    whole, parts = sk.group_(net), [sk.group_(block) for block in net.blocks]
+    seen = evaluations(net, monkeypatch)
+    whole(data())
+    assert seen == [3] * 3
+    several_of_a_kind = sk.group_(nn.Sequential(net.blocks[0][1], net.blocks[1][2], net.blocks[2][1]))
+    several_of_a_kind(data())
+    assert seen == [3] * 3 + [2]
+    whole(data())
+    assert seen == [3] * 3 + [2] + [3] * 3
+    parts[0](data())
+    assert seen == [3] * 3 + [2] + [3] * 3
+
+
 def test_a_call_that_fails_leaves_nothing_open(monkeypatch):
     net = sk.group_(Stack())
     with pytest.raises(RuntimeError):
