@@ -136,7 +136,7 @@ class Group:
             return None
         columns: Any = [[held.get(key) for held, key in column] for column in self.columns]
         for column in columns[: self.size]:
-            if set(map(type, column)) - _PLAIN or len({(c.requires_grad, c.is_meta) for c in column}) > 1:
+            if set(map(type, column)) - _PLAIN or len({c.requires_grad for c in column}) > 1:
                 structure.change()  # sharded, replaced, frozen since
                 return None
         if columns[0][0].is_meta:
@@ -212,15 +212,14 @@ class Seat:
             # own, and sets no hooks.
             latest = group.latest
             return latest.weights[self.index] if latest and has_saved_tensor_hooks() and self._fits(latest) else None
-        if not group.opening.depth:
-            return None
-        evaluation: _Evaluation | None = group.opening.evaluations.get(group)
+        evaluations = group.opening.evaluations
+        evaluation: _Evaluation | None = evaluations.get(group)
         wants_graph = torch.is_grad_enabled()
         if evaluation is None or not (self._fits(evaluation) and evaluation.serves(wants_graph)):
-            evaluation = group.evaluate()
+            evaluation = group.evaluate() if group.opening.depth else None
             if evaluation is None:
                 return None
-            group.opening.evaluations[group] = evaluation
+            evaluations[group] = evaluation
             if evaluation.has_graph:
                 group.latest = evaluation
         w = evaluation.weights[self.index]
