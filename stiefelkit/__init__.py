@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stiefelkit.distributed import fully_shard_coordinates
     from stiefelkit.drifts import Drift, drift
     from stiefelkit.errors import StiefelkitError
+    from stiefelkit.grouping import group_, grouped, ungroup_
     from stiefelkit.host import check_state_dict
     from stiefelkit.param import OrthogonalParam, Traits
     from stiefelkit.ties import tie
@@ -46,6 +47,8 @@ __all__ = [
     "errors",
     "fully_shard_coordinates",
     "functional",
+    "group_",
+    "grouped",
     "init",
     "manifolds",
     "metrics",
@@ -60,10 +63,11 @@ __all__ = [
     "scan",
     "testing",
     "tie",
+    "ungroup_",
 ]
 
 
-_HOMES = ("errors", "attach", "coordinate_list", "distributed", "drifts", "host", "param", "ties")
+_HOMES = ("errors", "attach", "coordinate_list", "distributed", "drifts", "grouping", "host", "param", "ties")
 """Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
 
 if not TYPE_CHECKING:  # else a checker would believe that every name is here

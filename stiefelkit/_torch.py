@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from torch._higher_order_ops.scan import scan as higher_order_scan
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace as symbolic_trace
 from torch.nn.modules.conv import _ConvNd as Convolution
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +26,9 @@ __all__ = [
     "TorchDispatchMode",
     "batched",
     "constant_in_traced_code",
+    "forward_hooks",
     "forward_pre_hooks",
+    "has_saved_tensor_hooks",
     "held_buffers",
     "held_modules",
     "held_parameters",
@@ -35,7 +38,9 @@ __all__ = [
     "is_cached",
     "is_composite",
     "is_exported",
+    "is_in_backward",
     "is_in_forward_mode",
+    "is_intercepted",
     "is_jit_traced",
     "is_traced",
     "is_transformed",
@@ -61,6 +66,7 @@ write_count = operator.attrgetter("_version")
 held_parameters = operator.attrgetter("_parameters")
 """Name to parameter, or None, of a module without those inside it; not by getattr, which a wrapper may pass on."""
 held_buffers = operator.attrgetter("_buffers")
+forward_hooks = operator.attrgetter("_forward_hooks")
 forward_pre_hooks = operator.attrgetter("_forward_pre_hooks")
 load_pre_hooks = operator.attrgetter("_load_state_dict_pre_hooks")
 
@@ -102,6 +108,26 @@ def is_exported() -> bool:
 
     # Not torch.onnx.is_in_onnx_export(), which Dynamo takes for False.
     return _flags._is_onnx_exporting
+
+
+def is_intercepted() -> bool:
+    """Whether something other than autograd sees each operator: torch.func, a dispatch mode, a tracer."""
+    return (
+        is_transformed()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or symbolic_trace._is_fx_tracing_flag
+    )
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is inside a backward pass: in a hook, or in a checkpoint that computes anew."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves goes through hooks, as of `torch.utils.checkpoint` without reentrance."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def is_in_forward_mode() -> bool:

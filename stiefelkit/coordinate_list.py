@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import guard, notices
 from stiefelkit._torch import held_buffers, is_exported, is_transformed, write_count
+from stiefelkit.batching import Seat, leave_seat, saved_plainly
 from stiefelkit.dtypes import coarser, keep_precision
 from stiefelkit.entries import check_description, check_entry, check_frame, check_weight, describe_map, read_description
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
@@ -45,11 +47,13 @@ class CoordinateList(parametrize.ParametrizationList):
         gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "half".
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
         is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
+        seat: its place among weights that `sk.grouped` maps together.
     """
 
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
     is_sparse: bool = False
+    seat: Seat | None = None
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
         nn.ModuleList.__init__(self, [param])
@@ -67,6 +71,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _watch(self) -> None:
         self._notes = Notes()
+        leave_seat(self)
         self.note_written()
         notices.watch(self)
         if self.frame_tensors():
@@ -101,7 +106,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
         self.mend()
-        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None, "_notes": None}
+        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "seat": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
@@ -113,7 +118,7 @@ class CoordinateList(parametrize.ParametrizationList):
     @property
     def param(self) -> OrthogonalParam:
         """The map."""
-        return self[0]  # type: ignore[return-value]
+        return self._modules["0"]  # type: ignore[return-value]
 
     @property
     def coordinates(self) -> dict[str, nn.Parameter]:
@@ -122,12 +127,12 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def replace(self, name: str, parameter: nn.Parameter) -> None:
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
-        unfilled = self._is_unfilled()
+        unfilled, self._emptied = self._is_unfilled(), None
         self._parameters[self._originals[list(self.param.coordinates).index(name)]] = parameter
-        self._emptied = None
         if unfilled:
             self._remember_emptied()
         self.note_written()
+        leave_seat(self)
 
     def frame_tensors(self) -> list[tuple[Tensor, bool]]:
         """Each coordinate and buffer that must stay a frame, and whether it is complex and stored as [Re, Im]."""
@@ -197,6 +202,17 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
                 "sk.bake(copy.deepcopy(model))."
             )
+        seat = self.seat
+        if seat is None or (x is not None and seat.group.can_skip_weight):
+            return self._evaluate(x)
+        w = seat.read()
+        if w is None or not seat.is_whole:
+            with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
+                w = self._evaluate() if w is None else self._finished(w)
+        return w if x is None else F.linear(x, w)
+
+    def _evaluate(self, x: Tensor | None = None) -> Any:
+        """Evaluates this weight by itself, or applies it to x."""
         self.mend()
         values: Any = self._values()
         if values and isinstance(values[0], torch.fx.Proxy):
@@ -209,11 +225,11 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
             )
-        if x is not None:
-            return self.param.linear(x, *values)
-        first, *others = self._parametrizations()
-        w: Any = first(*values)
-        for parametrization in others:
+        return self.param.linear(x, *values) if x is not None else self._finished(self.param(*values))
+
+    def _finished(self, w: Any) -> Tensor:
+        """What stands on top of the map makes of its weight."""
+        for parametrization in self._parametrizations()[1:]:
             w = parametrization(w)
         w = w.contiguous()
         return with_dense_gradient(w) if self.is_sparse else w
@@ -353,6 +369,7 @@ class CoordinateList(parametrize.ParametrizationList):
         for name, dtype in before.items():
             self._refine_(name, dtype)
         self.note_written()
+        leave_seat(self)
         return self
 
     @torch.no_grad()

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from typing_extensions import deprecated
 
-from stiefelkit._torch import held_modules, held_parameters, injected_properties, load_pre_hooks
+from stiefelkit._torch import held_modules, held_parameters, injected_properties, is_cached, load_pre_hooks
+from stiefelkit.batching import leave_seat
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
@@ -91,6 +92,7 @@ def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: Coordi
     coordinate_list.weight = f"{plain.__name__}.{name}"
     coordinate_list.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    leave_seat(coordinate_list)
 
 
 def share_coordinate_list(places: Sequence[tuple[nn.Module, str]], coordinate_list: CoordinateList) -> None:
@@ -268,7 +270,23 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
         "__setattr__": set_attribute,
         "_load_from_state_dict": load,
     }
-    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), {**methods, **injected_properties(names)})
+    properties = {name: _reading(name, found) for name, found in injected_properties(names).items()}
+    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), methods | properties)
+
+
+def _reading(name: str, plain: property) -> property:
+    """The property of torch, but that a weight in a group comes from there without a call of modules."""
+
+    def read(self: nn.Module) -> Any:
+        if not torch.compiler.is_compiling() and not is_cached():
+            seat = vars(held_modules(held_modules(self)["parametrizations"])[name]).get("seat")  # type: ignore[arg-type]
+            if seat is not None and seat.is_whole:
+                w = seat.read()
+                if w is not None:
+                    return w
+        return plain.fget(self)  # type: ignore[misc]
+
+    return property(read, plain.fset)
 
 
 def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:

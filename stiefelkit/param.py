@@ -79,6 +79,12 @@ class OrthogonalParam(nn.Module, ABC):
     """Names that `initial` takes beside those of `stiefelkit.init`."""
     frame_buffers: ClassVar[tuple[str, ...]] = ()
     """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
+    stacks: ClassVar[bool] = False
+    """Whether `forward` takes one dimension more in front of coordinates and chart, and gives a stack of weights.
+
+    It holds for the class whose `forward` it is; a subclass with a `forward` of its own says it again. Weights whose
+    class does not say it are grouped (`sk.grouped`) by `torch.vmap`.
+    """
     is_attached: bool = False
     """Whether a weight has this map, and its chart with it."""
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["is_sharded", "is_sharding", "local_part", "placed_like", "whole"]
+__all__ = ["is_sharded", "is_sharding", "is_sharding_unit", "local_part", "placed_like", "whole"]
 
 
 def is_sharded(*tensors: Tensor) -> bool:
@@ -19,6 +19,11 @@ def is_sharded(*tensors: Tensor) -> bool:
 def is_sharding(hook: Callable[..., Any]) -> bool:
     """Whether a hook of a module is FSDP2's."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
+def is_sharding_unit(module: nn.Module) -> bool:
+    """Whether FSDP2 gathers and frees the parameters of a module, but for those of units inside it, together."""
+    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
 def whole(t: Tensor) -> Tensor:

@@ -61,8 +61,10 @@ def test_a_module_holds_what_was_registered_by_name() -> None:
 def test_a_module_holds_its_hooks() -> None:
     net = nn.Linear(2, 2)
     net.register_forward_pre_hook(print)
+    handle = net.register_forward_hook(lambda *args: None)
     net.register_load_state_dict_pre_hook(lambda *args: None)
     assert list(_torch.forward_pre_hooks(net).values()) == [print]
+    assert list(_torch.forward_hooks(net)) == [handle.id]
     assert len(_torch.load_pre_hooks(net)) == 1
 
 
@@ -90,6 +92,43 @@ def test_a_function_is_marked_constant_as_the_compiler_does() -> None:
     def torchs() -> None: ...
 
     assert vars(_torch.constant_in_traced_code(ours)) == vars(torch.compiler.assume_constant_result(torchs)) != {}
+
+
+def test_is_intercepted_by_transforms_modes_and_tracers() -> None:
+    seen = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(_torch.is_intercepted())
+            return x + 1
+
+    class Mode(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    look, x = Looking(), torch.zeros(2)
+    look(x)
+    torch.vmap(look)(x)
+    with Mode():
+        look(x)
+    torch.jit.trace(look, x, check_trace=False)
+    torch.fx.symbolic_trace(look)
+    look(x)
+    assert seen == [False, True, True, True, True, False]
+
+
+def test_is_in_backward_in_hooks_of_gradients() -> None:
+    x, seen = torch.ones(2, requires_grad=True), []
+    x.register_hook(lambda g: seen.append(_torch.is_in_backward()))
+    x.sum().backward()
+    assert [*seen, _torch.is_in_backward()] == [True, False]
+
+
+def test_saved_tensors_have_hooks_inside_their_context() -> None:
+    assert not _torch.has_saved_tensor_hooks()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert _torch.has_saved_tensor_hooks()
+    assert not _torch.has_saved_tensor_hooks()
 
 
 def test_is_exported_while_onnx_exports() -> None:

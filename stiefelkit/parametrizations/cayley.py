@@ -57,6 +57,7 @@ class Cayley(OrthogonalParam):
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew", "phase")
+    stacks: ClassVar[bool] = True
 
     signs: Tensor
 

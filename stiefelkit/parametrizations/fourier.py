@@ -44,6 +44,7 @@ class Fourier(OrthogonalParam):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("phase", "reflectors")
+    stacks: ClassVar[bool] = True
 
     permutation: Tensor
 

@@ -63,6 +63,7 @@ class Givens(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("angle", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     further_schemes: ClassVar[tuple[str, ...]] = ("uniform",)
+    stacks: ClassVar[bool] = True
 
     signs: Tensor
 

@@ -63,6 +63,7 @@ class Householder(OrthogonalParam):
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     further_schemes: ClassVar[tuple[str, ...]] = ("mhammedi",)
+    stacks: ClassVar[bool] = True
 
     signs: Tensor
 

@@ -47,6 +47,7 @@ class Margin(Composite):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("spectrum", "u.*", "v.*")
+    stacks: ClassVar[bool] = True
 
     def __init__(
         self,

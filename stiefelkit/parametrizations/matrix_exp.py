@@ -51,6 +51,7 @@ class MatrixExp(OrthogonalParam):
     further_schemes: ClassVar[tuple[str, ...]] = ("gaussian",)
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
+    stacks: ClassVar[bool] = True
 
     rotation: Tensor
 

@@ -45,6 +45,7 @@ class Rebased(Composite):
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
     coordinate_names: ClassVar[tuple[str, ...]] = ("*",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("base",)
+    stacks: ClassVar[bool] = True
 
     base: Tensor
 

@@ -33,6 +33,7 @@ class Scaled(Wrapper):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("*", GAIN)
+    stacks: ClassVar[bool] = True
 
     def __init__(self, inner: OrthogonalParam, gain: float | str):
         super().__init__(inner, inner.shape)
@@ -62,6 +63,8 @@ class Scaled(Wrapper):
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the weight."""
         unscaled, gain = self._split(coordinates)
+        if isinstance(gain, Tensor) and gain.dim() > 1:  # a stack of gains
+            gain = gain.reshape(-1, *(1,) * len(self.shape))
         return (self.inner(*unscaled) * gain).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:

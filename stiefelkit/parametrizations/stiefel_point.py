@@ -44,6 +44,7 @@ class StiefelPoint(OrthogonalParam):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("stiefel",)
+    stacks: ClassVar[bool] = True
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:

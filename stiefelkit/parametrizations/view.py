@@ -108,8 +108,11 @@ class View:
         return m.mH if self.is_wide else m
 
     def from_frame(self, q: Tensor) -> Tensor:
-        """Turns frames into the weight."""
+        """Turns frames into the weight, or a stack of them, (k, *frame_shape), into k weights."""
         m = q.mH if self.is_wide else q
+        if m.dim() > len(self.matrix_shape):
+            m = m.reshape(-1, *self._moved_shape).permute(0, *(1 + d for d in self._back))
+            return m.reshape(-1, *self.shape)
         return m.reshape(self._moved_shape).permute(self._back).reshape(self.shape)
 
     @cached_property

@@ -20,6 +20,7 @@ class Viewed(Wrapper):
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ()
+    stacks: ClassVar[bool] = True
 
     def __init__(self, inner: OrthogonalParam, view: View):
         super().__init__(inner, view.shape)
