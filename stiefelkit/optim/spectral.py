@@ -37,7 +37,7 @@ class PolarStep(CayleyStep):
 
     def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
         """See `Retraction`."""
-        return polar_increment(w, direction, as_factor(steps, w))
+        return direction.vector(w) * (-as_factor(steps, w))  # the nearest frame follows
 
 
 def averaged_gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> Tangent:

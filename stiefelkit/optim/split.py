@@ -33,7 +33,7 @@ class SplitStep(CayleyStep):
 
     def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
         """See `Retraction`."""
-        return split_increment(w, direction, as_factor(steps, w))
+        return split_increment(w, direction, as_factor(steps, w), unscaled=True)
 
 
 class SplitOptimizer(TangentOptimizer):
@@ -54,10 +54,16 @@ class SplitOptimizer(TangentOptimizer):
         """See `TangentOptimizer`."""
         if self.buffer not in bucket.states[0]:
             return
-        momentum = direction.momentum if isinstance(direction, Moving) and direction.momentum else direction
-        moved = w if increment is None else w + increment
         share = 0.5 if is_canonical(group) else 1.0
-        bucket.stage(self.buffer, carried_momentum(moved, direction, as_factor(steps, w), momentum, share))
+        momentum = direction.momentum if isinstance(direction, Moving) and direction.momentum else direction
+        if increment is None:
+            within = momentum.rotation * share
+            if momentum.rest is not None:
+                within = within - w.mH @ momentum.rest
+            after = w @ within if momentum.rest is None else plus_product(momentum.rest, w, within)
+        else:
+            after = carried_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
+        bucket.stage(self.buffer, after)
 
 
 def is_canonical(group: dict[str, Any]) -> bool:

@@ -37,7 +37,10 @@ class Retraction(ABC):
         """
 
     def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
-        """Returns what is added to exact frames in float64 or complex128 where a step is no small increment."""
+        """Returns what is added to exact frames, in float64 or complex128, where a step is no small increment.
+
+        The frame nearest to that is taken.
+        """
         return cayley_increment(w, direction, as_factor(steps, w))
 
     @abstractmethod
@@ -95,7 +98,7 @@ class TangentOptimizer(FrameOptimizer):
         w: Tensor,
         increment: Tensor | None = None,
     ) -> None:
-        """Stages what goes along to where the step leads, W + increment; nothing, unless a subclass says otherwise."""
+        """Stages what goes along to W + increment, or to W after a step that is none; here nothing."""
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""

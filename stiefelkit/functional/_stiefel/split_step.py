@@ -23,12 +23,19 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
     return quotient_of_skew(direction.rotation, 0.5 * step, direction.rotation_norms, None)
 
 
-def split_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
-    """What is to be added to W to move it by -step along a tangent vector; a defect as in `cayley_increment`."""
+def split_increment(
+    w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, unscaled: bool = False
+) -> Tensor:
+    """What is to be added to W to move it by -step along a tangent vector.
+
+    A defect as in `cayley_increment`; unscaled is without (I + E)^(-1/2), for a polar factor that follows.
+    """
     along = turn(direction, step)
     if direction.rest is None:
         return w @ (along if defect is None else along.add_(defect, alpha=-0.5))
     rest = direction.rest * step
+    if unscaled:
+        return w @ along - rest
     square = rest.mH @ rest
     less = inverse_root_less_one(square if defect is None else square + defect)
     along = plus_product(along + less, along, less)
