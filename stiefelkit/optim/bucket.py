@@ -133,7 +133,8 @@ class Bucket:
         for p, state in zip(self.params, self.states, strict=True):
             dtype = p.dtype.to_real() if is_real else p.dtype
             if key in state:
-                state[key] = state[key].to(dtype)
+                if state[key].dtype != dtype:
+                    state[key] = state[key].to(dtype)
             elif of_columns:
                 *batch, _, columns = p.shape
                 state[key] = torch.zeros(*batch, columns, columns, dtype=dtype, device=p.device)
