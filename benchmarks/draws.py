@@ -20,7 +20,17 @@ from stiefelkit import init
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.rounding import PROMISED
 
-OPTIMIZERS = (sk.optim.MultiplicativeCayley, sk.optim.CayleySGD, sk.optim.CayleyAdam, sk.optim.POGO)
+OPTIMIZERS = (
+    sk.optim.MultiplicativeCayley,
+    sk.optim.CayleySGD,
+    sk.optim.CayleyAdam,
+    sk.optim.POGO,
+    sk.optim.Landing,
+    sk.optim.ManifoldMuon,
+    sk.optim.SPEL,
+    sk.optim.StiefelAdam,
+    sk.optim.StiefelSGD,
+)
 KINDS = ("random", "fixed", "rank 1", "outlier", "rank 1, fixed", "rotation", "constant")
 LARGEST = 600
 SHORTEST, LONGEST = 1e-4, 2.0
@@ -73,7 +83,7 @@ def draw(seed: int) -> Draw:
         settings |= {"precondition": rng.choice((None, "rmsprop")), "momentum": rng.choice((0.0, 0.9))}
     elif optimizer is sk.optim.POGO:
         settings |= {"base": rng.choice(("sgd", "adam"))}
-    else:
+    elif optimizer in (sk.optim.CayleySGD, sk.optim.CayleyAdam):
         settings |= {"q": rng.choice((0.5, math.inf))}
     length = math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST)))
     steps = rng.choice((1, 2, 3, 5, 10, 20, 40)) if n < 200 else rng.choice((1, 2, 3, 5, 10))
@@ -134,6 +144,10 @@ def worst(d: Draw) -> float:
             lr = d.length * math.sqrt(d.p) / size
             if d.optimizer is sk.optim.CayleyAdam or d.settings.get("base") == "adam":
                 lr = d.length * math.sqrt(d.p)
+            if d.optimizer in (sk.optim.ManifoldMuon, sk.optim.SPEL):
+                lr = d.length
+            if d.optimizer is sk.optim.StiefelAdam:
+                lr = d.length / math.sqrt(d.n)
             if d.settings.get("precondition"):
                 lr = d.length / math.sqrt(d.n) * 0.3
             group = {"params": [w], "manifold": f"stiefel:{d.metric}"}

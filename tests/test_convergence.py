@@ -26,9 +26,15 @@ def minimise(name, objective, shape, dtype, metric, lr, target):
     """Runs an optimizer from a Haar frame until the objective, in double, is at the target, and returns it."""
     found = torch.inf
     w = nn.Parameter(haar(shape, dtype, 0).to(dtype))
-    lr, steps, halvings = {"CayleyAdam": (1.0, 1000, 20), "POGO": (0.05, 600, 0)}.get(name, (lr, 1000, 0))
+    lr, steps, halvings = {
+        "CayleyAdam": (1.0, 1000, 20),
+        "ManifoldMuon": (0.1, 800, 14),
+        "POGO": (0.05, 600, 0),
+        "SPEL": (0.1, 800, 14),
+        "StiefelAdam": (0.1, 600, 14),
+    }.get(name, (lr, 1000, 0))
     optimizer = getattr(sk.optim, name)([{"params": [w], "manifold": f"stiefel:{metric}"}], lr=lr)
-    # the steps of Adam do not shrink with the gradient
+    # the steps of Adam, and those of the spectral norm, do not shrink with the gradient
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5 ** (halvings / steps))
     for step in range(1, steps + 1):
         optimizer.zero_grad()

@@ -18,7 +18,8 @@ from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, s
 from stiefelkit.testing import seeds
 
 OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
-METHODS = [*OURS, "cayley_adam", "pogo", *peer_optimizers.names()]
+NEWER = ["landing", "manifold_muon", "spel", "stiefel_adam", "stiefel_sgd"]
+METHODS = [*OURS, "cayley_adam", "pogo", *NEWER, *peer_optimizers.names()]
 
 
 @pytest.fixture

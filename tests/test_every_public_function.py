@@ -154,8 +154,8 @@ TO_FIRST_ORDER = {"polish"}
 """The gradient passes straight through."""
 VALUES = {
     "brickwall_inverse", "butterfly_inverse", "cayley_inverse", "cayley_increment", "geodesic_logarithm", "haar_angles",
-    "haar_indices", "householder_inverse", "layer_inverse", "norms_of", "riemannian_gradient", "skew_logarithm",
-    "split_defect", "tall_logarithm",
+    "haar_indices", "householder_inverse", "layer_inverse", "msign", "norms_of", "polar_increment",
+    "riemannian_gradient", "skew_logarithm", "spectral_direction", "split_defect", "tall_logarithm",
 }  # fmt: skip
 """Of tensors, and used for their values only."""
 NO_TENSORS = {
@@ -184,11 +184,12 @@ TALL = {
     "layer_inverse": functional.layer_inverse,
     "riemannian_gradient": lambda w: functional.riemannian_gradient(w, w),
     "riemannian_hessian": lambda w: functional.riemannian_hessian(w, w, w, w),
+    "spectral_direction": lambda w: functional.spectral_direction(w, w),
     "tall_logarithm": functional.tall_logarithm,
 } | {f"{name}_retraction": lambda w, step=step: step(w, w) for name, step in functional.RETRACTIONS.items()}
 """Refuse wide matrices."""
 SQUARE = {name: getattr(functional, name) for name in ("butterfly_inverse", "exponential", "skew_logarithm")}
-EITHER = {name: getattr(functional, name) for name in ("nearest_frame", "polar_factor", "polish")}
+EITHER = {name: getattr(functional, name) for name in ("msign", "nearest_frame", "polar_factor", "polish")}
 
 
 @pytest.mark.parametrize("dtype", [R, C])

@@ -177,6 +177,11 @@ FRAME_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("cayley_sgd", {}),
     ("cayley_adam", {}),
     ("pogo", {"base": "adam"}),
+    ("landing", {"momentum": 0.9}),
+    ("manifold_muon", {}),
+    ("spel", {}),
+    ("stiefel_adam", {}),
+    ("stiefel_sgd", {}),
 ]
 
 

@@ -26,9 +26,10 @@ DRIFT = unwrapped("""Measure how weights keep orthogonality.
 
 Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
 "unconstrained", a weight that nothing holds; optimizers that move the frame itself (multiplicative_cayley, cayley_sgd,
-cayley_adam, pogo), in precision exact, or fast as in multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical,
-geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a
-learning rate by which the first step has the length --step-length, so all go equally far.
+cayley_adam, landing, manifold_muon, pogo, spel, stiefel_adam, stiefel_sgd), in precision exact, or fast as in
+multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical,
+geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a learning rate by which the first step has the
+length --step-length, so all go equally far.
 
 The table shows the largest ||W^H W - I||_F, computed in float64, of all looks up to a step, over what rounding an
 exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so

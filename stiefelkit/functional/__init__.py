@@ -9,6 +9,7 @@ from stiefelkit.functional._exponential.packed import matrix_exp
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._householder.frames import householder, householder_linear
 from stiefelkit.functional._householder.inverse import householder_inverse
+from stiefelkit.functional._msign import msign
 from stiefelkit.functional._norms import norms_of
 from stiefelkit.functional._packing import (
     band_size,
@@ -33,7 +34,9 @@ from stiefelkit.functional._stiefel.cayley_step import cayley_increment, cayley_
 from stiefelkit.functional._stiefel.geodesics import geodesic
 from stiefelkit.functional._stiefel.hessians import riemannian_hessian
 from stiefelkit.functional._stiefel.logarithms import geodesic_logarithm
+from stiefelkit.functional._stiefel.polar_step import polar_increment
 from stiefelkit.functional._stiefel.retractions import RETRACTIONS, polar_retraction, qr_retraction
+from stiefelkit.functional._stiefel.spectral import spectral_direction
 from stiefelkit.functional._stiefel.tangents import METRICS, Tangent, inner_product, riemannian_gradient, tangent_part
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "matrix_exp",
     "mesh_size",
     "modrelu",
+    "msign",
     "nearest_frame",
     "norms_of",
     "oplu",
@@ -72,6 +76,7 @@ __all__ = [
     "pack_trapezoid",
     "pick_band",
     "polar_factor",
+    "polar_increment",
     "polar_retraction",
     "polish",
     "product",
@@ -81,6 +86,7 @@ __all__ = [
     "rotate_butterfly",
     "skew_logarithm",
     "skew_size",
+    "spectral_direction",
     "split_defect",
     "spread_band",
     "tall_logarithm",

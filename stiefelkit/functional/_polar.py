@@ -11,7 +11,7 @@ from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import opaque
 from stiefelkit.metrics import orthogonality_error, working_dtype
 
-__all__ = ["nearest_frame", "polar_factor"]
+__all__ = ["nearest_frame", "polar_factor", "scaled"]
 
 _NEARLY_A_FRAME = 0.1
 _POLISHED_IN_ONE = 1e-8
@@ -139,7 +139,7 @@ class _Lyapunov(Function):
 
 
 def _by_eigenvectors(x: Tensor, who: str) -> Tensor:
-    x = _scaled(x)
+    x = scaled(x)
     try:
         squares, v = torch.linalg.eigh(x.mH @ x)
     except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
@@ -163,7 +163,7 @@ def _nearest(w: Tensor, who: str) -> Tensor:
 def _by_singular_vectors(w: Tensor, who: str) -> Tensor:
     if not torch.isfinite(w).all():
         raise _not_finite(who)
-    u, s, vh = torch.linalg.svd(_scaled(w), full_matrices=False)
+    u, s, vh = torch.linalg.svd(scaled(w), full_matrices=False)
     n, p = w.shape[-2:]
     ranks = (s > n * torch.finfo(s.dtype).eps * s[..., :1]).sum(-1)
     if (ranks < p).any():
@@ -174,7 +174,7 @@ def _by_singular_vectors(w: Tensor, who: str) -> Tensor:
     return u @ vh
 
 
-def _scaled(x: Tensor) -> Tensor:
+def scaled(x: Tensor) -> Tensor:
     """X divided by powers of 2 to entries around 1, so that squares neither overflow nor vanish."""
     parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
     largest = parts.abs().amax((-3, -2, -1), keepdim=True)

@@ -111,25 +111,35 @@ class Bucket:
         batches = [t.detach().reshape(-1, n, p) for t in gathered]
         return batches[0] if len(batches) == 1 else torch.cat(batches)
 
-    def scatter(self, batch: Tensor) -> list[Tensor]:
-        """For each frame its part of a batch, in the frame's shape and, if it is sharded, this rank's part."""
+    def scatter(self, batch: Tensor, likes: list[Tensor] | None = None) -> list[Tensor]:
+        """For each frame its part of a batch, in the shape of the frame, or of `likes`; if that is sharded, locally."""
+        likes = self.params if likes is None else likes
         if self.is_single:
-            return [local_part(placed_like(batch, self.params[0]))]
-        n, p = batch.shape[-2:]
-        sizes = [param.numel() // (n * p) for param in self.params]
-        parts = batch.split(sizes)
+            return [local_part(placed_like(batch, likes[0]))]
+        sizes = [math.prod(param.shape[:-2]) for param in self.params]
         return [
-            local_part(placed_like(part.reshape(param.shape), param))
-            for part, param in zip(parts, self.params, strict=True)
+            local_part(placed_like(part.reshape(like.shape), like))
+            for part, like in zip(batch.split(sizes), likes, strict=True)
         ]
 
-    def state(self, key: str) -> Tensor:
-        """A state of every frame, of the frame's shape; zero at first, and cast if the frame was."""
+    def state(self, key: str, *, is_real: bool = False, of_columns: bool = False) -> Tensor:
+        """A state of every frame, zero at first, and cast if the frame was.
+
+        Args:
+            key: what it is called.
+            is_real: whether it is real for complex frames as well.
+            of_columns: whether its shape is (*, p, p), on all ranks, and not that of the frame.
+        """
         for p, state in zip(self.params, self.states, strict=True):
-            if key not in state:
-                state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            elif state[key].dtype != p.dtype:
-                state[key] = state[key].to(p.dtype)
+            dtype = p.dtype.to_real() if is_real else p.dtype
+            if key in state:
+                if state[key].dtype != dtype:
+                    state[key] = state[key].to(dtype)
+            elif of_columns:
+                *batch, _, columns = p.shape
+                state[key] = torch.zeros(*batch, columns, columns, dtype=dtype, device=p.device)
+            else:
+                state[key] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
         return self.gather([state[key] for state in self.states])
 
     def stage(self, key: str, value: Tensor | list[Any]) -> None:
@@ -143,7 +153,8 @@ class Bucket:
                 for state, entry in zip(self.states, value, strict=True):
                     state[key] = entry
                 continue
-            for state, part in zip(self.states, self.scatter(value), strict=True):  # type: ignore[arg-type]
+            parts = self.scatter(value, [state[key] for state in self.states])  # type: ignore[arg-type]
+            for state, part in zip(self.states, parts, strict=True):
                 local_part(state[key]).copy_(part)
         self._staged.clear()
 

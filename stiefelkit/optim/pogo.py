@@ -8,12 +8,11 @@ from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.metrics import defect as defect_of
-from stiefelkit.metrics import rounding_limit
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, inverse, length_of, second_moments
 from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
-from stiefelkit.optim.upkeep import polish
+from stiefelkit.optim.upkeep import land
 
 __all__ = ["POGO"]
 
@@ -43,13 +42,7 @@ class StepBack(Retraction):
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        bucket.wear = 0.0  # every step measures X^H X - I
-        exact = group["precision"] == "exact"
-        limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
-        target = 0.3 * limit if exact else 3 * limit
-        left = math.inf if exact else 0.75 * length**4
-        while left > target:
-            left = 0.75 * polish(bucket, coarse=not exact) ** 2
+        land(bucket, group["precision"], math.inf if group["precision"] == "exact" else 0.75 * length**4)
 
 
 class POGO(TangentOptimizer):

@@ -29,6 +29,7 @@ __all__ = [
     "one_of",
     "signature",
     "told",
+    "whole",
 ]
 
 PRECISIONS = ("exact", "fast")
@@ -73,6 +74,11 @@ def at_least(low: float, below: float = math.inf) -> Check:
     """A number, low <= number < below."""
     upper = "" if below == math.inf else f" and < {below:g}"
     return Check(f"{{key}} >= {low:g}{upper}", lambda value: is_number(value) and low <= value < below)
+
+
+def whole(low: int) -> Check:
+    """An int that is at least so large."""
+    return Check(f"a whole {{key}} >= {low}", lambda value: type(value) is int and value >= low)
 
 
 def one_of(*values: Any) -> Check:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_entries", "check_states"]
 
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
 """Means of squares: not negative."""
-LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "step", "lo", "wear")
+LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear")
 """May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
 LATE_OF_TORCH = ("momentum_buffer",)
 """The same of other parameters: a momentum that was zero so far has none."""
@@ -101,10 +101,13 @@ def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict
 
 
 def _shape_of(value: Any, p: Tensor) -> Any:
-    """A type; or for a tensor what its shape is: that of the parameter, of the batch, or none."""
+    """A type; or for a tensor what it is like: the parameter, or its real part, its p x p columns, the batch, none."""
     if not isinstance(value, Tensor):
         return type(value)
-    return "parameter" if value.shape == p.shape else "batch" if value.shape == p.shape[:-2] else "number"
+    if value.shape == p.shape:
+        return "parameter" if value.is_complex() == p.is_complex() else "real"
+    shapes = {"columns": (*p.shape[:-2], *2 * p.shape[-1:]), "batch": p.shape[:-2]}
+    return next((kind for kind, shape in shapes.items() if value.shape == shape), "number")
 
 
 def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p: Tensor, is_frame: bool) -> None:
@@ -114,7 +117,8 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
         missing.append("step" if "exp_avg_sq" in entry else "exp_avg_sq")
     if missing:
         raise CheckpointError(f"{who} needs a state of {', '.join(sorted(template))}, got one without {missing[0]!r}.")
-    shapes = {"parameter": p.shape, "batch": p.shape[:-2], "number": torch.Size()}
+    columns = torch.Size((*p.shape[:-2], *2 * p.shape[-1:]))
+    shapes = {"parameter": p.shape, "real": p.shape, "columns": columns, "batch": p.shape[:-2], "number": torch.Size()}
     for key, value in entry.items():
         if key not in template and key != "lo":  # the user's own, or of other settings
             continue

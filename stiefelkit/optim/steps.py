@@ -5,10 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import Tangent
+from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.optim.bucket import Bucket
 
-__all__ = ["as_factor", "bounded_steps", "inverse", "length_of", "second_moments"]
+__all__ = ["above_rounding", "as_factor", "bounded_steps", "inverse", "length_of", "second_moments"]
+
+_ROUNDING = 4.0
+"""What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
 
 
 def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tuple[int, float]]:
@@ -59,3 +62,25 @@ def as_factor(steps: list[float], like: Tensor) -> float | Tensor:
 def length_of(direction: Tangent, steps: list[float]) -> float:
     """Frobenius norm of the longest of the increments, to first order."""
     return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
+
+
+def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
+    """A Riemannian gradient of G with zeros in the place of either part that cannot be told from rounding.
+
+    For optimizers that make a direction of full length of it, however short it is.
+    """
+    rounding = _ROUNDING * torch.finfo(g.dtype).eps * g.shape[-1] ** 0.5
+    lost = [rounding * norm for norm in norms_of(g)[0]]
+    rotation, rotation_norms = _above(lost, gradient.rotation, gradient.rotation_norms)
+    if gradient.rest is None:
+        return Tangent(rotation, None, rotation_norms, gradient.rest_norms)
+    rest, rest_norms = _above(lost, gradient.rest, gradient.rest_norms)
+    return Tangent(rotation, rest, rotation_norms, rest_norms, gradient.along_norms)
+
+
+def _above(lost: list[float], part: Tensor, norms: list[float]) -> tuple[Tensor, list[float]]:
+    kept = [norm > bound for norm, bound in zip(norms, lost, strict=True)]
+    if all(kept):
+        return part, norms
+    mask = torch.tensor(kept, device=part.device).view(*part.shape[:-2], 1, 1)
+    return part * mask, [norm * keep for norm, keep in zip(norms, kept, strict=True)]

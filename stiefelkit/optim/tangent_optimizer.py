@@ -36,6 +36,13 @@ class Retraction(ABC):
         `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
         """
 
+    def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
+        """Returns what is added to exact frames, in float64 or complex128, where a step is no small increment.
+
+        The frame nearest to that is taken.
+        """
+        return cayley_increment(w, direction, as_factor(steps, w))
+
     @abstractmethod
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """Polishes what cannot wait for the next step, after an increment of some length."""
@@ -82,6 +89,17 @@ class TangentOptimizer(FrameOptimizer):
             OverflowError: a gradient or a moment is so large that its square overflows; nothing is written then.
         """
 
+    def carry(
+        self,
+        group: dict[str, Any],
+        bucket: Bucket,
+        direction: Tangent,
+        steps: list[float],
+        w: Tensor,
+        increment: Tensor | None = None,
+    ) -> None:
+        """Stages what goes along to W + increment, or to W after a step that is none; here nothing."""
+
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
         who, precision = type(self).__name__, group["precision"]
@@ -99,13 +117,18 @@ class TangentOptimizer(FrameOptimizer):
             raise not_finite(who, [bucket])
         if float(group["lr"]) == 0:
             # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
+            self.carry(group, bucket, direction, steps, w)
             bucket.commit()
             bucket.wear = bucket.wear
             return
         root = math.sqrt(w.shape[-1])
         worn = wear(direction, steps)
         if length_of(direction, steps) > _LONGEST * root or worn > HOPELESS:
-            leap(who, bucket, w, direction, steps)
+            exact = leap(who, bucket, w, direction, steps, self.retraction.leap)
+            self.carry(group, bucket, direction, steps, exact.to(w.dtype))
+            bucket.commit()
+            bucket.assign(exact)
+            bucket.wear = 0.0
             return
         defect, before = None, bucket.wear * growth(direction, steps)
         if before >= due(w, precision):
@@ -118,6 +141,7 @@ class TangentOptimizer(FrameOptimizer):
             limit = rounding_limit(w.shape[-1], w.dtype)
             before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
         increment, length = self.retraction.increment(group, w, direction, steps, defect)
+        self.carry(group, bucket, direction, steps, w, increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))

@@ -1,19 +1,20 @@
 """What rounding does to frames, measured and taken away."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError
-from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of
+from stiefelkit.functional import Tangent, nearest_frame, norms_of
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.optim.steps import length_of
 
-__all__ = ["leap", "measured", "polish", "polish_wholly", "wear_left"]
+__all__ = ["land", "leap", "measured", "polish", "polish_wholly", "wear_left"]
 
 _TURNS = 3
 """Polishes that take any defect which is not lost to the rounding limit."""
@@ -48,11 +49,30 @@ def polish_wholly(bucket: Bucket) -> None:
             return
 
 
-def leap(who: str, bucket: Bucket, w: Tensor, direction: Tangent, steps: list[float]) -> None:
-    """A step so long that it is no small increment: in float64, to the nearest frame.
+def land(bucket: Bucket, precision: str, left: float = math.inf) -> None:
+    """Polishes frames that products alone have moved, `left` from the manifold as far as is known, until they are.
+
+    In "exact" the defect is worked out in float64.
+    """
+    bucket.wear = 0.0
+    exact = precision == "exact"
+    limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
+    while left > (0.3 * limit if exact else 3 * limit):
+        left = 0.75 * polish(bucket, coarse=not exact) ** 2
+
+
+def leap(
+    who: str,
+    bucket: Bucket,
+    w: Tensor,
+    direction: Tangent,
+    steps: list[float],
+    increment: Callable[[Tensor, Tangent, list[float]], Tensor],
+) -> Tensor:
+    """Where a step leads that is so long that it is no small increment: worked out in float64, the nearest frame.
 
     Raises:
-        NonFiniteError: nothing finite comes of it; then the frame is not changed.
+        NonFiniteError: nothing finite comes of it.
     """
     wide, lo = working_dtype(w.dtype), bucket.remainders()
     exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
@@ -60,13 +80,10 @@ def leap(who: str, bucket: Bucket, w: Tensor, direction: Tangent, steps: list[fl
     if rest is not None:
         rest = rest - exact @ (exact.mH @ rest)
     tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
-    moved = exact + cayley_increment(exact, tangent, as_factor(steps, exact))
+    moved = exact + increment(exact, tangent, steps)
     if not torch.isfinite(moved).all():
         raise NonFiniteError(
             f"{who} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
             "which nothing finite comes; lower the learning rate. The frame was not changed."
         )
-    nearest = nearest_frame(moved)
-    bucket.commit()
-    bucket.assign(nearest)
-    bucket.wear = 0.0
+    return nearest_frame(moved)

@@ -1,0 +1,79 @@
+r"""The polar step along the Stiefel manifold, to the nearest frame, as an increment that loses no digits.
+
+The frame nearest to X = W - t U, U = W C + P with W^H P = 0, is X (I + E)^(-1/2), I + E = X^H X,
+
+    E = t^2 (C^H C + P^H P) - t (C + C^H),
+
+so with D = (I + E)^(-1/2) - I it is W + W (D - t C - t C D) - t P (I + D): all as small as the step, whence its
+rounding is, too. For a tangent vector C is skew and E of second order.
+"""
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._norms import norms_of
+from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._stiefel.tangents import Tangent
+from stiefelkit.metrics import working_dtype
+
+__all__ = ["inverse_root_less_one", "polar_increment"]
+
+_SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)
+"""Of (1 + x)^(-1/2) - 1, from x on."""
+_DEFECT = 1 / 48
+"""What the truncation may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
+
+
+def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
+    """What is to be added to W to move it to the frame nearest to W - step U.
+
+    Args:
+        w: frames, shape (*, n, p).
+        direction: U; its rotation may be any C, not only a skew one, as long as W - step U has full rank.
+        step: length t, or one for each matrix, shape (*, 1, 1).
+        defect: M^H M - I of what W is the rounding of, shape (*, p, p): the increment then takes it away as well.
+
+    Returns:
+        Tensor of the shape and dtype of W.
+    """
+    turn = direction.rotation * step
+    rest = None if direction.rest is None else direction.rest * step
+    e = turn.mH @ turn - (turn + turn.mH)
+    if rest is not None:
+        e = plus_product(e, rest.mH, rest)
+    d = inverse_root_less_one(e if defect is None else e + defect)
+    along = d - plus_product(turn, turn, d)
+    if rest is None:
+        return w @ along
+    return plus_product(w @ along, rest, d, -1).sub_(rest)
+
+
+def inverse_root_less_one(e: Tensor) -> Tensor:
+    """(I + E)^(-1/2) - I for Hermitian E to relative rounding: a series near multiples of I, eigenvectors elsewhere."""
+    p = e.shape[-1]
+    mean = e.diagonal(dim1=-2, dim2=-1).real.mean(-1)[..., None, None]
+    eye = torch.eye(p, dtype=e.dtype, device=e.device)
+    centred = (e - mean * eye) / (1 + mean)
+    size = max(norms_of(centred)[0])
+    permitted = _DEFECT * torch.finfo(e.dtype).eps * p**0.5
+    power = size
+    for degree, following in enumerate(_SERIES[1:]):
+        if abs(following) * power * size <= permitted:
+            series = _SERIES[: degree + 1]
+            break
+        power *= size
+    else:
+        return _by_eigenvectors(e)
+    # (1 + c)^(-1/2) (I + f) - I = ((1 + c)^(-1/2) - 1) I + (1 + c)^(-1/2) f
+    less = torch.expm1(-0.5 * torch.log1p(mean))
+    f = centred * series[-1]
+    for coefficient in reversed(series[:-1]):
+        f = plus_product(centred * coefficient, centred, f)
+    return (1 + less) * f + less * eye
+
+
+def _by_eigenvectors(e: Tensor) -> Tensor:
+    fine = e.to(working_dtype(e.dtype))
+    values, v = torch.linalg.eigh(fine)
+    less = torch.expm1(-0.5 * torch.log1p(values.clamp(min=-1 + 1e-15)))
+    return ((v * less.unsqueeze(-2)) @ v.mH).to(e.dtype)

@@ -1,0 +1,109 @@
+r"""The steepest tangent vector in the spectral norm: max <G, A> over tangent A with ||A||_2 <= 1.
+
+Its dual is min ||G + 2 W L||_* over Hermitian L, with the same value. With K the skew part of S = W^H G and
+P = G - W S, the matrices that matter are W a + P b with p x p matrices a and b, so that but for P^H P nothing depends
+on n. For a square frame P = 0, and the direction is W msign(K).
+"""
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import OptionError
+from stiefelkit.functional._msign import msign
+from stiefelkit.functional._norms import norms_of
+from stiefelkit.functional._packing import minus_adjoint
+from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
+from stiefelkit.metrics import working_dtype
+
+__all__ = ["spectral_direction", "split", "steepest"]
+
+
+def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[Tensor, Tensor]:
+    r"""Returns the tangent vector A with ||A||_2 <= 1 for which <G, A> = Re tr(G^H A) is largest, and what proves it.
+
+    For any Hermitian L the value is at most ||G + 2 W L||_*, and the L returned makes that nearly equal: what is
+    between the two bounds how much a better A could gain. A square frame takes one `msign`, and A is the best at once
+    (but for singular values of the skew part of W^H G below 1e-3 of the largest). A tall one takes Douglas-Rachford
+    iterations of one p x p eigenvalue problem each; A is tangent and within the unit ball after any number of them. Of
+    <G, A> is missing, for Gaussian matrices, at most
+
+        iterations           5        10       20       40      100
+        n >= 4p           5e-3      4e-4     1e-6     1e-9    1e-14
+        p < n < 4p        1e-1      4e-2     2e-2     7e-3     1e-3
+
+    Args:
+        w: frames, shape (*, n, p).
+        g: matrices of the same shape and dtype, as the gradient of a loss.
+        iterations: how many, for tall frames.
+
+    Returns:
+        A of the shape of W, and L of shape (*, p, p). Zero for G = 0.
+
+    Raises:
+        ShapeError: W has more columns than rows, or G another shape.
+        OptionError: there is no iteration.
+
+    References:
+        Bernstein, Modular manifolds, 2025; Su, Muon on the Stiefel manifold, 2025, for the problem.
+        Eckstein, Bertsekas, On the Douglas-Rachford splitting method, Math. Program. 55, 1992.
+
+    >>> import torch
+    >>> w, g = torch.eye(3, 2), torch.tensor([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
+    >>> spectral_direction(w, g)[0]
+    tensor([[ 0.,  1.],
+            [-1.,  0.],
+            [ 0.,  0.]])
+    """
+    check_alike("spectral_direction", w, g)
+    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+        raise OptionError(f"spectral_direction needs iterations >= 1, got {iterations!r}.")
+    direction, multiplier = steepest(w, riemannian_gradient(w, g, "euclidean"), iterations)
+    s = w.mH @ g
+    return direction.vector(w), multiplier - (s + s.mH) / 4
+
+
+def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Tensor]:
+    """The direction for a Riemannian gradient in the Euclidean metric, W K + P, and the L that belongs to it."""
+    k, rest = gradient.rotation, gradient.rest
+    if rest is None:
+        signed = minus_adjoint(msign(k, precision="fast")).mul_(0.5)
+        (norms,) = norms_of(signed)
+        return Tangent(signed, None, norms, [0.0] * len(norms)), torch.zeros_like(k)
+    fine, wide = k.to(working_dtype(k.dtype)), rest.to(working_dtype(k.dtype))
+    gram = wide.mH @ wide
+    mean = _singular_values(fine.mH @ fine + gram).mean(-1)[..., None, None]
+    tau = torch.where(mean > 0, mean, 1.0).reciprocal()
+    fine, gram = fine * tau, gram * tau.square()
+    eye = torch.eye(k.shape[-1], dtype=fine.dtype, device=k.device)
+    a = b = along = torch.zeros_like(fine)
+    clipped = (a, b)
+    for _ in range(iterations):
+        along, lower = a + fine, b + eye
+        skew = minus_adjoint(along) / 2
+        clipped = _clip(2 * skew - a, 2 * lower - b, gram)
+        a, b = a + clipped[0] - skew, b + clipped[1] - lower
+    skew, lower = minus_adjoint(clipped[0]) / 2, clipped[1]
+    longest = _singular_values(skew.mH @ skew + lower.mH @ gram @ lower).amax(-1)[..., None, None].clamp(min=1)
+    vector = w @ (skew / longest).to(w.dtype) + rest @ (lower * (tau / longest)).to(w.dtype)
+    return split(w, vector, is_tangent=True), ((along + along.mH) / (-4 * tau)).to(w.dtype)
+
+
+def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
+    """U as W Omega + P; Omega is skew to the last bit for a tangent vector, and W^H U for any other."""
+    s = w.mH @ u
+    rotation = minus_adjoint(s).mul_(0.5) if is_tangent else s
+    rest = plus_product(u, w, s, -1)
+    return Tangent(rotation, rest, *norms_of(rotation, rest, s))
+
+
+def _clip(a: Tensor, b: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
+    """W a + P b with no singular value above 1, where `gram` is P^H P."""
+    squares, v = torch.linalg.eigh(a.mH @ a + b.mH @ gram @ b)
+    shrunk = (v * squares.clamp(min=1).rsqrt().unsqueeze(-2)) @ v.mH
+    return a @ shrunk, b @ shrunk
+
+
+def _singular_values(gram: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()

@@ -1,0 +1,72 @@
+r"""The split step of Kong, Wang and Tao along the Stiefel manifold, and what it does to a momentum.
+
+A frame moves along -U, U = W Omega + P, first within its columns, W1 = W R, R = (I + t Omega / 2)^-1 (I - t Omega / 2),
+then out of them, W' = (W1 - t P) (I + E)^(-1/2), E = t^2 P^H P. A momentum W Y + V, V^H W = 0, keeps its Y, in the
+columns of the new frame, and of V is kept what is normal to W', V + t W' (I + E)^(-1/2) P^H V; a V along P gets back
+the length that it loses by that, which is a factor of (I + E)^(1/2).
+"""
+
+from torch import Tensor
+
+from stiefelkit.functional._cayley.quotient import quotient_of_skew
+from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
+from stiefelkit.functional._stiefel.tangents import Tangent
+
+__all__ = ["carried_momentum", "split_increment", "turn"]
+
+
+def turn(direction: Tangent, step: float | Tensor) -> Tensor:
+    """R - I, to relative rounding."""
+    if isinstance(step, Tensor):
+        return quotient_of_skew(direction.rotation * step, 0.5, [], None)
+    return quotient_of_skew(direction.rotation, 0.5 * step, direction.rotation_norms, None)
+
+
+def split_increment(
+    w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, unscaled: bool = False
+) -> Tensor:
+    """What is to be added to W to move it by -step along a tangent vector.
+
+    A defect as in `cayley_increment`; unscaled is without (I + E)^(-1/2), for a polar factor that follows.
+    """
+    along = turn(direction, step)
+    if direction.rest is None:
+        return w @ (along if defect is None else along.add_(defect, alpha=-0.5))
+    rest = direction.rest * step
+    if unscaled:
+        return w @ along - rest
+    square = rest.mH @ rest
+    less = inverse_root_less_one(square if defect is None else square + defect)
+    along = plus_product(along + less, along, less)
+    return plus_product(w @ along, rest, less, -1).sub_(rest)
+
+
+def carried_momentum(
+    moved: Tensor, direction: Tangent, step: float | Tensor, momentum: Tangent, share: float
+) -> Tensor:
+    """What becomes of a momentum by such a step; one that is the direction itself keeps its length.
+
+    Args:
+        moved: W'.
+        direction: along which the frame went.
+        step: how far.
+        momentum: Y and V.
+        share: factor of Y.
+
+    Returns:
+        share W' Y + V', of the shape of W.
+    """
+    within = momentum.rotation * share
+    if direction.rest is None or momentum.rest is None:
+        return moved @ within
+    rest = direction.rest * step
+    square = rest.mH @ rest
+    less = inverse_root_less_one(square)
+    inner = rest.mH @ momentum.rest
+    inner = plus_product(inner, less, inner)
+    if momentum is not direction:
+        return plus_product(momentum.rest, moved, within + inner)
+    lengthened = square + plus_product(less, square, less)  # (I + E)^(1/2) - I
+    within = within + plus_product(inner, inner, lengthened)
+    return plus_product(plus_product(momentum.rest, momentum.rest, lengthened), moved, within)

@@ -1,0 +1,126 @@
+"""Landing: along the tangent space and towards the manifold at once, and onto it as often as is asked for."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+
+from stiefelkit.errors import NotAFrameError
+from stiefelkit.functional import norms_of
+from stiefelkit.functional._product import plus_product
+from stiefelkit.metrics import defect as defect_of
+from stiefelkit.metrics import working_dtype
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.checks import not_finite
+from stiefelkit.optim.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.settings import (
+    BETAS,
+    OF_PLAIN,
+    RATE,
+    SHARED,
+    SWITCH,
+    WEIGHT_DECAY,
+    Setting,
+    at_least,
+    whole,
+)
+from stiefelkit.optim.steps import as_factor
+from stiefelkit.optim.upkeep import land
+
+__all__ = ["Landing"]
+
+FURTHEST = 0.5
+"""||W^H W - I||_F that no step goes beyond."""
+
+
+class Landing(FrameOptimizer):
+    r"""Descends without a retraction: W <- W - a F, F = T + attraction W E, E = W^H W - I. Only products.
+
+    T = G W^H W - W G^H W, tangent to the set of all matrices with this W^H W, is the Riemannian gradient at a frame,
+    and W E, normal to that set, the gradient of ||E||_F^2 / 4: one goes downhill, the other home. The step a is the
+    rate, or less, so that ||E||_F stays below 1/2: with d = ||E||_F, b = attraction d (1 - d) and f = ||F||_F,
+    a = min(lr, (b + (b^2 + f^2 (1/2 - d))^(1/2)) / f^2, 1 / (2 attraction)).
+
+    Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
+    has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k
+    infinite): it saves three products of seven, and in between W is **no frame**, but as near to one as ||E||_F < 1/2
+    says. Then what reads the weight sees that, and checkpoints made in between are refused when they are loaded, so
+    save, and end, at a multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other
+    groups are moved by torch.optim.Adam.
+
+    References:
+        Ablin, Peyre, Fast and accurate optimization on the orthogonal manifold without retraction, AISTATS 2022.
+        Ablin, Vary, Gao, Absil, Infeasible deterministic, stochastic, and variance-reduction algorithms for
+        optimization under orthogonality constraints, JMLR 2024.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
+    >>> optimizer = Landing(sk.optim.parameter_groups(layer, lr=1e-2))
+    >>> layer(torch.ones(4)).square().sum().backward()
+    >>> optimizer.step()
+    """
+
+    plain = torch.optim.Adam
+
+    settings = (
+        Setting("lr", 1e-3, RATE, "learning rate."),
+        Setting(
+            "momentum",
+            0.0,
+            at_least(0),
+            "factor of the last direction, brought along by projection on the tangent space.",
+        ),
+        Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),
+        Setting("every", 1, whole(1), "steps from one landing to the next; beyond 1, W is no frame in between."),
+        Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
+        Setting("eps", 1e-8, at_least(0), OF_PLAIN),
+        WEIGHT_DECAY,
+        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        *SHARED,
+    )
+    examples = ({}, {"momentum": 0.5, "precision": "fast"}, {"momentum": 0.9, "amsgrad": True})
+    steady: ClassVar = {"momentum": 0.0}
+
+    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        """See `FrameOptimizer`."""
+        who, precision, lr = type(self).__name__, group["precision"], float(group["lr"])
+        w, g = bucket.frames(), bucket.gradients()
+        if group["maximize"]:
+            g = -g
+        bucket.refresh(precision == "exact" and w.dtype != working_dtype(w.dtype))
+        if group["momentum"]:
+            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
+        gram_less = defect_of(w)
+        s = w.mH @ g
+        if group["momentum"]:
+            bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
+        within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
+        attraction = group["attraction"] if group["every"] > 1 else 0.0
+        field = plus_product(plus_product(g, g, gram_less), w, attraction * gram_less - within)
+        distances, lengths = norms_of(gram_less, field)
+        if not math.isfinite(sum(lengths)):
+            raise not_finite(who, [bucket])
+        furthest = max(distances)
+        if not furthest < FURTHEST + 1e-3:
+            raise NotAFrameError(
+                f"{who} needs matrices near frames, got one with ||W^H W - I||_F = {furthest:.2g}: it was changed from "
+                "outside; assign a frame with sk.assign_."
+            )
+        count = bucket.states[0].get("step", 0) + 1
+        bucket.stage("step", [count] * len(bucket.states))
+        bucket.commit()
+        bucket.wear = 0.0
+        if lr == 0:
+            return
+        steps = [_safe(lr, d, f, attraction) for d, f in zip(distances, lengths, strict=True)]
+        bucket.add(field * (-as_factor(steps, w)))
+        if count % group["every"] == 0:
+            land(bucket, precision)
+
+
+def _safe(lr: float, d: float, f: float, attraction: float) -> float:
+    """A step that stays as near to the manifold as it has to, of a field of norm f at the distance d."""
+    pull = attraction * d * (1 - d)
+    if f > 0:
+        lr = min(lr, (pull + math.sqrt(pull * pull + f * f * max(FURTHEST - d, 0.0))) / f / f)
+    return min(lr, 0.5 / attraction) if attraction else lr

@@ -1,0 +1,55 @@
+"""Muon on the Stiefel manifold: the steepest descent among tangent vectors in the spectral norm."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional import Tangent
+from stiefelkit.functional._stiefel.spectral import steepest
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.settings import Setting, whole
+from stiefelkit.optim.spectral import AFTER, BEFORE, PolarStep, averaged_gradient
+from stiefelkit.optim.tangent_optimizer import TangentOptimizer
+
+__all__ = ["ManifoldMuon"]
+
+
+class ManifoldMuon(TangentOptimizer):
+    r"""Steepest descent in the spectral norm: W <- polar(W - lr A), A the tangent vector with the largest <M, A>.
+
+    Among all tangent A with ||A||_2 <= 1, that is: no direction in which a linear layer's output may change counts more
+    than another. M <- momentum M + (1 - momentum) G is a mean of gradients, not transported. Every step is as long as
+    the rate says, whatever the size of the gradient, so the rate wants a schedule that ends near zero. For a square
+    frame A = W msign((S - S^H) / 2), S = W^H M; for a tall one `stiefelkit.functional.spectral_direction` iterates in
+    p x p matrices. The metric of the group makes no difference. Other groups are moved by torch.optim.Adam.
+
+    A square frame costs one `msign` besides what a `CayleySGD` step does; a tall one as many p x p eigenvalue problems
+    as there are iterations, for which `SPEL` is the cheaper half-sister.
+
+    References:
+        Bernstein, Modular manifolds, Thinking Machines Lab, 2025.
+        Su, Muon on the Stiefel manifold, kexue.fm 11221, 2025.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
+    >>> optimizer = ManifoldMuon(sk.optim.parameter_groups(layer, lr=1e-3, stiefel=dict(lr=0.02)))
+    >>> layer(torch.ones(4)).square().sum().backward()
+    >>> optimizer.step()
+    """
+
+    plain = torch.optim.Adam
+
+    settings = (
+        *BEFORE,
+        Setting("iterations", 10, whole(1), "towards the best direction of a tall frame, which is off by 4 % at most."),
+        *AFTER,
+    )
+    examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"iterations": 3, "amsgrad": True})
+    steady: ClassVar = {"momentum": 0.0}
+    retraction = PolarStep()
+
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """See `TangentOptimizer`."""
+        along, _ = steepest(w, averaged_gradient(group, bucket, w, g), group["iterations"])
+        return along, [float(group["lr"])] * len(along.rotation_norms)

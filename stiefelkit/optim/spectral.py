@@ -1,0 +1,56 @@
+"""What optimizers by the spectral norm share: their settings, their momentum and the step to the nearest frame."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
+from stiefelkit.optim.steps import above_rounding, as_factor, length_of
+from stiefelkit.optim.tangent_optimizer import CayleyStep
+
+__all__ = ["AFTER", "BEFORE", "PolarStep", "averaged_gradient"]
+
+BEFORE = (
+    Setting("lr", 0.02, RATE, "learning rate: the angle, nearly, by which the columns of a frame turn at each step."),
+    Setting("momentum", 0.95, at_least(0, below=1.0), "decay of the mean gradient M <- momentum M + (1 - momentum) G."),
+)
+AFTER = (
+    Setting("betas", (0.9, 0.999), BETAS, OF_PLAIN),
+    Setting("eps", 1e-8, at_least(0), OF_PLAIN),
+    WEIGHT_DECAY,
+    Setting("amsgrad", False, SWITCH, OF_PLAIN),
+    *SHARED,
+)
+
+
+class PolarStep(CayleyStep):
+    """To the frame nearest to W - step; the direction may be any whose W - step has full rank."""
+
+    def increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """See `Retraction`."""
+        return polar_increment(w, direction, as_factor(steps, w), defect=defect), length_of(direction, steps)
+
+    def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
+        """See `Retraction`."""
+        return direction.vector(w) * (-as_factor(steps, w))  # the nearest frame follows
+
+
+def averaged_gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> Tangent:
+    """Stages the mean of the gradients, which is of the ambient space, and returns its tangent part.
+
+    Raises:
+        OverflowError: it is not finite.
+    """
+    momentum = group["momentum"]
+    if momentum:
+        g = bucket.state("momentum_buffer").mul(momentum).add_(g, alpha=1 - momentum)
+        bucket.stage("momentum_buffer", g)
+    gradient = riemannian_gradient(w, g, "euclidean")
+    if not math.isfinite(sum(gradient.rotation_norms) + sum(gradient.rest_norms)):
+        raise OverflowError
+    return above_rounding(gradient, g)

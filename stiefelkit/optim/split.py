@@ -1,0 +1,79 @@
+"""What the optimizers of Kong, Wang and Tao share: the split step, and a momentum that goes along."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from stiefelkit.functional import Tangent
+from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._stiefel.split_step import carried_momentum, split_increment, turn
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.optim.tangent_optimizer import CayleyStep, TangentOptimizer
+
+__all__ = ["Moving", "SplitOptimizer", "turned"]
+
+
+@dataclass
+class Moving(Tangent):
+    """A direction, and the momentum that it was made of."""
+
+    momentum: Tangent | None = None
+
+
+class SplitStep(CayleyStep):
+    """First within the columns of W, then out of them."""
+
+    def increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """See `Retraction`."""
+        return split_increment(w, direction, as_factor(steps, w), defect=defect), length_of(direction, steps)
+
+    def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
+        """See `Retraction`."""
+        return split_increment(w, direction, as_factor(steps, w), unscaled=True)
+
+
+class SplitOptimizer(TangentOptimizer):
+    """Has a momentum in the tangent space that the step takes along exactly; its key is `buffer`."""
+
+    buffer = "momentum_buffer"
+    retraction = SplitStep()
+
+    def carry(
+        self,
+        group: dict[str, Any],
+        bucket: Bucket,
+        direction: Tangent,
+        steps: list[float],
+        w: Tensor,
+        increment: Tensor | None = None,
+    ) -> None:
+        """See `TangentOptimizer`."""
+        if self.buffer not in bucket.states[0]:
+            return
+        share = 0.5 if is_canonical(group) else 1.0
+        momentum = direction.momentum if isinstance(direction, Moving) and direction.momentum else direction
+        if increment is None:
+            within = momentum.rotation * share
+            if momentum.rest is not None:
+                within = within - w.mH @ momentum.rest
+            after = w @ within if momentum.rest is None else plus_product(momentum.rest, w, within)
+        else:
+            after = carried_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
+        bucket.stage(self.buffer, after)
+
+
+def is_canonical(group: dict[str, Any]) -> bool:
+    """Whether the metric of a group is the canonical one."""
+    return group["manifold"].endswith(":canonical")
+
+
+def turned(group: dict[str, Any], direction: Tangent, steps: list[float], *rests: Tensor | None) -> list[Tensor | None]:
+    """V of momenta after the rotation of their own, dV = -V Y dt in the Euclidean metric, nothing in the canonical."""
+    if direction.rest is None or is_canonical(group):
+        return list(rests)
+    back = turn(direction, as_factor(steps, direction.rest)).mH
+    return [None if rest is None else plus_product(rest, rest, back) for rest in rests]

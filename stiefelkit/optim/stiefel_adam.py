@@ -1,0 +1,97 @@
+"""Adam on the Stiefel manifold, entry by entry, with a momentum that stays in the tangent bundle by itself."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional._product import plus_product
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
+from stiefelkit.optim.split import Moving, SplitOptimizer, turned
+from stiefelkit.optim.steps import as_factor
+
+__all__ = ["StiefelAdam"]
+
+_ROUNDING = 4.0
+"""What rounding may leave of an entry of the tangent part of a normal matrix, over eps and the norm of that."""
+
+
+class StiefelAdam(SplitOptimizer):
+    r"""Adam for frames with a second moment of every entry of the momentum's two parts.
+
+    The momentum W Y + V is that of `StiefelSGD`, dampened: Y <- b1 Y + (1 - b1) (W^H G - G^H W) and V alike. Its
+    entries are divided by the roots of means of their squares plus eps, both corrected as in Adam; Y stays skew by
+    that, and V is projected on the complement of W. Along what comes of it the frame goes as in `StiefelSGD`, which
+    takes the momentum along. Complex entries count by their moduli; what
+    cannot be told from the rounding of G is zero. Other groups are moved by torch.optim.Adam.
+
+    A step changes each of the entries by about lr, and so is about lr sqrt(p (n - p / 2)) long, where that of
+    `CayleyAdam` is lr: rates are smaller by that. It depends on the basis, as Adam does.
+
+    References:
+        Kong, Wang, Tao, Momentum Stiefel optimizer, with applications to suitably-orthogonal attention, and optimal
+        transport, ICLR 2023.
+
+    >>> import stiefelkit as sk
+    >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")
+    >>> optimizer = StiefelAdam(sk.optim.parameter_groups(layer, lr=1e-3))
+    >>> layer(torch.ones(4)).square().sum().backward()
+    >>> optimizer.step()
+    """
+
+    plain = torch.optim.Adam
+    buffer = "exp_avg"
+
+    settings = (
+        Setting("lr", 1e-3, RATE, "learning rate; about what each entry changes by at each step."),
+        Setting("betas", (0.9, 0.99), BETAS, "decays (b1, b2) of the two moments."),
+        Setting("eps", 1e-8, at_least(0), "added to the roots of second moments."),
+        WEIGHT_DECAY,
+        Setting("amsgrad", False, SWITCH, OF_PLAIN),
+        *SHARED,
+    )
+    examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"amsgrad": True})
+
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """See `TangentOptimizer`."""
+        metric = group["manifold"].partition(":")[2]
+        first, second = group["betas"]
+        gradient = riemannian_gradient(w, g, metric)
+        most = torch.finfo(w.dtype).max
+        if not all(o * o + r * r < most for o, r in zip(gradient.rotation_norms, gradient.rest_norms, strict=True)):
+            raise OverflowError
+        # Noise would come out as large as anything else.
+        noise = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True) * (_ROUNDING * torch.finfo(g.dtype).eps)
+        gradient.rotation = gradient.rotation * (gradient.rotation.abs() > noise)
+        if gradient.rest is not None:
+            gradient.rest = gradient.rest * (gradient.rest.abs() > noise)
+        momentum = riemannian_gradient(w, bucket.state("exp_avg"), metric)
+        momentum.rotation = momentum.rotation * first + gradient.rotation * (1 - first)
+        if momentum.rest is not None and gradient.rest is not None:
+            momentum.rest = momentum.rest * first + gradient.rest * (1 - first)
+        counts = [state.get("step", 0) + 1 for state in bucket.states]
+        bucket.stage("step", counts)
+        ks = [k for k, p in zip(counts, bucket.params, strict=True) for _ in range(math.prod(p.shape[:-2]))]
+        roots = as_factor([(1 - second**k) ** -0.5 for k in ks], w)
+        steps = [float(group["lr"]) / (1 - first**k) for k in ks]
+
+        def divided(key: str, moment: Tensor, part: Tensor, of_columns: bool = False) -> Tensor:
+            squares = bucket.state(key, is_real=True, of_columns=of_columns).mul(second)
+            squares.add_(part.abs().square_(), alpha=1 - second)
+            bucket.stage(key, squares)
+            return moment / (squares.sqrt() * roots).add_(group["eps"])
+
+        if momentum.rest is None or gradient.rest is None:
+            rotation = divided("exp_avg_sq", momentum.rotation, gradient.rotation)
+            (norms,) = norms_of(rotation)
+            return Moving(rotation, None, norms, [0.0] * len(norms), momentum=momentum), steps
+        rotation = divided("rotation_sq", momentum.rotation, gradient.rotation, of_columns=True)
+        rest = divided("exp_avg_sq", momentum.rest, gradient.rest)
+        s = w.mH @ rest
+        rest = plus_product(rest, w, s, -1)
+        along = Moving(rotation, rest, *norms_of(rotation, rest, s), momentum=momentum)
+        along.rest, momentum.rest = turned(group, along, steps, along.rest, momentum.rest)
+        return along, steps

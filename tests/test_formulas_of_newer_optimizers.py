@@ -1,0 +1,246 @@
+"""Muon, SPEL, Kong's momentum and Landing make the steps that their papers say, where double precision shows it."""
+
+import math
+
+import pytest
+import torch
+from optimizers_at_hand import excess, frame, gradient, group, run
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.metrics import orthogonality_error
+
+FIELDS = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+METRICS = ["canonical", "euclidean"]
+
+
+def sign(x):
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    return (u * (s > 1e-9 * s.max())) @ vh
+
+
+def projected(w, z):
+    s = w.mH @ z
+    return z - w @ (s + s.mH) / 2
+
+
+def cayley(a):
+    eye = torch.eye(a.shape[-1], dtype=a.dtype)
+    return torch.linalg.solve(eye + a / 2, eye - a / 2)
+
+
+@FIELDS
+@pytest.mark.parametrize("shape", [(6, 6), (8, 3), (5, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("lr", [0.02, 0.7])
+def test_spel_is_a_sign_inside_a_sign(shape, dtype, lr):
+    if shape == (1, 1) and not dtype.is_complex:
+        return
+    w, m = frame(shape, dtype), torch.zeros(shape, dtype=dtype)
+    expected = w.detach().clone()
+    optimizer = sk.optim.SPEL(group(w), lr=lr, momentum=0.8)
+    for seed in range(1, 4):
+        g = gradient(shape, dtype, seed)
+        run(optimizer, w, [g])
+        m = 0.8 * m + 0.2 * g
+        expected = sign(expected - lr * sign(projected(expected, m)))
+    assert torch.dist(w, expected) < 1e-10
+
+
+@FIELDS
+@pytest.mark.parametrize("n", [4, 5, 6])
+def test_manifold_muon_of_a_square_frame_is_its_closed_form(n, dtype):
+    w, m, lr = frame((n, n), dtype), torch.zeros(n, n, dtype=dtype), 0.1
+    expected = w.detach().clone()
+    optimizer = sk.optim.ManifoldMuon(group(w), lr=lr, momentum=0.9)
+    for seed in range(1, 5):
+        g = gradient((n, n), dtype, seed)
+        run(optimizer, w, [g])
+        m = 0.9 * m + 0.1 * g
+        s = expected.mH @ m
+        x = sign(s - s.mH)
+        moved = expected @ (torch.eye(n, dtype=dtype) - lr * x)
+        # Of full rank X^H X = I, but for real odd n.
+        expected = sign(moved) if n % 2 and not dtype.is_complex else moved / math.sqrt(1 + lr**2)
+    assert torch.dist(w, expected) < 1e-10
+
+
+@FIELDS
+@pytest.mark.parametrize("shape", [(16, 4), (5, 4)], ids=str)
+def test_manifold_muon_of_a_tall_frame_takes_the_best_tangent_vector(shape, dtype):
+    """By its optimality conditions: tangent, of norm 1, and no duality gap."""
+    w = frame(shape, dtype)
+    start, g, lr = w.detach().clone(), gradient(shape, dtype), 0.05
+    run(sk.optim.ManifoldMuon(group(w), lr=lr, momentum=0.0, iterations=100), w, [g])
+    _, multiplier = sk.functional.spectral_direction(start, g, iterations=100)
+    # W' = (W - lr A) H with A tangent, so I = sym(H^-1 W'^H W): its inverse solves a Lyapunov equation.
+    z = w.detach().mH @ start
+    eye = torch.eye(shape[1], dtype=dtype)
+    system = torch.kron(eye, z.mT.contiguous()) + torch.kron(z.mH.contiguous(), eye)
+    inverse = torch.linalg.solve(system, 2 * eye.reshape(-1)).reshape(shape[1], shape[1])
+    a = (start - w.detach() @ inverse) / lr
+    along = start.mH @ a
+    assert torch.linalg.matrix_norm(along + along.mH) < 1e-11
+    assert abs(torch.linalg.matrix_norm(a, 2).item() - 1) < 1e-6
+    best = torch.linalg.svdvals(g + 2 * start @ multiplier).sum().item()
+    assert abs((g.conj() * a).real.sum().item() - best) <= 1e-6 * best
+
+
+def kong(w, y, v, g, lr, momentum, metric, isometric=True):
+    """One step of the split scheme; W moves against W Y + V."""
+    p = w.shape[-1]
+    s = w.mH @ g
+    y = momentum * y + (s - s.mH) * (1 if metric == "canonical" else 0.5)
+    v = momentum * v + g - w @ s
+    turn = cayley(lr * y)
+    if metric == "euclidean":
+        v = v @ turn.mH
+    first, m = w @ turn, v.mH @ v
+    values, vectors = torch.linalg.eigh(torch.eye(p, dtype=w.dtype) + lr**2 * m)
+    shrink = (vectors * values.rsqrt()) @ vectors.mH
+    after = (first - lr * v) @ shrink
+    v = v + lr * first @ m
+    return after, y, v @ shrink if isometric else v
+
+
+@FIELDS
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("shape", [(6, 6), (5, 4), (4, 1)], ids=str)
+@pytest.mark.parametrize("lr", [0.01, 0.5])
+def test_stiefel_sgd_is_the_split_scheme_of_its_paper(shape, dtype, metric, lr):
+    w = frame(shape, dtype)
+    expected, p = w.detach().clone(), shape[-1]
+    y, v = torch.zeros(p, p, dtype=dtype), torch.zeros(shape, dtype=dtype)
+    optimizer = sk.optim.StiefelSGD(group(w, metric=metric), lr=lr, momentum=0.9)
+    for seed in range(1, 5):
+        g = gradient(shape, dtype, seed)
+        run(optimizer, w, [g])
+        expected, y, v = kong(expected, y, v, g, lr, 0.9, metric)
+    assert torch.dist(w, expected) < 1e-11
+
+
+@FIELDS
+def test_the_momentum_keeps_its_length_which_is_that_of_the_paper_to_first_order(dtype):
+    def apart(lr):
+        ends = []
+        for isometric in (True, False):
+            w = frame((9, 4), dtype).detach()
+            y, v = torch.zeros(4, 4, dtype=dtype), torch.zeros(9, 4, dtype=dtype)
+            for seed in range(1, 4):
+                w, y, v = kong(w, y, v, gradient((9, 4), dtype, seed), lr, 0.9, "canonical", isometric)
+            ends.append(w)
+        return torch.dist(*ends).item()
+
+    assert apart(0.01) / apart(0.005) == pytest.approx(8, rel=0.05)
+
+
+@FIELDS
+@pytest.mark.parametrize("metric", METRICS)
+def test_without_gradients_stiefel_sgd_goes_along_a_geodesic(dtype, metric):
+    def off(steps):
+        w, g = frame((8, 3), dtype), gradient((8, 3), dtype)
+        start = w.detach().clone()
+        optimizer = sk.optim.StiefelSGD(group(w, metric=metric), lr=1 / steps, momentum=1.0)
+        run(optimizer, w, [g, *[torch.zeros_like(g)] * (steps - 1)])
+        along = -sk.functional.riemannian_gradient(start, g, metric).vector(start)
+        return torch.dist(w, sk.functional.geodesic(start, along, metric=metric)[0]).item()
+
+    assert off(16) <= 0.08
+    assert off(8) / off(16) == pytest.approx(2, rel=0.2)
+
+
+@FIELDS
+@pytest.mark.parametrize("shape", [(5, 5), (9, 4), (2, 6, 3)], ids=str)
+def test_stiefel_adam_is_adam_on_the_parts_of_the_momentum(shape, dtype):
+    w, lr, b1, b2, eps = frame(shape, dtype), 0.02, 0.8, 0.95, 1e-3
+    starts = w.detach().clone().reshape(-1, *shape[-2:])
+    optimizer = sk.optim.StiefelAdam(group(w), lr=lr, betas=(b1, b2), eps=eps)
+    run(optimizer, w, [gradient(shape, dtype, seed) for seed in range(1, 5)])
+    n, p = shape[-2:]
+    for i, expected in enumerate(starts):
+        y, v = torch.zeros(p, p, dtype=dtype), torch.zeros(n, p, dtype=dtype)
+        y2, v2 = torch.zeros(p, p, dtype=torch.float64), torch.zeros(n, p, dtype=torch.float64)
+        for k, seed in enumerate(range(1, 5), 1):
+            g = gradient(shape, dtype, seed).reshape(-1, n, p)[i]
+            s = expected.mH @ g
+            gy, gv = s - s.mH, g - expected @ s
+            y, v = b1 * y + (1 - b1) * gy, b1 * v + (1 - b1) * gv
+            y2, v2 = b2 * y2 + (1 - b2) * gy.abs() ** 2, b2 * v2 + (1 - b2) * gv.abs() ** 2
+            along, out = (m / (1 - b1**k) / ((m2 / (1 - b2**k)).sqrt() + eps) for m, m2 in ((y, y2), (v, v2)))
+            out = out - expected @ (expected.mH @ out)
+            moved = sign(expected @ cayley(lr * along) - lr * out)
+            v = v - moved @ (moved.mH @ v)
+            expected = moved
+        assert torch.dist(w.detach().reshape(-1, n, p)[i], expected) < 1e-10
+
+
+@FIELDS
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("shape", [(6, 6), (9, 4)], ids=str)
+@pytest.mark.parametrize("lr", [0.05, 2.0])
+def test_landing_is_its_field_and_its_safe_step_and_lands_on_time(shape, dtype, metric, lr):
+    w, pull = frame(shape, dtype), 0.8
+    expected, eye = w.detach().clone(), torch.eye(shape[-1], dtype=dtype)
+    optimizer = sk.optim.Landing(group(w, metric=metric), lr=lr, attraction=pull, every=5)
+    for seed in range(1, 5):
+        g = gradient(shape, dtype, seed)
+        run(optimizer, w, [g])
+        e = expected.mH @ expected - eye
+        s = expected.mH @ g
+        field = g @ (eye + e) - expected @ s.mH + pull * expected @ e
+        if metric == "euclidean":
+            field = field - expected @ (s - s.mH) / 2
+        d, f = (torch.linalg.matrix_norm(t).item() for t in (e, field))
+        b = pull * d * (1 - d)
+        step = min(lr, (b + math.sqrt(b * b + f * f * (0.5 - d))) / f**2, 1 / (2 * pull))
+        expected = expected - step * field
+        assert torch.dist(w, expected) < 1e-12
+        assert orthogonality_error(w) <= 0.5 + 1e-9
+    assert orthogonality_error(w) > 1e-6
+    run(optimizer, w, [gradient(shape, dtype, 9)])
+    assert excess(w) <= 20
+
+
+def test_landing_on_every_step_is_pogo_without_its_moments():
+    for shape in [(6, 6), (9, 4)]:
+        ws = [frame(shape, torch.float64) for _ in range(2)]
+        gs = [gradient(shape, torch.float64, seed) for seed in range(4)]
+        run(sk.optim.Landing(group(ws[0]), lr=0.1), ws[0], gs)
+        run(sk.optim.POGO(group(ws[1]), lr=0.1, betas=(0.0, 0.999)), ws[1], gs)
+        assert torch.dist(ws[0], ws[1]) < 1e-12
+
+
+def test_a_frame_that_landing_finds_far_off_was_changed_by_something_else():
+    w = nn.Parameter(frame((6, 6)).detach().clone())
+    optimizer = sk.optim.Landing(group(w), lr=0.1, every=3)
+    w.data *= 1.5
+    with pytest.raises(errors.NotAFrameError, match="changed from outside"):
+        run(optimizer, w, [gradient((6, 6))])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ManifoldMuon", dict(iterations=0)),
+        ("ManifoldMuon", dict(momentum=1.0)),
+        ("SPEL", dict(momentum=-0.1)),
+        ("StiefelSGD", dict(momentum=-1.0)),
+        ("StiefelAdam", dict(betas=(0.9, 1.0))),
+        ("Landing", dict(every=0)),
+        ("Landing", dict(attraction=-1.0)),
+    ],
+)
+def test_settings_are_checked(name, options):
+    with pytest.raises(errors.OptionError):
+        getattr(sk.optim, name)(group(frame((4, 4))), **options)
+
+
+@pytest.mark.parametrize("name", ["ManifoldMuon", "SPEL", "StiefelAdam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_a_gradient_that_is_normal_to_the_manifold_moves_nothing(name, dtype):
+    """Its tangent part is rounding, which would come out at full length."""
+    for shape in [(6, 6), (9, 4), (5, 1)]:
+        w = frame(shape, dtype)
+        start, h = w.detach().clone(), gradient((shape[1], shape[1]), dtype)
+        run(getattr(sk.optim, name)(group(w), lr=0.1), w, [start @ (h + h.mH)])
+        assert torch.dist(w, start) <= 1e-5
