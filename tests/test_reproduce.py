@@ -1,6 +1,7 @@
 """Experiments of papers: their rows are as the papers have them, and a run of one goes on, and tells what came."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from stiefelkit.cli import main
 from stiefelkit.errors import RunError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, papers, train
+from stiefelkit.training.figure import Figures
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row
 from stiefelkit.training.papers.mnist import PERMUTED
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.reproduce import Score, finding, made_by, reproduce
 from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.reproduction_page import write_page
 from stiefelkit.training.run_folder import RunFolder
 
 ROWS = papers.rows()
@@ -185,6 +188,16 @@ def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
     for name in ("scores", "drift", "gradients"):
         assert f"(copying-2-{name}.png)" in page
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("goal", "reached"), [(1e3, "at step 2"), (0.0, "not yet")])
+def test_the_report_says_when_a_goal_was_reached(tmp_path: Path, goal: float, reached: str) -> None:
+    row = dataclasses.replace(papers.find("tiny-copying-2"), name="tiny-goal", goal=goal)
+    papers.tables.register("goal", (row,))
+    reproduce(row, tmp_path / "tiny-goal", Reproduction(epochs=1))
+    page, _ = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))
+    assert f"first below {goal:g} |" in page.read_text()
+    assert f"| {reached} |" in page.read_text()
 
 
 def test_figures_are_shown_without_the_baseline_where_the_data_are_not(

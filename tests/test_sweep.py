@@ -148,3 +148,20 @@ def test_tables_of_a_file_are_those_of_train():
     (run,) = Sweep.of_options({"task": "adding", "model": "scornn", "vary": {"rates": {"skew": [1e-4]}}}).runs()
     assert isinstance(run.config, Config)
     assert run.config.rates["skew"] == 1e-4
+
+
+def test_examples_set_apart_are_what_to_choose_by_and_data_lie_where_they_are_named(tmp_path, capsys):
+    texts, file, out = tmp_path / "texts", tmp_path / "text.toml", tmp_path / "runs"
+    texts.mkdir()
+    (texts / "a.txt").write_text("to be or not to be, that is the question. " * 50)
+    file.write_text(
+        f'task = "chars"\nmodel = "lstm"\nT = 8\nhidden-size = 4\nsteps = 2\neval-every = 2\nseed = {ONE}\n'
+        "[vary]\nlr = [1e-3, 1e-2]\n"
+    )
+    assert main(["sweep", str(file), "--out", str(out), "--data", str(texts)]) == 0
+    assert "valid" in capsys.readouterr().out
+    for cell in json.loads((out / "sweep.json").read_text()):
+        summary = summarise(out / cell["runs"][0])
+        assert cell["validation"] == {name: [score, None] for name, score in summary.validation.items()}
+        assert cell["validation"].keys() == cell["scores"].keys()
+        assert cell["validation"] != cell["scores"]

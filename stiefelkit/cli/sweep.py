@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.errors import OptionError
+from stiefelkit.training.data import named as data_in
 from stiefelkit.training.sweep import Sweep, SweepPlan
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ __all__ = ["sweep"]
 
 
 @of_plan(SweepPlan)
-def sweep(file: Path, /, *, plan: SweepPlan) -> int:
+def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
     """Trains what a file lists, and prints a table; the words of its help stand in the table of commands.
 
     Args:
         file: TOML: task and model, options of stiefelkit train, and a table [vary] of lists.
         plan: how.
+        data: folder of the data; that of STIEFELKIT_DATA if left out.
     """
     runs = Sweep.of_options(_read(file)).runs()
     out = plan.out or Path("runs") / file.stem
@@ -34,7 +36,8 @@ def sweep(file: Path, /, *, plan: SweepPlan) -> int:
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.sweep_runs import run_sweep
 
-    outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
+    with data_in(data):
+        outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
     _print(outcome.cells)
     if outcome.signal is not None:
         print(f"Stopped and saved; resume with: stiefelkit sweep {file} --out {out} --jobs {plan.jobs} --resume")
@@ -52,12 +55,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _print(cells: "list[Cell]") -> None:
-    table = Table(Column(overflow="fold"), title="mean and standard deviation over the seeds, held-out set")
+    table = Table(Column(overflow="fold"), title="mean and standard deviation over the seeds, last evaluation")
+    to_choose_by = list(dict.fromkeys(name for cell in cells for name in cell.validation))
     names = list(dict.fromkeys(name for cell in cells for name in cell.scores))
-    for title in ("runs", *names, "ms per step (CPU)", "orthogonality error / limit"):
+    titles = *(f"valid {name}" for name in to_choose_by), *(f"test {name}" for name in names)
+    for title in ("runs", *titles, "ms per step (CPU)", "orthogonality error / limit"):
         table.add_column(title, justify="right")
     for cell in cells:
-        scores = [_spread(*cell.scores[name]) if name in cell.scores else "-" for name in names]
+        scores = [_spread(*cell.validation[name]) if name in cell.validation else "-" for name in to_choose_by]
+        scores += [_spread(*cell.scores[name]) if name in cell.scores else "-" for name in names]
         done = f"{len(cell.runs)}" + (f" ({len(cell.failed)} failed)" if cell.failed else "")
         ratio = "-" if cell.orthogonality is None else f"{cell.orthogonality:.3g}"
         time = "-" if cell.ms_per_step is None else f"{cell.ms_per_step:.1f}"

@@ -107,8 +107,10 @@ def _table(runs: list[Run]) -> str:
     task = runs[0].row.build_task()
     percent = task.headline == "accuracy"
     word = "accuracy" if percent else task.loss_label
-    titles = ("experiment", "parameters", "epochs", f"best on test ({word})", "by validation", "the paper")
-    lines = ["| " + " | ".join((*titles, "CPU minutes an epoch", "MB")) + " |", "|---" * 8 + "|"]
+    goal = runs[0].row.goal
+    second = "by validation" if goal is None else f"first below {goal:g}"
+    titles = ("experiment", "parameters", "epochs", f"best on test ({word})", second, "last", "the paper")
+    lines = ["| " + " | ".join((*titles, "CPU minutes an epoch", "MB")) + " |", "|---" * 9 + "|"]
     for run in runs:
         finding, row = run.finding, run.row
         whole = (row.settings.steps or 0) / row.epoch
@@ -117,7 +119,8 @@ def _table(runs: list[Run]) -> str:
             f"{run.folder.parameters:,}",
             f"{finding.epochs:.4g} of {whole:.4g}",
             f"{_said(finding.best_test.test, percent)} at {finding.best_test.step / row.epoch:.4g}",
-            "-" if finding.best_validation is None else _said(finding.best_validation.test, percent),
+            _by_validation(finding, percent) if goal is None else _reached(run, goal),
+            _said(finding.last.test, percent),
             "curve" if row.figure is None else _said(row.figure, percent),
             *_costs(run),
         ]
@@ -126,6 +129,16 @@ def _table(runs: list[Run]) -> str:
     if task.known_baseline:
         words.insert(0, f"Without memory: {_said(task.known_baseline[task.headline], percent)}.")
     return "\n".join([*lines, "", " ".join(words), ""])
+
+
+def _by_validation(finding: Finding, percent: bool) -> str:
+    return "-" if finding.best_validation is None else _said(finding.best_validation.test, percent)
+
+
+def _reached(run: Run, goal: float) -> str:
+    """The first evaluation below a goal."""
+    scores = [(record["step"], record[run.row.build_task().headline]) for record in run.records["test"]]
+    return next((f"at step {step:,}" for step, score in scores if score < goal), "not yet")
 
 
 def _said(value: float, percent: bool) -> str:

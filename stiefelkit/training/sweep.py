@@ -142,7 +142,9 @@ class Cell:
         name: what they have in common of what varies.
         runs: names of the finished ones.
         failed: name to sentence of those that could not be finished.
-        scores: mean and standard deviation over the seeds, by the name of the score; one run has no deviation.
+        scores: mean and standard deviation over the seeds on the held-out set, by the name of the score; one run has no
+            deviation.
+        validation: the same on the examples set apart to choose by; empty where the task has none.
         orthogonality: worst error over limit of all; None without orthogonal weights.
         ms_per_step: median; None where no run is finished.
     """
@@ -151,6 +153,7 @@ class Cell:
     runs: list[str]
     failed: dict[str, str]
     scores: dict[str, tuple[float, float | None]]
+    validation: dict[str, tuple[float, float | None]]
     orthogonality: float | None
     ms_per_step: float | None
 
@@ -173,19 +176,25 @@ def cells(runs: list[Run], summaries: Mapping[str, Summary], failed: Mapping[str
 
 def _cell(name: str, names: list[str], summaries: Mapping[str, Summary], failed: Mapping[str, str]) -> Cell:
     finished = [summaries[run] for run in names if run in summaries]
-    scores = {}
-    for key in finished[0].test if finished else ():
-        values = [summary.test[key] for summary in finished]
-        scores[key] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
     ratios = [summary.orthogonality for summary in finished if summary.orthogonality is not None]
     return Cell(
         name,
         [run for run in names if run in summaries],
         {run: failed[run] for run in names if run in failed},
-        scores,
+        _spreads([summary.test for summary in finished]),
+        _spreads([summary.validation for summary in finished]),
         max(ratios, default=None),
         statistics.median(summary.ms_per_step for summary in finished) if finished else None,
     )
+
+
+def _spreads(scores: list[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
+    """Mean and standard deviation of each score."""
+    columns = {key: [score[key] for score in scores] for key in (scores[0] if scores else ())}
+    return {
+        key: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        for key, values in columns.items()
+    }
 
 
 def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:

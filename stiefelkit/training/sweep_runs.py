@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
+from stiefelkit.training import data
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
 from stiefelkit.training.files import reachable, write_atomically
@@ -97,7 +98,9 @@ def _outcomes(
             while waiting and len(at_work) < jobs and interruption.signal is None:
                 name = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_train, args=(configs[name], out / name, theirs), name=name)
+                process = context.Process(
+                    target=_train, args=(configs[name], out / name, data.place(), theirs), name=name
+                )
                 process.start()
                 theirs.close()
                 at_work[name] = process, ours
@@ -128,16 +131,18 @@ def _context() -> Any:
     return context
 
 
-def _train(config: Config, path: Path, answer: Connection) -> None:
+def _train(config: Config, path: Path, place: Path | None, answer: Connection) -> None:
     """Trains or resumes one run, and answers None if it is finished, else with a sentence."""
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C on the terminal is the parent's, who passes it on once
     try:
-        outcome = resume(path, asdict(config)) if is_run(path) else train(config, path)
+        with data.named(place):
+            outcome = resume(path, asdict(config)) if is_run(path) else train(config, path)
     except StiefelkitError as error:
         return answer.send(str(error))
     answer.send(None if outcome.signal is None else f"stopped at step {outcome.step}")
 
 
 def _scores(summary: Summary) -> str:
-    return ", ".join(f"{key} {value:.4f}" for key, value in summary.test.items())
+    """The scores to choose by: of validation, where there are any."""
+    return ", ".join(f"{key} {value:.4f}" for key, value in (summary.validation or summary.test).items())

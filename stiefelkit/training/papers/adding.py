@@ -34,6 +34,7 @@ def _row(model: str, n: int, length: int, paper: str, note: str = "", epochs: in
         ),
         paper,
         task_options={"T": length, **SIZES, "fresh": model == "ornn"},
+        goal=1e-2,
         note=note,
     )
 

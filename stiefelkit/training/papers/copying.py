@@ -35,6 +35,7 @@ def _row(
         ),
         paper,
         task_options={"T": delay, **sizes},
+        goal=1e-3,
         note=note,
     )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from stiefelkit.training.papers.row import Row
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES
+from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES, TRAIN
 from stiefelkit.training.recipes.papers import ADAGRAD, AUTHORS_RMSPROP
 
 __all__ = ["ROWS"]
@@ -12,6 +12,8 @@ __all__ = ["ROWS"]
 HELFRICH = "Helfrich, Willmott, Ye 2018, table of MNIST"
 MADURANGA = "Maduranga, Helfrich, Ye 2019, table of MNIST"
 WISDOM = "Wisdom et al. 2016, run by Helfrich, Willmott, Ye 2018"
+LEZCANO = "Lezcano-Casado, Martinez-Rubio 2019, table of MNIST"
+NOTE_EXP = "figures and rates have not been checked against the paper's text"
 NOTE_LSTM = "optimizer and bound of the gradient are not in the paper"
 
 
@@ -42,6 +44,23 @@ def _scurnn(skew: float, phase: float) -> dict[str, Any]:
     }
 
 
+def _exprnn(n: int, figures: tuple[float, float], rates: tuple[float, float]) -> list[Row]:
+    """Rows of expRNN: torch's RMSprop as it is, A at a tenth of the rate, batches of 128."""
+    epoch = TRAIN // 128
+    settings: dict[str, Any] = {
+        "batch_size": 128,
+        "steps": 70 * epoch,
+        "eval_every": epoch,
+        "checkpoint_every": epoch // 2,
+        "optimizer_options": {"alpha": 0.99, "eps": 1e-8, "init_acc": 0, "eps_inside": False},
+    }
+    in_order, permuted = (
+        _rows("exprnn", n, of_task, LEZCANO, NOTE_EXP, lr=rate, rates={"skew": rate / 10}, **settings)
+        for of_task, rate in zip(((figures[0], None), (None, figures[1])), rates, strict=True)
+    )
+    return [*in_order, *permuted]
+
+
 ROWS = (
     *_rows("scornn", 170, (0.973, 0.943), HELFRICH),
     *_rows("scornn", 360, (0.983, 0.962), HELFRICH, rates={"skew": 1e-5}),
@@ -55,6 +74,9 @@ ROWS = (
     *_rows("restricted_urnn", 512, (0.976, 0.945), WISDOM),
     *_rows("full_urnn", 116, (0.947, 0.925), WISDOM),
     *_rows("full_urnn", 512, (0.974, 0.947), WISDOM, lr=1e-4),
+    *_exprnn(170, (0.980, 0.949), (7e-4, 1e-3)),
+    *_exprnn(360, (0.984, 0.962), (5e-4, 7e-4)),
+    *_exprnn(512, (0.987, 0.966), (3e-4, 5e-4)),
     *_rows("ornn", 256, (0.972, None), "Mhammedi et al. 2017", "batch and rate are not in the paper"),
     *_rows("eurnn", 1024, (None, 0.937), "Jing et al. 2017", "the paper's permutation is another"),
 )

@@ -25,6 +25,7 @@ class Row:
         figure: what the paper reports, in the task's headline; None where it draws a curve only.
         task_options: the options of the task.
         note: in what this differs from the paper, or what the paper leaves open.
+        goal: a loss of the held-out set; the report says at which step a run was first below it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Row:
     figure: float | None = None
     task_options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    goal: float | None = None
 
     def build_task(self) -> Task:
         """Returns the task."""

@@ -9,7 +9,7 @@ from typing import Any
 from stiefelkit.training.recipes import Recipe, Settings
 from stiefelkit.training.recipes.papers import ADAGRAD, AUTHORS_RMSPROP, TENSORFLOW_RMSPROP
 
-__all__ = ["PERMUTED", "RECIPES"]
+__all__ = ["PERMUTED", "RECIPES", "TRAIN"]
 
 EPOCHS = 70
 TRAIN = 55_000

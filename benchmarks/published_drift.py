@@ -1,0 +1,68 @@
+"""The drift of a full-capacity uRNN in training, with and without what takes rounding away.
+
+    python -m benchmarks.published_drift --data DIR --epochs 2 --out runs/drift-in-training
+
+trains one model twice by the recipe of `mnist`: by `MultiplicativeCayley`, and by the same steps as their authors' code
+makes them, in the dtype of the frame and without any correction; then draws both. Runs go on where they were stopped.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.functional import cayley_increment
+from stiefelkit.optim import MultiplicativeCayley, register
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.steps import as_factor
+from stiefelkit.training import data
+from stiefelkit.training.config import Config
+from stiefelkit.training.display import Terminal
+from stiefelkit.training.plot import plot
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.run_folder import is_run
+from stiefelkit.training.tasks import create
+from stiefelkit.training.train import resume, train
+
+NAMES = ("multiplicative_cayley", "uncorrected_cayley")
+
+
+class UncorrectedCayley(MultiplicativeCayley):
+    """The multiplicative Cayley update in working precision, whose rounding errors add up."""
+
+    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        """See `FrameOptimizer`."""
+        bucket.refresh(False)
+        w = bucket.frames()
+        direction, steps = self.direction(group, bucket, w, bucket.gradients())
+        bucket.commit()
+        bucket.add(cayley_increment(w, direction, as_factor(steps, w)))
+
+
+def main() -> int:
+    """Trains what is not trained yet, and draws."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of the data; that of STIEFELKIT_DATA if left out")
+    parser.add_argument("--task", choices=("mnist", "pmnist", "digits"), default="mnist")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--hidden-size", type=int, default=116)
+    parser.add_argument("--out", type=Path, default=Path("runs/drift-in-training"))
+    asked = parser.parse_args()
+    register("uncorrected_cayley", UncorrectedCayley)
+    task = create(asked.task, {})
+    settings = Settings(hidden_size=asked.hidden_size, threads=1)
+    with data.named(asked.data):
+        config = Config.resolve(task, "full_urnn", settings)
+        steps = asked.epochs * task.batches_per_epoch(config.batch_size)
+        for name in NAMES:
+            config, run = dataclasses.replace(config, steps=steps, optimizer=name), asked.out / name
+            outcome = resume(run, vars(config), Terminal()) if is_run(run) else train(config, run, Terminal())
+            if outcome.signal is not None:
+                return 128 + outcome.signal
+        for path in plot([asked.out / name for name in NAMES], asked.out):
+            print(f"Figure: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
