@@ -3,9 +3,10 @@
     pip install peft
     python -m benchmarks.adapters --n 1024 --tokens 512
 
-prints, for blocks of some sizes and for reflectors, process CPU time over that of the layer of this library (medians of
-interleaved calls in one process), and the largest ||R^T R - I||_F of a block, or of the whole product, in rounding
-limits, where coordinates are drawn so that skew parts have about the norm that is asked for.
+prints, for blocks of some sizes and for reflectors, process CPU time over that of the adapter of this library, whole
+and beyond that of the frozen layer alone (medians of interleaved calls in one process), and the largest
+||R^T R - I||_F of a block, or of the product of reflectors, in rounding limits, for skew parts of about the norms that
+are asked for.
 """
 
 import argparse
@@ -57,16 +58,15 @@ def step(adapter: nn.Module, x: Tensor, g: Tensor) -> None:
     torch.autograd.grad(adapter(x), [x, *trained(adapter)], g)
 
 
-def ratios(adapters: dict[str, Any], x: Tensor, rounds: int) -> dict[str, float]:
-    """Median time of a step of each over that of the first."""
+def seconds(adapters: dict[str, Any], x: Tensor, rounds: int) -> dict[str, float]:
+    """Median time of a step of each."""
     g, taken = torch.randn_like(x.detach()), {name: [] for name in adapters}
     for _ in range(rounds + 2):
         for name, adapter in adapters.items():
             start = time.process_time()
             step(adapter, x, g)
             taken[name].append(time.process_time() - start)
-    medians = [statistics.median(seconds[2:]) for seconds in taken.values()]
-    return {name: median / medians[0] for name, median in zip(taken, medians, strict=True)}
+    return {name: statistics.median(times[2:]) for name, times in taken.items()}
 
 
 def rotation(adapter: Any) -> Tensor:
@@ -114,14 +114,18 @@ def main() -> None:
             if race.endswith("reflectors") and i >= len(chosen.reflectors):
                 continue
             of_blocks = race.startswith("blocks")
-            timed = ratios(adapters, x, chosen.rounds)
+            alone = nn.Linear(chosen.n, chosen.n, bias=False).requires_grad_(False)
+            timed = seconds({"alone": alone, **adapters}, x, chosen.rounds)
+            bare, ours = timed["alone"], timed["OrthogonalAdapter"]
             for name, adapter in adapters.items():
                 shown = []
                 for norm in chosen.norms if of_blocks else [1.0]:
                     # The norm of a random skew matrix with normal entries is about 2 sqrt(b).
                     draw(adapter, lambda c: norm / (2 * block**0.5) if of_blocks else 1.0)  # noqa: B023
                     shown.append(f"{limits(adapter, block if of_blocks else chosen.n):10.4g}")
-                print(f"{race:16} {name:20} time {timed[name]:5.2f}  limits {' '.join(shown)}", flush=True)
+                whole, beyond = timed[name] / ours, (timed[name] - bare) / (ours - bare)
+                times = f"{whole:5.2f}, beyond the layer {beyond:5.2f}"
+                print(f"{race:16} {name:20} time {times}  limits {' '.join(shown)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_every_optimizer_solves_procrustes_pca_and_ica_without_a_module(monkeypa
 
 
 def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsys):
-    run("finetune", "--steps 30", monkeypatch)
+    run("finetune", "--steps 60", monkeypatch)
     *_, blocks, reflectors = capsys.readouterr().out.splitlines()
     for row in (blocks, reflectors):
         numbers, before, after, limits, restored, folded = map(float, row[14:].split())
@@ -56,7 +56,7 @@ def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsy
 
 
 def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkeypatch, capsys, tmp_path):
-    run("quantize", f"--n 32 --steps 40 --out {tmp_path / 'rotated.pt2'}", monkeypatch)
+    run("quantize", f"--n 64 --steps 60 --out {tmp_path / 'rotated.pt2'}", monkeypatch)
     _, plain, as_it_stands, drawn, learned, last = capsys.readouterr().out.splitlines()
     errors = [float(row[26:].split()[0]) for row in (plain, as_it_stands, drawn, learned)]
     assert errors[0] < 1e-6

@@ -1,7 +1,8 @@
 """The optimizer of learned rotations under its published name and call, by exact steps."""
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["SGDG"]
 
+_BOUND = Check("q > 0", lambda q: is_number(q) and q > 0)
 _CLIP = Check("grad_clip > 0, or None", lambda clip: clip is None or (is_number(clip) and clip > 0))
 
 
@@ -34,8 +36,8 @@ class SGDG(TangentOptimizer):
     r"""Moves rotations as the SGDG of Li et al. does, which SpinQuant and others copy: the same call, exact steps.
 
     W <- (I + a/2 A)^-1 (I - a/2 A) W with the n x n skew generator A of M <- momentum M + G projected on the tangent
-    space, and a = min(lr, 1 / ||A||_1), ||A||_1 the largest sum of absolute values in a column. Square frames only move
-    so; for tall ones that norm is the Frobenius norm, as A is not formed. In groups without stiefel=True
+    space, and a = min(lr, 2 q / ||A||_1), ||A||_1 the largest sum of absolute values in a column. That is for square
+    frames; for tall ones the norm is the Frobenius norm, as A is not formed. In groups without stiefel=True
     torch.optim.SGD moves everything.
 
     What differs from the published code: the Cayley transform is exact, where five iterations of a fixed point are not;
@@ -71,13 +73,15 @@ class SGDG(TangentOptimizer):
         ),
         Setting("omega", 0.0, at_least(0), "factor of a penalty on W^H W - I: taken, and of no effect on a frame."),
         Setting("grad_clip", None, _CLIP, "bounds ||G||_F of each frame; the published code takes it and does not."),
+        Setting("q", 0.5, _BOUND, "bounds the step of a frame, a ||A||_1 <= 2 q; infinity for no bound."),
         *SHARED,
     )
     examples = (
         {},
-        {"grad_clip": 0.5, "precision": "fast"},
+        {"grad_clip": 0.5, "q": math.inf, "precision": "fast"},
         {"momentum": 0.9, "nesterov": True},
     )
+    steady: ClassVar = {"q": math.inf}
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class SGDG(TangentOptimizer):
         omega: float = 0.0,
         grad_clip: float | None = None,
         *,
+        q: float = 0.5,
         precision: str = "exact",
         foreach: bool | None = None,
         maximize: bool = False,
@@ -110,6 +115,7 @@ class SGDG(TangentOptimizer):
             stiefel=stiefel,
             omega=omega,
             grad_clip=grad_clip,
+            q=q,
             precision=precision,
             foreach=foreach,
             maximize=maximize,
@@ -134,7 +140,7 @@ class SGDG(TangentOptimizer):
         if group["momentum"]:
             bucket.stage("momentum_buffer", direction.covector(w, metric))
         lr = float(group["lr"])
-        return direction, [min(lr, 1 / norm) if norm > 0 else 0.0 for norm in _generator_norms(direction)]
+        return direction, [min(lr, 2 * group["q"] / norm) if norm > 0 else 0.0 for norm in _generator_norms(direction)]
 
 
 def _generator_norms(direction: Tangent) -> list[float]:
