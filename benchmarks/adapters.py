@@ -24,14 +24,14 @@ from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 def of_peft(layer: nn.Linear, config: Any) -> Any:
     """The layer inside PEFT's model of one linear layer."""
-    import peft
+    import peft  # pyright: ignore[reportMissingImports]
 
     return peft.get_peft_model(nn.Sequential(layer), config).base_model.model[0]
 
 
 def contenders(n: int, block: int, reflectors: int) -> dict[str, dict[str, Any]]:
     """The adapters of one layer each, by race and name; ours first."""
-    from peft import HRAConfig, OFTConfig
+    import peft  # pyright: ignore[reportMissingImports]
 
     def layer() -> nn.Linear:
         return nn.Linear(n, n, bias=False)
@@ -40,12 +40,12 @@ def contenders(n: int, block: int, reflectors: int) -> dict[str, dict[str, Any]]
     return {
         f"blocks of {block}": {
             "OrthogonalAdapter": sk.nn.OrthogonalAdapter(layer(), block_size=block),
-            "PEFT OFT, exact": of_peft(layer(), OFTConfig(**blocks, use_cayley_neumann=False)),
-            "PEFT OFT, default": of_peft(layer(), OFTConfig(**blocks)),
+            "PEFT OFT, exact": of_peft(layer(), peft.OFTConfig(**blocks, use_cayley_neumann=False)),
+            "PEFT OFT, default": of_peft(layer(), peft.OFTConfig(**blocks)),
         },
         f"{reflectors} reflectors": {
             "OrthogonalAdapter": sk.nn.OrthogonalAdapter(layer(), "householder", reflections=reflectors),
-            "PEFT HRA": of_peft(layer(), HRAConfig(r=reflectors, target_modules=["0"])),
+            "PEFT HRA": of_peft(layer(), peft.HRAConfig(r=reflectors, target_modules=["0"])),
         },
     }
 

@@ -1,5 +1,7 @@
 """Rotations that are folded into the layers around them leave the function as it was."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -15,8 +17,8 @@ class Residual(nn.Module):
     def __init__(self, n=16):
         super().__init__()
         self.embedding = nn.Embedding(10, n)
-        self.up = nn.ModuleList(nn.Linear(n, 3 * n) for _ in range(2))
-        self.down = nn.ModuleList(nn.Linear(3 * n, n) for _ in range(2))
+        self.up: Any = nn.ModuleList(nn.Linear(n, 3 * n) for _ in range(2))
+        self.down: Any = nn.ModuleList(nn.Linear(3 * n, n) for _ in range(2))
         self.head = nn.Linear(n, 10, bias=False)
         self.norm = nn.RMSNorm(n, elementwise_affine=False)
 

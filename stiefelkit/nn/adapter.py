@@ -128,7 +128,7 @@ class OrthogonalAdapter(nn.Module):
     def folded(self) -> nn.Linear:
         """A new plain layer with `weight` and the bias, frozen as the old one."""
         w, b = self.weight.detach().clone(), self.layer.bias
-        plain = nn.utils.skip_init(nn.Linear, *w.shape[::-1], bias=b is not None, device=w.device, dtype=w.dtype)
+        plain = nn.Linear(*w.shape[::-1], bias=b is not None, device="meta", dtype=w.dtype)
         plain.weight = nn.Parameter(w, False)
         if b is not None:
             plain.bias = nn.Parameter(b.detach().clone(), False)

@@ -56,10 +56,10 @@ def rotate_(rotation: Tensor, *, readers: Iterable[nn.Module] = (), writers: Ite
             w = _weight(layer, (nn.Embedding,), n, 1)
             turned.append((w, _times(w, r.mT)))
             continue
-        w = _weight(layer, (nn.Linear, nn.Embedding), n, 0)
+        w, bias = _weight(layer, (nn.Linear, nn.Embedding), n, 0), layer._parameters.get("bias")
         turned.append((w, _times(w.mT, r.mT).mT))
-        if layer.bias is not None:
-            turned.append((layer.bias, _times(layer.bias, r.mT)))
+        if bias is not None:
+            turned.append((bias, _times(bias, r.mT)))
     for tensor, value in turned:
         tensor.copy_(value)
 
