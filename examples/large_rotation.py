@@ -4,9 +4,10 @@
     python examples/large_rotation.py --n 4096 --dtype bfloat16 --optimizer SGDG
 
 prints the objective, the orthogonality of the rotation in rounding limits, the time of an optimizer step, in seconds
-and in products of two n x n matrices, and a digest of the rotation, which is the same in every run on one machine. The activations are drawn: most channels of size 1, one in 64 of size 20.
-The objective is the mean fourth power of the rotated activations over the square of their mean square, 3 for normal
-ones. In a bfloat16 model the rotation is float32 all the same, and rounded where the layer reads it.
+and in products of two n x n matrices, and a digest of the rotation, the same in every run on one machine. The
+activations are drawn: most channels of size 1, one in 64 of size 20. The objective is the mean fourth power of the
+rotated activations over the square of their mean square, 3 for normal ones. In a bfloat16 model the rotation is float32
+all the same, and rounded where the layer reads it.
 """
 
 import argparse
