@@ -1,7 +1,6 @@
 """The optimizer of learned rotations under its published name and call, by exact steps."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -58,9 +57,10 @@ class SGDG(TangentOptimizer):
     """
 
     plain = torch.optim.SGD
+    positional: ClassVar[int] = 8
 
     settings = (
-        Setting("lr", 1.5, RATE, "learning rate."),
+        Setting("lr", 1.5, RATE, "learning rate, which the published class has no default of."),
         Setting("momentum", 0.0, at_least(0), "factor of the last direction."),
         Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
         WEIGHT_DECAY,
@@ -83,46 +83,19 @@ class SGDG(TangentOptimizer):
     )
     steady: ClassVar = {"q": math.inf}
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        stiefel: bool = False,
-        omega: float = 0.0,
-        grad_clip: float | None = None,
-        *,
-        q: float = 0.5,
-        precision: str = "exact",
-        foreach: bool | None = None,
-        maximize: bool = False,
-    ):
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise OptionError(
-                f"SGDG needs a momentum and no dampening for nesterov=True, got momentum={momentum!r} and "
-                f"dampening={dampening!r}."
-            )
-        super().__init__(
-            params,
-            lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            stiefel=stiefel,
-            omega=omega,
-            grad_clip=grad_clip,
-            q=q,
-            precision=precision,
-            foreach=foreach,
-            maximize=maximize,
-        )
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`."""
+        """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`.
+
+        Raises:
+            OptionError: nesterov=True without a momentum, or with dampening, besides what `FrameOptimizer` refuses.
+        """
+        if isinstance(param_group, dict):
+            full = {**self.defaults, **param_group}
+            if full["nesterov"] is True and (full["momentum"] == 0 or full["dampening"] != 0):
+                raise OptionError(
+                    "SGDG needs a momentum and no dampening for nesterov=True, got "
+                    f"momentum={full['momentum']!r} and dampening={full['dampening']!r}."
+                )
         if isinstance(param_group, dict) and param_group.get("stiefel", self.defaults["stiefel"]) is True:
             param_group = {"manifold": "stiefel:euclidean", **param_group}
             if param_group["manifold"] is not None:
