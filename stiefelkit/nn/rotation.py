@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import held_parameters
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import DtypeError, NotAFrameError, ShapeError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
@@ -56,7 +57,7 @@ def rotate_(rotation: Tensor, *, readers: Iterable[nn.Module] = (), writers: Ite
             w = _weight(layer, (nn.Embedding,), n, 1)
             turned.append((w, _times(w, r.mT)))
             continue
-        w, bias = _weight(layer, (nn.Linear, nn.Embedding), n, 0), layer._parameters.get("bias")
+        w, bias = _weight(layer, (nn.Linear, nn.Embedding), n, 0), held_parameters(layer).get("bias")
         turned.append((w, _times(w.mT, r.mT).mT))
         if bias is not None:
             turned.append((bias, _times(bias, r.mT)))
@@ -71,7 +72,7 @@ def _times(w: Tensor, r: Tensor) -> Tensor:
 
 def _weight(layer: nn.Module, kinds: tuple[type, ...], n: int, dim: int) -> nn.Parameter:
     """The weight of a layer, which has n entries along a dimension."""
-    w = layer._parameters.get("weight") if isinstance(layer, kinds) else None
+    w = held_parameters(layer).get("weight") if isinstance(layer, kinds) else None
     if w is None:
         names = " or ".join(kind.__name__ for kind in kinds)
         raise DtypeError(f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}.")
