@@ -27,6 +27,7 @@ OPTIMIZERS = (
     sk.optim.POGO,
     sk.optim.Landing,
     sk.optim.ManifoldMuon,
+    sk.optim.SGDG,
     sk.optim.SPEL,
     sk.optim.StiefelAdam,
     sk.optim.StiefelSGD,
@@ -83,7 +84,7 @@ def draw(seed: int) -> Draw:
         settings |= {"precondition": rng.choice((None, "rmsprop")), "momentum": rng.choice((0.0, 0.9))}
     elif optimizer is sk.optim.POGO:
         settings |= {"base": rng.choice(("sgd", "adam"))}
-    elif optimizer in (sk.optim.CayleySGD, sk.optim.CayleyAdam):
+    elif optimizer in (sk.optim.CayleySGD, sk.optim.CayleyAdam, sk.optim.SGDG):
         settings |= {"q": rng.choice((0.5, math.inf))}
     length = math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST)))
     steps = rng.choice((1, 2, 3, 5, 10, 20, 40)) if n < 200 else rng.choice((1, 2, 3, 5, 10))

@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("attaching", "extending", "optimizers", "recurrence"))]
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("adapters", "attaching", "extending", "optimizers", "recurrence")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,7 +18,7 @@ from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers, s
 from stiefelkit.testing import seeds
 
 OURS = [f"{name}{precision}" for name in ("multiplicative_cayley", "cayley_sgd") for precision in ("", ":fast")]
-NEWER = ["landing", "manifold_muon", "spel", "stiefel_adam", "stiefel_sgd"]
+NEWER = ["landing", "manifold_muon", "sgdg", "spel", "stiefel_adam", "stiefel_sgd"]
 METHODS = [*OURS, "cayley_adam", "pogo", *NEWER, *peer_optimizers.names()]
 
 

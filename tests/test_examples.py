@@ -5,6 +5,9 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -18,8 +21,9 @@ def run(name, words, monkeypatch):
     module.main()
 
 
-def test_a_large_rotation_spreads_the_outliers_and_stays_a_rotation(monkeypatch, capsys):
-    run("large_rotation", "--n 32 --steps 12", monkeypatch)
+@pytest.mark.parametrize("options", ["", "--dtype bfloat16 --optimizer SGDG"])
+def test_a_large_rotation_spreads_the_outliers_and_stays_a_rotation(options, monkeypatch, capsys):
+    run("large_rotation", f"--n 32 --steps 12 {options}", monkeypatch)
     shown = capsys.readouterr().out
     kurtosis = [float(found) for found in re.findall(r"kurtosis +([\d.]+)", shown)]
     assert len(kurtosis) == 12
@@ -37,3 +41,27 @@ def test_every_optimizer_solves_procrustes_pca_and_ica_without_a_module(monkeypa
     for problem, name, error, drift in found:
         assert error < 0.02, (problem, name)
         assert drift <= 20, (problem, name)
+
+
+def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsys):
+    run("finetune", "--steps 60", monkeypatch)
+    *_, blocks, reflectors = capsys.readouterr().out.splitlines()
+    for row in (blocks, reflectors):
+        numbers, before, after, limits, restored, folded = map(float, row[14:].split())
+        assert numbers < 3000
+        assert after > before + 0.2
+        assert limits <= 2
+        assert restored == 0
+        assert folded < 1e-4
+
+
+def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkeypatch, capsys, tmp_path):
+    run("quantize", f"--n 64 --steps 60 --out {tmp_path / 'rotated.pt2'}", monkeypatch)
+    _, plain, as_it_stands, drawn, learned, last = capsys.readouterr().out.splitlines()
+    errors = [float(row[26:].split()[0]) for row in (plain, as_it_stands, drawn, learned)]
+    assert errors[0] < 1e-6
+    assert errors[3] < errors[2] < errors[1]
+    worst, away = map(float, re.findall(r"([\d.e-]+) (?:limits|away)", last))
+    assert worst <= 2
+    assert away < 1e-3
+    assert torch.export.load(tmp_path / "rotated.pt2").module()(torch.zeros(597, 64)).shape == (597, 10)

@@ -179,6 +179,7 @@ FRAME_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("pogo", {"base": "adam"}),
     ("landing", {"momentum": 0.9}),
     ("manifold_muon", {}),
+    ("sgdg", {"momentum": 0.5}),
     ("spel", {}),
     ("stiefel_adam", {}),
     ("stiefel_sgd", {}),

@@ -26,7 +26,7 @@ DRIFT = unwrapped("""Measure how weights keep orthogonality.
 
 Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
 "unconstrained", a weight that nothing holds; optimizers that move the frame itself (multiplicative_cayley, cayley_sgd,
-cayley_adam, landing, manifold_muon, pogo, spel, stiefel_adam, stiefel_sgd), in precision exact, or fast as in
+cayley_adam, landing, manifold_muon, pogo, sgdg, spel, stiefel_adam, stiefel_sgd), in precision exact, or fast as in
 multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical,
 geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a learning rate by which the first step has the
 length --step-length, so all go equally far.

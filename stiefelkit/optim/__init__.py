@@ -63,6 +63,7 @@ optimizers = Registry(
         "pogo": "stiefelkit.optim.pogo:POGO",
         "rmsprop": "stiefelkit.optim.rmsprop:RMSprop",
         "sgd": "torch.optim:SGD",
+        "sgdg": "stiefelkit.optim.sgdg:SGDG",
         "spel": "stiefelkit.optim.spel:SPEL",
         "stiefel_adam": "stiefelkit.optim.stiefel_adam:StiefelAdam",
         "stiefel_sgd": "stiefelkit.optim.stiefel_sgd:StiefelSGD",

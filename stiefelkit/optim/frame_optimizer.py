@@ -46,6 +46,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     """Moves the groups without a manifold."""
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The rate, and what else a group may set; the signature and the docstring tell of them."""
+    positional: ClassVar[int] = 1
+    """How many of them, the rate first, may be given without their names."""
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Settings that the laws run with: they cover every branch, and the last makes every state that there can be."""
     steady: ClassVar[Mapping[str, Any]] = {}
@@ -54,7 +56,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._call = signature(cls.settings)
+        cls._call = signature(cls.settings, cls.positional)
         if cls.__init__ is FrameOptimizer.__init__:
             cls.__signature__ = cls._call
         else:  # or what a base has would hold for it

@@ -144,11 +144,16 @@ def told(doc: str, settings: Collection[Setting]) -> str:
     return "\n".join([doc[:place].rstrip(), "", "Args:", *wrapped, "", _RAISES, doc[place:]])
 
 
-def signature(settings: Sequence[Setting]) -> inspect.Signature:
-    """Returns the call that the settings make: the parameters, the rate, and the others by keyword."""
+def signature(settings: Sequence[Setting], positional: int = 1) -> inspect.Signature:
+    """Returns the call that the settings make: the parameters, the rate, and the others by keyword.
+
+    Args:
+        settings: the rate first.
+        positional: how many of them may be given without their names.
+    """
     first, then = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     taken = [
-        inspect.Parameter(setting.name, then if i else first, default=setting.default)
+        inspect.Parameter(setting.name, first if i < positional else then, default=setting.default)
         for i, setting in enumerate(settings)
     ]
     return inspect.Signature([inspect.Parameter("params", first), *taken])

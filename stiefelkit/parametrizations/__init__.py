@@ -30,6 +30,7 @@ registered = Registry(
     "stiefelkit.parametrizations",
     "parametrization",
     {
+        "block_diagonal": "stiefelkit.parametrizations.block_diagonal:BlockDiagonal",
         "cayley": "stiefelkit.parametrizations.cayley:Cayley",
         "fourier": "stiefelkit.parametrizations.fourier:Fourier",
         "givens": "stiefelkit.parametrizations.givens:Givens",

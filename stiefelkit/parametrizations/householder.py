@@ -51,6 +51,8 @@ class Householder(OrthogonalParam):
     References:
         Mhammedi, Hellicar, Rahman, Bailey, Efficient orthogonal parametrisation of recurrent neural networks using
         Householder reflections, ICML 2017; its last reflection of a single entry is a sign of D here.
+        Yuan, Liu, Xu, Bridging the gap between low-rank and orthogonal adaptation via Householder reflection
+        adaptation, NeurIPS 2024: "paired".
         Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, Accumulating Householder transformations, revisited, 2006.
 
     >>> map = Householder((3, 3), dtype=torch.float32, reflections=1)
@@ -62,7 +64,7 @@ class Householder(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
-    further_schemes: ClassVar[tuple[str, ...]] = ("mhammedi",)
+    further_schemes: ClassVar[tuple[str, ...]] = ("mhammedi", "paired")
     stacks: ClassVar[bool] = True
 
     signs: Tensor
@@ -114,6 +116,11 @@ class Householder(OrthogonalParam):
         *batch, n, p = self.shape
         size = trapezoid_size(n, self.reflections, self.is_complex)
         return {"reflectors": (*batch, size)} | ({"phase": (*batch, p)} if self.is_complex else {})
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the contract, "mhammedi" and, of an even number of reflectors, "paired"."""
+        return super().schemes if self.reflections % 2 == 0 else super().schemes[:-1]
 
     def options(self) -> dict[str, Any]:
         """The number of reflectors."""
@@ -196,8 +203,12 @@ class Householder(OrthogonalParam):
 
         "haar" with fewer reflectors than columns: reflectors uniform on their spheres. "mhammedi", the initialisation
         of oRNN: the same for any number of reflectors, of unit length; D = I, but a random last sign where the last
-        reflector has a single entry; phases uniform on (-pi, pi).
+        reflector has a single entry; phases uniform on (-pi, pi). "paired", that of Householder reflection adaptation:
+        every second reflector is the one before it, uniform, so that the frame is the identity and its gradients are
+        not those of the first k axes alone; D = I.
         """
+        if scheme == "paired":
+            return self._paired(generator)
         if scheme != "mhammedi" and (scheme != "haar" or self.traits.onto):
             return self.initial_frame(scheme, generator)
         (*batch, n, p), k = self.shape, self.reflections
@@ -213,3 +224,16 @@ class Householder(OrthogonalParam):
                 # The reflector of a single entry is -1; the paper's last factor is the entry itself.
                 signs[..., -1] = -u[..., -1, -1].to(torch.int8)
         return tuple(drawn), {} if self.is_complex else {"signs": signs}
+
+    def _paired(self, generator: torch.Generator | None) -> Position:
+        """Reflectors 1 and 2 alike, 3 and 4, ...; the first of each pair is zero where the second has no entry."""
+        (*batch, n, p), k = self.shape, self.reflections
+        if k % 2:
+            raise OptionError(f'Householder needs an even number of reflections for init="paired", got {k}.')
+        u = unpack_trapezoid(gaussian(self.coordinates["reflectors"], generator), n, k, self.is_complex)
+        u[..., 0::2] = u[..., 1::2]
+        reflectors, signs = pack_trapezoid(u), unit_signs((*batch, p), device_of(generator))
+        if not self.is_complex:
+            return (reflectors,), {"signs": signs}
+        phase = torch.zeros(self.coordinates["phase"], dtype=reflectors.dtype, device=reflectors.device)
+        return (reflectors, phase), {}

@@ -52,8 +52,8 @@ class Settings:
         steps: optimizer steps of the whole run.
         batch_size: sequences per step.
         optimizer: adam, adamw, adagrad, rmsprop, sgd; multiplicative_cayley, cayley_sgd, cayley_adam, landing,
-            manifold_muon, pogo, spel, stiefel_adam or stiefel_sgd, which move frames too; or the name of an installed
-            plugin.
+            manifold_muon, pogo, sgdg, spel, stiefel_adam or stiefel_sgd, which move frames too; or the name of an
+            installed plugin.
         lr: learning rate.
         rates: learning rates of single coordinates, as in --rates.skew 1e-4 or --rates.stiefel 1e-4; the others use lr.
         optimizers: other optimizers for single coordinates, with their options, as in --optimizers.skew "rmsprop

@@ -1,0 +1,123 @@
+"""The optimizer of learned rotations under its published name and call, by exact steps."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import OptionError
+from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.settings import (
+    FINITE,
+    OF_PLAIN,
+    RATE,
+    SHARED,
+    SWITCH,
+    WEIGHT_DECAY,
+    Check,
+    Setting,
+    at_least,
+    is_number,
+    one_of,
+)
+from stiefelkit.optim.steps import as_factor
+from stiefelkit.optim.tangent_optimizer import TangentOptimizer
+
+__all__ = ["SGDG"]
+
+_BOUND = Check("q > 0", lambda q: is_number(q) and q > 0)
+_CLIP = Check("grad_clip > 0, or None", lambda clip: clip is None or (is_number(clip) and clip > 0))
+
+
+class SGDG(TangentOptimizer):
+    r"""Moves rotations as the SGDG of Li et al. does, which SpinQuant and others copy: the same call, exact steps.
+
+    W <- (I + a/2 A)^-1 (I - a/2 A) W with the n x n skew generator A of M <- momentum M + G projected on the tangent
+    space, and a = min(lr, 2 q / ||A||_1), ||A||_1 the largest sum of absolute values in a column. That is for square
+    frames; for tall ones the norm is the Frobenius norm, as A is not formed. In groups without stiefel=True
+    torch.optim.SGD moves everything.
+
+    What differs from the published code: the Cayley transform is exact, where five iterations of a fixed point are not;
+    nothing is drawn at random, where one step in 101 takes a QR decomposition; float32 frames stay within two rounding
+    limits for ever; and a momentum is kept from step to step, where the code writes it to a copy. Wide matrices are
+    refused, and so are tall ones that are no frames.
+
+    References:
+        Li, Fuxin, Todorovic, Efficient Riemannian optimization on the Stiefel manifold via the Cayley transform, ICLR
+        2020.
+        Liu, Zhao, Fedorov, Soran, Choudhary, Krishnamoorthi, Chandra, Tian, Blankevoort, SpinQuant: LLM quantization
+        with learned rotations, ICLR 2025.
+
+    >>> rotation = torch.nn.Parameter(torch.eye(4))
+    >>> optimizer = SGDG([rotation], lr=1.5, stiefel=True)
+    >>> rotation.pow(4).sum().backward()
+    >>> optimizer.step()
+    """
+
+    plain = torch.optim.SGD
+    positional: ClassVar[int] = 8
+
+    settings = (
+        Setting("lr", 1.5, RATE, "learning rate, which the published class has no default of."),
+        Setting("momentum", 0.0, at_least(0), "factor of the last direction."),
+        Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
+        WEIGHT_DECAY,
+        Setting("nesterov", False, SWITCH, OF_PLAIN),
+        Setting(
+            "stiefel",
+            False,
+            one_of(False, True),
+            'whether a group that names no manifold is one of frames, on "stiefel:euclidean", without weight decay.',
+        ),
+        Setting("omega", 0.0, at_least(0), "factor of a penalty on W^H W - I: taken, and of no effect on a frame."),
+        Setting("grad_clip", None, _CLIP, "bounds ||G||_F of each frame; the published code takes it and does not."),
+        Setting("q", 0.5, _BOUND, "bounds the step of a frame, a ||A||_1 <= 2 q; infinity for no bound."),
+        *SHARED,
+    )
+    examples = (
+        {},
+        {"grad_clip": 0.5, "q": math.inf, "precision": "fast"},
+        {"momentum": 0.9, "nesterov": True},
+    )
+    steady: ClassVar = {"q": math.inf}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`.
+
+        Raises:
+            OptionError: nesterov=True without a momentum, or with dampening, besides what `FrameOptimizer` refuses.
+        """
+        if isinstance(param_group, dict):
+            full = {**self.defaults, **param_group}
+            if full["nesterov"] is True and (full["momentum"] == 0 or full["dampening"] != 0):
+                raise OptionError(
+                    "SGDG needs a momentum and no dampening for nesterov=True, got "
+                    f"momentum={full['momentum']!r} and dampening={full['dampening']!r}."
+                )
+        if isinstance(param_group, dict) and param_group.get("stiefel", self.defaults["stiefel"]) is True:
+            param_group = {"manifold": "stiefel:euclidean", **param_group}
+            if param_group["manifold"] is not None:
+                param_group["weight_decay"] = 0.0
+        super().add_param_group(param_group)
+
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+        """See `TangentOptimizer`."""
+        metric, clip = group["manifold"].partition(":")[2], group["grad_clip"]
+        if clip is not None:
+            g = g * as_factor([min(1.0, clip / norm) if norm > 0 else 1.0 for norm in norms_of(g)[0]], g)
+        if group["momentum"]:
+            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
+        direction = riemannian_gradient(w, g, metric)
+        if group["momentum"]:
+            bucket.stage("momentum_buffer", direction.covector(w, metric))
+        lr = float(group["lr"])
+        return direction, [min(lr, 2 * group["q"] / norm) if norm > 0 else 0.0 for norm in _generator_norms(direction)]
+
+
+def _generator_norms(direction: Tangent) -> list[float]:
+    """||A||_1 of the generators W Omega W^H of square frames, on the side where they are Omega; else ||A||_F."""
+    if direction.rest is not None:
+        return direction.generator_norms()
+    return torch.linalg.matrix_norm(direction.rotation, ord=1).reshape(-1).tolist()

@@ -1,0 +1,207 @@
+"""Block-diagonal frames: many small ones by any map, as orthogonal fine-tuning has them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.dtypes import computing_dtype, working_dtype
+from stiefelkit.errors import DtypeError, ImageError, OptionError
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import permitted_return, rounding_limit
+from stiefelkit.param import Parametrization, Position, Traits
+from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
+
+__all__ = ["BlockDiagonal"]
+
+
+class BlockDiagonal(Composite):
+    r"""W = diag(Q_1, ..., Q_k) with frames Q_j by any parametrization, all mapped in one batched call.
+
+    The blocks are n/k x p/k, so that k divides n and p; coordinates are those of the inner map for a batch of k.
+
+    Image: block-diagonal frames whose blocks the inner map reaches; with k = 1, the default, the inner map's. Cost:
+    that of k small maps, and n p numbers to write W; `linear` applies the blocks without it, n p / k a vector. Not for
+    weights whose blocks should mix: permute or rotate between two of them.
+
+    Args:
+        shape, dtype, device: of the frame, (*, n, p), real or complex, and where the charts live.
+        precision: "exact", or "fast" if the inner map has it.
+        blocks: k.
+        inner: the map of the blocks, a registered name or a class.
+        inner_options: its options.
+
+    References:
+        Qiu, Liu, Feng, Xue, Feng, Liu, Zhang, Weller, Schölkopf, Controlling text-to-image diffusion by orthogonal
+        finetuning, NeurIPS 2023.
+
+    >>> map = BlockDiagonal((4, 4), dtype=torch.float32, blocks=2)
+    >>> map(torch.tensor([[0.0], [1.0]]))
+    tensor([[ 1.,  0.,  0.,  0.],
+            [ 0.,  1.,  0.,  0.],
+            [ 0.,  0.,  0.,  1.],
+            [ 0.,  0., -1.,  0.]])
+    """
+
+    precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
+    coordinate_names: ClassVar[tuple[str, ...]] = ("*",)
+    stacks: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: str = "exact",
+        blocks: int = 1,
+        inner: Parametrization = "cayley",
+        inner_options: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(shape, dtype=dtype, device=device, precision=precision)
+        _require_blocks(blocks, self.shape)
+        wrapped, self.blocks = Inner(inner, inner_options), blocks
+        reason = wrapped.flaw(self._block_shape, self.dtype)
+        if reason is not None:
+            raise DtypeError(f"BlockDiagonal needs {reason}, got blocks of shape {self._block_shape} and {self.dtype}.")
+        precision = precision if precision in wrapped.cls.precisions else "exact"
+        self.inner = wrapped.build(self, self._block_shape, device, precision=precision)
+
+    @classmethod
+    def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
+        """What the inner map does."""
+        blocks = options.get("blocks", 1)
+        _require_blocks(blocks, shape)
+        wrapped = Inner(options.get("inner", "cayley"), options.get("inner_options"))
+        return wrapped.flaw(_block_shape(shape, blocks), dtype)
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Square, tall, batched, blocks of one entry, one block; several maps; fast."""
+        return [
+            ((6, 6), {"blocks": 3}),
+            ((4, 4), {"blocks": 4}),
+            ((5, 3), {}),
+            ((12, 4), {"blocks": 2, "inner": "householder", "inner_options": {"reflections": 1}}),
+            ((2, 6, 6), {"blocks": 2, "inner": "matrix_exp"}),
+            ((8, 8), {"blocks": 2, "inner": "stiefel"}),
+            ((12, 12), {"blocks": 3, "inner": "householder", "precision": "fast"}),
+        ]
+
+    @property
+    def _block_shape(self) -> tuple[int, ...]:
+        return _block_shape(self.shape, self.blocks)
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the inner map; onto with one block only."""
+        inner = self.inner.traits
+        return Traits(
+            onto=inner.onto and self.blocks == 1,
+            invertible=inner.invertible,
+            exact=inner.exact,
+            component=inner.component,
+            twice_differentiable=inner.twice_differentiable,
+            cost_exponent=max(2.0, inner.cost_exponent) if self.blocks > 1 else inner.cost_exponent,
+        )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the inner map."""
+        return self.inner.schemes
+
+    @property
+    def takes_nearest(self) -> bool:
+        """With one block, as the inner map; the frame nearest to a weight has no more blocks than that."""
+        return self.blocks == 1 and self.inner.takes_nearest
+
+    def options(self) -> dict[str, Any]:
+        """Those of the inner map, and how many blocks there are."""
+        return {"blocks": self.blocks, "inner": self.inner.options()}
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of the inner map for k blocks, (*, k, ...)."""
+        return self.inner.coordinates
+
+    @property
+    def manifolds(self) -> dict[str, str]:
+        """Those of the inner map."""
+        return self.inner.manifolds
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Asks the inner map."""
+        return self.inner.check_chart(within(chart, "inner"))
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """That of an exact frame, or the root of k times the inner map's."""
+        exact = super().error_bound()
+        return exact if self.traits.exact else exact + math.sqrt(self.blocks) * self.inner.error_bound(*coordinates)
+
+    @property
+    def return_bound(self) -> float:
+        """That of the blocks together."""
+        return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * self.inner.return_bound)
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps the inner map's coordinates to frames of shape (*, n, p)."""
+        return self._assembled(self.inner(*coordinates)).to(self.dtype)
+
+    def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
+        """Returns x @ W.mT for x of shape (*, p), block by block."""
+        if len(self.shape) > 2 or self.blocks == 1 or x.dtype != self.dtype:
+            return super().linear(x, *coordinates)
+        q = self.inner(*coordinates).to(self.dtype)
+        k, b, c = q.shape
+        rows = x.reshape(-1, k, c).transpose(0, 1)  # (k, rows, c): one product for each block
+        return torch.bmm(rows, q.mT).transpose(0, 1).reshape(*x.shape[:-1], k * b)
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest block-diagonal frame: each block's nearest."""
+        return self._assembled(nearest_frame(self._split(weight.to(working_dtype(self.dtype)))))
+
+    def invert(self, w: Tensor) -> Position:
+        """Inverts the inner map at all blocks; what is outside of them must be zero, to rounding."""
+        blocks = self._split(w)
+        outside = torch.linalg.vector_norm(w - self._assembled(blocks)).item()
+        permitted = 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype))
+        if not outside <= permitted:
+            raise ImageError(
+                f"BlockDiagonal with blocks={self.blocks} needs a frame that is zero outside of them, got entries of "
+                f"norm {outside:.2g} there; init='project' takes the nearest block-diagonal frame."
+            )
+        coordinates, chart = self.inner.invert(nearest_frame(blocks))
+        return coordinates, prefixed(inner=chart)
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        """Draws every block by a scheme of the inner map."""
+        coordinates, chart = self.inner.initial(scheme, generator)
+        return coordinates, prefixed(inner=chart)
+
+    def _split(self, w: Tensor) -> Tensor:
+        """The diagonal blocks, (*, k, b, c)."""
+        *batch, n, p = w.shape
+        k = self.blocks
+        return w.reshape(*batch, k, n // k, k, p // k).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+    def _assembled(self, blocks: Tensor) -> Tensor:
+        """Blocks (*, k, b, c) on the diagonal of zeros."""
+        *batch, k, b, c = blocks.shape
+        if k == 1:
+            return blocks.squeeze(-3)
+        # Block j stands at [..., j, j] of (*, b, c, k, k), which becomes (*, k, b, k, c).
+        return torch.diag_embed(blocks.movedim(-3, -1)).movedim((-2, -1), (-4, -2)).reshape(*batch, k * b, k * c)
+
+
+def _block_shape(shape: Sequence[int], blocks: int) -> tuple[int, ...]:
+    *batch, n, p = shape
+    return (*batch, blocks, n // blocks, p // blocks)
+
+
+def _require_blocks(blocks: Any, shape: Sequence[int]) -> None:
+    """Raises OptionError unless the frame is made of so many blocks."""
+    n, p = shape[-2:]
+    if type(blocks) is not int or blocks < 1 or n % blocks or p % blocks:
+        raise OptionError(f"BlockDiagonal needs blocks that divide n = {n} and p = {p}, got {blocks!r}.")
