@@ -11,6 +11,7 @@ from stiefelkit.scan.engines.checkpoints import Checkpointed
 from stiefelkit.scan.engines.engine import Engine, PlainEngine
 from stiefelkit.scan.kernels.launch import supports
 from stiefelkit.scan.recurrence import GATED, Recurrence
+from stiefelkit.scan.structures import STRUCTURES
 
 __all__ = ["BACKENDS", "Request", "choose", "engine", "plain_engine"]
 
@@ -65,8 +66,25 @@ def choose(backend: str, request: Request) -> str:
 
 def engine(recurrence: Recurrence) -> Engine:
     """The implementation of a recurrence, by its cell, its backend and what is asked of it."""
-    runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
-    return Checkpointed(runner) if recurrence.last_only else runner
+    if recurrence.structure:
+        runner = _structured_engine()
+    else:
+        runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
+    if recurrence.last_only:
+        runner = Checkpointed(runner)
+    if recurrence.structure and STRUCTURES[recurrence.structure].is_paired:
+        from stiefelkit.scan.engines.structured import PairsFirst
+
+        runner = PairsFirst(runner, keeps_states=not recurrence.last_only)
+    return runner
+
+
+@functools.cache
+def _structured_engine() -> Engine:
+    from stiefelkit.scan.engines.inplace import InPlace
+    from stiefelkit.scan.engines.structured import StructuredLoops
+
+    return InPlace(StructuredLoops)
 
 
 @functools.cache
