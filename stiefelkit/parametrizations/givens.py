@@ -198,22 +198,22 @@ class Givens(OrthogonalParam):
 
     @property
     def structure(self) -> str | None:
-        """Layers of rotations, of a brick wall with an even number of rows."""
+        """Layers of rotations, of a brick wall."""
         n, p = self.shape[-2:]
-        fits = len(self.shape) == 2 and n == p and n >= 4 and n % 2 == 0 and self.layout == "brickwall"
+        fits = len(self.shape) == 2 and n == p and n >= 3 and self.layout == "brickwall"
         return "brick" if fits else None
 
     def factors(self, angle: Tensor, phase: Tensor | None = None) -> Tensor:
         """Cosines and sines, phases and D, a row for each layer."""
-        half = self.shape[-1] // 2
-        sizes = [half - i % 2 for i in range(self.layers)]
+        n = self.shape[-1]
+        sizes = [(n - i % 2) // 2 for i in range(self.layers)]
 
         def rows(m: Tensor) -> Tensor:
-            return torch.stack([F.pad(layer, (0, half - len(layer))) for layer in m.split(sizes)])
+            return torch.stack([F.pad(layer, (0, n - len(layer))) for layer in m.split(sizes)])
 
         t = rows(angle.double())
         f, d = self._split(phase, torch.float64)
-        d = d.view(half, 2).mT
+        d = d.unsqueeze(0)
         if f is None:
             return torch.cat([t.cos(), t.sin(), d]).to(self.dtype)
         f = rows(f)

@@ -11,7 +11,6 @@ from stiefelkit.scan.engines.checkpoints import Checkpointed
 from stiefelkit.scan.engines.engine import Engine, PlainEngine
 from stiefelkit.scan.kernels.launch import supports
 from stiefelkit.scan.recurrence import GATED, Recurrence
-from stiefelkit.scan.structures import STRUCTURES
 
 __all__ = ["BACKENDS", "Request", "choose", "engine", "plain_engine"]
 
@@ -70,13 +69,7 @@ def engine(recurrence: Recurrence) -> Engine:
         runner = _structured_engine()
     else:
         runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
-    if recurrence.last_only:
-        runner = Checkpointed(runner)
-    if recurrence.structure and STRUCTURES[recurrence.structure].is_paired:
-        from stiefelkit.scan.engines.structured import PairsFirst
-
-        runner = PairsFirst(runner, keeps_states=not recurrence.last_only)
-    return runner
+    return Checkpointed(runner) if recurrence.last_only else runner
 
 
 @functools.cache

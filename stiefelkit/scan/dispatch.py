@@ -52,7 +52,7 @@ def scan(
         x: inputs, time-major, shape (T, B, m), real or complex; m = n without `u`. With `batch_sizes`, the packed
             rows (sum of sizes, m) of torch's PackedSequence.
         w: recurrent matrix, shape (n, n), or its factors. These are applied one after the other by "inplace", and W is
-            formed for the other backends, for ONNX, and for a real activation of pairs with "brick".
+            formed for the other backends and for ONNX.
         h0: first state, shape (B, n).
         u: input matrix, shape (n, m).
         bias: added to the input projection, shape (n,).
@@ -115,7 +115,7 @@ def scan(
             raise DtypeError(f"scan needs a real activation_bias with {activation}, got {activation_bias.dtype}.")
     elif activation_bias is not None:
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
-    if structure and not _takes_factors(structure, act, w, chosen, gradient):
+    if structure and (chosen != "inplace" or gradient == "half" or is_exported() or is_jit_traced()):
         structure, w = "", STRUCTURES[structure].matrix(w)
     dtype, real = DTYPES[w.dtype]
     sizes = None if batch_sizes is None else tuple(batch_sizes)
@@ -130,14 +130,6 @@ def scan(
         None if activation_bias is None else activation_bias.to(real),
     )
     return None if out is None else out.to(w.dtype), last.to(w.dtype)
-
-
-def _takes_factors(structure: str, activation: Activation, w: Tensor, backend: str, gradient: str) -> bool:
-    """Whether a matrix in factors can be left so."""
-    if backend != "inplace" or gradient == "half" or is_exported() or is_jit_traced():
-        return False
-    # The halves of a real row are no more in the order that its pairs need.
-    return w.is_complex() or not (activation.is_paired and STRUCTURES[structure].is_paired)
 
 
 def run(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,18 +94,6 @@ class Problem:
         sub = copy.copy(self)
         sizes = self.sizes[part]
         sub._take(self.x[self.rows(part)], h[: max(sizes)], sizes)
-        return sub
-
-    def rearranged(self, order: Callable[[Tensor], Tensor]) -> "Problem":
-        """The same problem with its units, the last dimension of rows, in another order."""
-
-        def units(rows: Tensor | None) -> Tensor | None:
-            return None if rows is None else order(rows)
-
-        sub = copy.copy(self)
-        sub.bias, sub.activation_bias = units(self.bias), units(self.activation_bias)
-        sub.u = None if self.u is None else order(self.u.mT).mT
-        sub._take(self.x if self.u is not None else order(self.x), order(self.h0), self.sizes)
         return sub
 
     def rows(self, part: slice) -> slice:

@@ -1,4 +1,4 @@
-"""Recurrent matrices in factors: the steps of a chunk, and units in the order that a structure takes them."""
+"""Recurrent matrices in factors: the steps of a chunk."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import Step
-from stiefelkit.scan.engines.engine import Engine
 from stiefelkit.scan.engines.loops import Loops
-from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
-from stiefelkit.scan.structures import Structure, pairs_first, pairs_in_order
+from stiefelkit.scan.engines.problem import Problem
+from stiefelkit.scan.structures import Structure
 
-__all__ = ["PairsFirst", "StructuredLoops"]
+__all__ = ["StructuredLoops"]
 
 
 class StructuredLoops(Loops):
@@ -63,40 +62,3 @@ def _steps_back(
             y.addcmul_(first, factors[1][t])
         carry = w.back(row, t)
     return carry
-
-
-class PairsFirst:
-    """Another engine, with units 0, 2, 4, ... before 1, 3, 5, ...; see `Engine`.
-
-    What is kept for the way back besides the states stays in that order, and so do checkpoints.
-
-    Args:
-        engine: the other one.
-        keeps_states: whether it returns states, not checkpoints.
-    """
-
-    def __init__(self, engine: Engine, keeps_states: bool):
-        self.engine, self.keeps_states = engine, keeps_states
-
-    def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All states or the checkpoints, the last states, and what the derivative needs besides them."""
-        out, last, saved = self.engine.forward(p.rearranged(pairs_first), keep)
-        return pairs_in_order(out) if self.keeps_states else out, pairs_in_order(last), saved
-
-    def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Gradients, rearranged."""
-        out, saved, g_out, g_last = outcome
-        arranged = Outcome(
-            pairs_first(out) if self.keeps_states else out,
-            saved,
-            None if g_out is None else pairs_first(g_out),
-            None if g_last is None else pairs_first(g_last),
-        )
-        gradients = self.engine.backward(p.rearranged(pairs_first), arranged, needs)
-        for name in ("h0", "bias", "activation_bias", *(("x",) if p.u is None else ())):
-            value = getattr(gradients, name)
-            if value is not None:
-                setattr(gradients, name, pairs_in_order(value))
-        if gradients.u is not None:
-            gradients.u = pairs_in_order(gradients.u.mT).mT
-        return gradients

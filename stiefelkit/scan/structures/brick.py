@@ -1,213 +1,245 @@
-"""Layers of rotations of neighbours, and a diagonal: `givens` with few layers."""
+"""Layers of rotations of neighbours, and a diagonal: `givens` with few layers.
+
+Two neighbours that a real rotation turns are one complex number e^{it} (a + ib), so that a layer is one product, as
+long as its pairs lie at even places in memory. Those of every second layer do not; the phases between two layers, which
+are multiplied with anyhow, are written one place further on.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.structures.low_rank import along_circle
-from stiefelkit.scan.structures.structure import Structure
+from stiefelkit.scan.structures.structure import Structure, along_circle
 
-__all__ = ["Brick", "pairs_first", "pairs_in_order"]
+__all__ = ["Brick"]
 
 BLOCK = 128 * 1024
 """Numbers of the rows that a gradient is worked out for at a time."""
 
 
-def pairs_first(rows: Tensor) -> Tensor:
-    """Units 0, 2, 4, ..., then 1, 3, 5, ..., of rows (*, n)."""
-    return rows.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+class _Room(NamedTuple):
+    """Rows (rows, parts, n) in memory where a layer's pairs are complex numbers, parts being Re and Im."""
+
+    rows: Tensor
+    pairs: Tensor
+
+    @classmethod
+    def of(cls, memory: Tensor, n: int, layer: int) -> "_Room":
+        """In memory (rows, parts, `_stride(n)`)."""
+        first = layer % 2
+        count = (n - first) // 2
+        pairs = memory[..., 2 * first : 2 * (first + count)].unflatten(-1, (count, 2))
+        return cls(memory[..., first : first + n], torch.view_as_complex(pairs))
 
 
-def pairs_in_order(rows: Tensor) -> Tensor:
-    """Undoes `pairs_first`."""
-    return rows.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+def _stride(n: int) -> int:
+    return (n + 2) // 2 * 2
+
+
+class _Diagonal(NamedTuple):
+    """Numbers of modulus one, or real signs."""
+
+    re: Tensor
+    im: Tensor | None
+
+    def times(self, x: Tensor, y: Tensor) -> None:
+        """Writes the product with x into y, both (rows, parts, n)."""
+        if self.im is None:
+            torch.mul(x, self.re, out=y)
+        else:
+            torch.mul(x, self.re, out=y)
+            self._turn(x, y, 1)
+
+    def times_conjugate(self, x: Tensor, y: Tensor) -> None:
+        """The same with the conjugate."""
+        torch.mul(x, self.re, out=y)
+        self._turn(x, y, -1)
+
+    def plus_times(self, x: Tensor, z: Tensor) -> None:
+        """Adds the product with x to z."""
+        z.addcmul_(x, self.re)
+        self._turn(x, z, 1)
+
+    def _turn(self, x: Tensor, y: Tensor, sign: int) -> None:
+        if self.im is not None:
+            re, im = x.unbind(1)
+            y_re, y_im = y.unbind(1)
+            y_re.addcmul_(im, self.im, value=-sign)
+            y_im.addcmul_(re, self.im, value=sign)
 
 
 class Brick(Structure):
-    """W = D F_L ... F_1 for even n. Layer l rotates (0, 1), (2, 3), ..., or for even l (1, 2), (3, 4), ... .
+    """W = D F_L ... F_1. Layer l rotates the units (0, 1), (2, 3), ..., or for even l (1, 2), (3, 4), ... .
 
-    A rotation is [[c, -f s], [s, f c]], f of modulus one, and 1 in a real one. Factors (2L + 2, n / 2). Complex: a row
-    c + is for each layer, then a row f, then D, even units before odd ones. Real: a row c for each, then a row s, then
-    D. The last numbers of a layer with n / 2 - 1 rotations mean nothing.
-
-    With even units before odd ones in every row, both kinds of layers join stretches of n / 2 neighbours.
+    A rotation is [[c, -f s], [s, f c]], f of modulus one, and 1 in a real one. Factors (2L + 1, n). Complex: a row
+    c + is for each layer, then a row f, then D. Real: a row c for each, then a row s, then D. Behind the numbers of its
+    rotations a row holds what means nothing.
     """
-
-    is_paired = True
 
     @staticmethod
     def size(factors: Tensor) -> int:
-        """Twice the width of the factors."""
-        return 2 * factors.shape[-1]
+        """Width of the factors."""
+        return factors.shape[-1]
 
     @staticmethod
     def matrix(factors: Tensor) -> Tensor:
         """Layer by layer, of the identity."""
-        layers, n = (len(factors) - 2) // 2, 2 * factors.shape[-1]
-        first, second, d = factors.split([layers, layers, 2])
+        layers, n = len(factors) // 2, factors.shape[-1]
+        first, second, d = factors.split([layers, layers, 1])
         w = torch.eye(n, dtype=factors.dtype, device=factors.device)
         for i in range(layers):
-            start = i % 2
-            end = n - start
-            a, b = w[start:end:2], w[start + 1 : end : 2]
-            one, two = (row[: len(a)].unsqueeze(-1) for row in (first[i], second[i]))
+            start, count = i % 2, (n - i % 2) // 2
+            a, b = w[start : start + 2 * count].unflatten(0, (count, 2)).unbind(1)
+            one, two = (row[:count].unsqueeze(-1) for row in (first[i], second[i]))
             c, s = (one.real, one.imag) if factors.is_complex() else (one, two)
             b = b * two if factors.is_complex() else b
             middle = torch.stack([c * a - s * b, s * a + c * b], 1).flatten(0, 1)
-            w = torch.cat([w[:start], middle, w[end:]])
-        return w * d.mT.reshape(n, 1)
+            w = torch.cat([w[:start], middle, w[start + 2 * count :]])
+        return w * d.mT
 
     def __init__(self, factors: Tensor):
-        self.factors, self.layers = factors, (len(factors) - 2) // 2
-        self.half, self.parts = factors.shape[-1], 1 + factors.is_complex()
-        first, second, d = factors.split([self.layers, self.layers, 2])
-        if factors.is_complex():
-            self.c, self.s, self.p, self.q = (
-                m.contiguous() for m in (first.real, first.imag, second.real, second.imag)
-            )
-            self.d_re, self.d_im = d.real.contiguous(), d.imag.contiguous()
-        else:
-            self.c, self.s, self.d_re = first, second, d
-        self.scratch: Tensor | None = None
+        layers, self.n = len(factors) // 2, factors.shape[-1]
+        self.factors, self.layers, self.parts = factors, layers, 1 + factors.is_complex()
+        first, second, d = factors.split([layers, layers, 1])
+        turns = first if factors.is_complex() else torch.complex(first, second)
+        counts = [(self.n - i % 2) // 2 for i in range(layers)]
+        self.turns = [turn[:count] for turn, count in zip(turns, counts, strict=True)]
+        self.turns_back = [turn.conj().resolve_conj() for turn in self.turns]
+        self.phases = [_diagonal(self._spread(second, i)) for i in range(layers)]
+        self.d = _diagonal(d[0])
+        # With conjugate pairs, which gradients by angles take: second units have the other sign behind a layer.
+        signs = [self._seconds(i, -1.0) for i in range(layers)]
+        before = [torch.ones_like(self.d.re), *signs]
+        self.signs = signs
+        self.phases_of_conjugates = [
+            _Diagonal(*(None if part is None else part * signs[i] * before[i] for part in phase))
+            for i, phase in enumerate(self.phases)
+        ]
+        self.block = max(1, BLOCK // (self.parts * self.n))
+        self.rooms: dict[int, list[_Room]] = {}
         self.stages: Tensor | None = None
-        self.block = max(1, BLOCK // (2 * self.parts * self.half))
+        self.views: list[list[_Room]] = []
         self._restart()
 
-    def _restart(self) -> None:
-        empty, block, m = self.c.new_empty, self.block, self.half
-        self.turned = empty(self.layers, block, self.parts, m).zero_()
+    def _seconds(self, i: int, value: float) -> Tensor:
+        """Ones, and a number at the second units of a layer."""
+        row = torch.ones_like(self.d.re)
+        row[i % 2 + 1 :: 2] = value
+        return row
+
+    def _spread(self, phases: Tensor, i: int) -> Tensor:
+        """The phases of a layer at the second of its units."""
+        row = torch.ones_like(phases[i])
         if self.parts == 2:
-            self.phased = empty(self.layers, block, m).zero_()
-            self.d_turned = empty(block, 2, m).zero_()
+            count = (self.n - i % 2) // 2
+            row[i % 2 + 1 :: 2] = phases[i, :count]
+        return row
+
+    def _restart(self) -> None:
+        real = self.d.re
+        self.turned = [turn.new_zeros(self.block, self.parts, len(turn)) for turn in self.turns]
+        if self.parts == 2:
+            self.phased = real.new_zeros(self.layers + 1, self.block, self.n)
+
+    def _memory(self, *rows: int) -> Tensor:
+        return self.d.re.new_empty(*rows, self.parts, _stride(self.n))
+
+    def _room(self, rows: int) -> list[_Room]:
+        """Room for the rows of two layers, by turns."""
+        if rows not in self.rooms:
+            if len(self.rooms) > 2:
+                self.rooms.clear()
+            self.rooms[rows] = [_Room.of(memory, self.n, i) for i, memory in enumerate(self._memory(2, rows).unbind())]
+        return self.rooms[rows]
 
     def _view(self, rows: Tensor) -> Tensor:
-        return rows.view(len(rows), self.parts, 2, self.half)
-
-    def _room(self, batch: int) -> Tensor:
-        """Two rows of units and one of halves for each row of a batch."""
-        if self.scratch is None or self.scratch.shape[1] < batch:
-            self.scratch = self.c.new_empty(3, batch, self.parts, 2, self.half)
-        return self.scratch[:, :batch]
-
-    def _pair(self, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
-        """The first and the second units of a layer's rotations."""
-        return (x[:, :, 1, :-1], x[:, :, 0, 1:]) if i % 2 else (x[:, :, 0], x[:, :, 1])
-
-    def _ends(self, x: Tensor, y: Tensor, i: int) -> None:
-        """Copies the two units that no rotation of the layer has."""
-        if i % 2:
-            y[:, :, 0, 0] = x[:, :, 0, 0]
-            y[:, :, 1, -1] = x[:, :, 1, -1]
-
-    def _coefficients(self, m: Tensor, i: int) -> Tensor:
-        return m[i, :-1] if i % 2 else m[i]
-
-    def _forward(self, x: Tensor, y: Tensor, u: Tensor, i: int) -> None:
-        """Writes layer i of x into y; u is room for its second units."""
-        (a, b), (ya, yb), (c, s) = (
-            self._pair(x, i),
-            self._pair(y, i),
-            (self._coefficients(m, i) for m in (self.c, self.s)),
-        )
-        if self.parts == 2:
-            p, q = (self._coefficients(m, i) for m in (self.p, self.q))
-            u = u[..., 0, : b.shape[-1]]
-            torch.mul(b, p, out=u)
-            u[:, 0].addcmul_(b[:, 1], q, value=-1)
-            u[:, 1].addcmul_(b[:, 0], q)
-            b = u
-        torch.mul(a, c, out=ya)
-        ya.addcmul_(b, s, value=-1)
-        torch.mul(a, s, out=yb)
-        yb.addcmul_(b, c)
-        self._ends(x, y, i)
-
-    def _back(self, g: Tensor, y: Tensor, u: Tensor, i: int) -> None:
-        """Writes the adjoint of layer i of g into y."""
-        (a, b), (ya, yb), (c, s) = (
-            self._pair(g, i),
-            self._pair(y, i),
-            (self._coefficients(m, i) for m in (self.c, self.s)),
-        )
-        torch.mul(a, c, out=ya)
-        ya.addcmul_(b, s)
-        v = u[..., 0, : b.shape[-1]] if self.parts == 2 else yb
-        torch.mul(b, c, out=v)
-        v.addcmul_(a, s, value=-1)
-        if self.parts == 2:
-            p, q = (self._coefficients(m, i) for m in (self.p, self.q))
-            torch.mul(v, p, out=yb)
-            yb[:, 0].addcmul_(v[:, 1], q)
-            yb[:, 1].addcmul_(v[:, 0], q, value=-1)
-        self._ends(g, y, i)
+        return rows.view(len(rows), self.parts, self.n)
 
     def add_(self, z: Tensor, h: Tensor) -> None:
         """Layer by layer, and the diagonal in the sum."""
-        x, room = self._view(h), self._room(len(h))
+        x, rooms = self._view(h), self._room(len(h))
         for i in range(self.layers):
-            y = room[i % 2]
-            self._forward(x, y, room[2], i)
-            x = y
-        z = self._view(z).addcmul_(x, self.d_re)
-        if self.parts == 2:
-            z[:, 0].addcmul_(x[:, 1], self.d_im, value=-1)
-            z[:, 1].addcmul_(x[:, 0], self.d_im)
+            room = rooms[i % 2]
+            self.phases[i].times(x, room.rows)
+            room.pairs.mul_(self.turns[i])
+            x = room.rows
+        self.d.plus_times(x, self._view(z))
 
     def start(self, steps: int, batch: int) -> None:
-        """Room for the gradients in front of the diagonal and of every layer."""
-        shape = (self.layers + 1, steps, batch, self.parts, 2, self.half)
-        if self.stages is None or self.stages.shape != shape:
-            self.stages = self.c.new_empty(shape)
+        """Room for the gradients behind the phases of every layer, and in front of the diagonal."""
+        shape = (self.layers + 1, steps, batch)
+        if self.stages is None or self.stages.shape[:3] != shape:
+            self.stages = self._memory(*shape)
+            of = [*range(self.layers), self.layers - 1]
+            self.views = [
+                [_Room.of(m, self.n, i) for i, m in zip(of, step, strict=True)] for step in self.stages.unbind(1)
+            ]
+            self.first = self.d.re.new_empty(steps, batch, self.parts, self.n)
 
     def back(self, d: Tensor, t: int) -> Tensor:
         """The diagonal first."""
-        assert self.stages is not None
-        g, u = self._view(d), self._room(len(d))[2]
-        y = self.stages[-1, t]
-        torch.mul(g, self.d_re, out=y)
-        if self.parts == 2:
-            y[:, 0].addcmul_(g[:, 1], self.d_im)
-            y[:, 1].addcmul_(g[:, 0], self.d_im, value=-1)
+        stages = self.views[t]
+        self.d.times_conjugate(self._view(d), stages[-1].rows)
+        g = stages[-1].rows
         for i in reversed(range(self.layers)):
-            g, y = y, self.stages[i, t]
-            self._back(g, y, u, i)
-        return y.flatten(1)
+            room = stages[i]
+            if i == self.layers - 1:
+                room.rows.copy_(g)
+            else:
+                self.phases[i + 1].times_conjugate(g, room.rows)
+            room.pairs.mul_(self.turns_back[i])
+            g = room.rows
+        self.phases[0].times_conjugate(g, self.first[t])
+        return self.first[t].flatten(1)
 
     def accumulate(self, h: Tensor, d: Tensor) -> None:
-        """The way forward once more. The gradient by an angle is a product of rows behind its rotation."""
+        """The way forward once more. The gradient by an angle is a product of rows on one side of its rotation."""
         assert self.stages is not None
-        stages = self.stages.flatten(1, 2)
-        for start in range(0, h.shape[0] * h.shape[1], self.block):
+        stages, rows = self.stages.flatten(1, 2), self._view(h.flatten(0, 1))
+        for start in range(0, len(rows), self.block):
             part = slice(start, start + self.block)
-            self._accumulate(self._view(h.flatten(0, 1)[part]), stages[:, part])
+            self._accumulate(rows[part], stages[:, part])
 
     def _accumulate(self, x: Tensor, gradients: Tensor) -> None:
-        rows = len(x)
-        room = self._room(rows)
+        count = len(x)
+        rooms = self._room(count)
         for i in range(self.layers):
-            y, g = room[i % 2], gradients[i + 1]
-            self._forward(x, y, room[2], i)
-            (a, b), (ga, gb) = self._pair(y, i), self._pair(g, i)
-            turned = self.turned[i, :rows, :, : a.shape[-1]]
-            turned.addcmul_(gb, a)
-            turned.addcmul_(ga, b, value=-1)
-            if self.parts == 2:
-                # In front of the phase, where its gradient is the same.
-                (_, b), (_, gb) = self._pair(x, i), self._pair(gradients[i], i)
-                phased = self.phased[i, :rows, : b.shape[-1]]
-                phased.addcmul_(gb[:, 1], b[:, 0])
-                phased.addcmul_(gb[:, 0], b[:, 1], value=-1)
-            x = y
+            room, g = rooms[i % 2], _Room.of(gradients[i], self.n, i)
+            self.phases_of_conjugates[i].times(x, room.rows)
+            self.turned[i][:count].addcmul_(room.pairs, g.pairs)
+            self._add_phases(i, room.rows, g.rows)
+            room.pairs.mul_(self.turns_back[i])
+            x = room.rows
+        self._add_phases(self.layers, x, _Room.of(gradients[-1], self.n, self.layers - 1).rows)
+
+    def _add_phases(self, i: int, x: Tensor, g: Tensor) -> None:
         if self.parts == 2:
-            g, turned = gradients[-1], self.d_turned[:rows]
-            turned.addcmul_(g[:, 1], x[:, 0])
-            turned.addcmul_(g[:, 0], x[:, 1], value=-1)
+            (re, im), (g_re, g_im) = x.unbind(1), g.unbind(1)
+            phased = self.phased[i, : len(x)]
+            phased.addcmul_(g_im, re)
+            phased.addcmul_(g_re, im, value=-1)
 
     def gradient(self) -> Tensor:
         """Along the circle; signs have none."""
-        turned = self.turned.sum((1, 2))
-        if self.parts == 2:
-            g = along_circle(self.factors, torch.cat([turned, self.phased.sum(1), self.d_turned.sum(0)]))
+        turned = [turned.sum((0, 1)).imag for turned in self.turned]
+        turned = torch.stack([torch.nn.functional.pad(row, (0, self.n - len(row))) for row in turned])
+        if self.parts == 1:
+            c, s, _ = self.factors.split([self.layers, self.layers, 1])
+            g = torch.cat([-s * turned, c * turned, torch.zeros_like(self.factors[:1])])
         else:
-            g = torch.cat([-self.s * turned, self.c * turned, torch.zeros_like(self.d_re)])
+            phased = self.phased.sum(1)
+            of_layers = []
+            for i in range(self.layers):
+                seconds = (phased[i] * self.signs[i])[i % 2 + 1 :: 2]
+                of_layers.append(torch.nn.functional.pad(seconds, (0, self.n - len(seconds))))
+            of_d = phased[-1] * self.signs[-1]
+            g = along_circle(self.factors, torch.cat([turned, torch.stack(of_layers), of_d.unsqueeze(0)]))
         self._restart()
         return g
+
+
+def _diagonal(d: Tensor) -> _Diagonal:
+    if d.is_complex():
+        return _Diagonal(d.real.contiguous(), d.imag.contiguous())
+    return _Diagonal(d, None)

@@ -5,7 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.structures.low_rank import LowRank, along_circle
+from stiefelkit.scan.engines.blocks import read_blocks
+from stiefelkit.scan.structures.low_rank import LowRank
+from stiefelkit.scan.structures.structure import along_circle
 
 __all__ = ["FourierAndLowRank"]
 
@@ -57,9 +59,7 @@ class FourierAndLowRank(LowRank):
         torch.complex(*h.chunk(2, -1), out=one)
         torch.fft.fft(one.mul_(d1), out=two)
         torch.fft.ifft(_gathered(two, self.order, one).mul_(d2), out=two)
-        numbers = torch.view_as_real(two.mul_(d3))
-        for part, numbers_of_part in zip(z.chunk(2, -1), numbers.unbind(-1), strict=True):
-            part.add_(numbers_of_part)
+        z.add_(read_blocks(two.mul_(d3), torch.view_as_real(one).view(z.shape)))
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
         """The same from the right to the left, with conjugates."""
@@ -72,10 +72,7 @@ class FourierAndLowRank(LowRank):
         torch.fft.fft(torch.mul(behind, c3, out=one), out=middle)
         torch.mul(middle, c2, out=front)
         torch.fft.ifft(_gathered(front, self.order_back, one), out=front)
-        numbers = torch.view_as_real(torch.mul(front, c1, out=one))
-        for part, numbers_of_part in zip(self.rows.chunk(2, -1), numbers.unbind(-1), strict=True):
-            part.copy_(numbers_of_part)
-        return self.rows
+        return read_blocks(torch.mul(front, c1, out=one), self.rows)
 
     def accumulate_main(self, h: Tensor, d: Tensor) -> None:
         """The way forward once more, and at each diagonal Im(conj(x) g) of what is behind it."""
@@ -87,7 +84,7 @@ class FourierAndLowRank(LowRank):
         x = _gathered(torch.fft.fft(x), self.order, x).mul_(d2)
         # The transform of the gradient is n times too small there.
         self.turned[1] += _turned(x, middle) / self.n
-        x = torch.fft.ifft(x, out=x).mul_(d3)
+        x = torch.fft.ifft(x).mul_(d3)
         self.turned[2] += _turned(x, behind)
 
     def gradient_main(self) -> Tensor:
@@ -99,12 +96,13 @@ class FourierAndLowRank(LowRank):
 
 def _gathered(x: Tensor, order: Tensor, out: Tensor) -> Tensor:
     """Columns of complex rows in another order; numbers of eight bytes are gathered faster than complex ones."""
+    index = order.expand(x.shape)
     if x.dtype == torch.complex64:
-        torch.index_select(x.view(torch.float64), 1, order, out=out.view(torch.float64))
+        torch.gather(x.view(torch.float64), 1, index, out=out.view(torch.float64))
         return out
-    return torch.index_select(x, 1, order, out=out)
+    return torch.gather(x, 1, index, out=out)
 
 
 def _turned(x: Tensor, g: Tensor) -> Tensor:
     """The gradient by the angles t of e^{it} from x, behind it, and the gradient by x."""
-    return (x.conj() * g).sum(0).imag
+    return torch.conj_physical(x).mul_(g).sum(0).imag

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-__all__ = ["Factored", "Structure"]
+__all__ = ["Factored", "Structure", "along_circle"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,6 @@ class Structure(ABC):
     Args:
         factors: laid out as the subclass says.
     """
-
-    is_paired: ClassVar[bool] = False
-    """Whether rows hold units 0, 2, 4, ... before 1, 3, 5, ..., which takes an even n."""
 
     @staticmethod
     @abstractmethod
@@ -67,3 +64,8 @@ class Structure(ABC):
     @abstractmethod
     def gradient(self) -> Tensor:
         """The gradient by the factors since the last call; of numbers of modulus one, the part along the circle."""
+
+
+def along_circle(factor: Tensor, turned: Tensor) -> Tensor:
+    """The gradient by numbers e^{it} from that by t."""
+    return torch.complex(-factor.imag * turned, factor.real * turned)
