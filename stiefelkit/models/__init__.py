@@ -43,8 +43,8 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         input_size: width m of the input.
         hidden_size: width n of the state, which may be complex.
         output_size: width p of the output.
-        **options: the model's own, such as `activation=`, `parametrization=`, `backend=` and `factored=`, and those of its
-            parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
+        **options: the model's own, such as `activation=`, `parametrization=`, `backend=` and `factored=`, and those
+            of its parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
             `num_layers=`, `dropout=` between them and `bidirectional=` as in torch.nn.RNN: the papers have one layer
             of one direction, and each further one starts as theirs does.
 

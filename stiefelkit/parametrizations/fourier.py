@@ -132,8 +132,8 @@ class Fourier(OrthogonalParam):
         return torch.stack(rows).to(self.dtype)
 
     def prefers_factors(self, rows: int) -> bool:
-        """Measured."""
-        return True
+        """Measured: 2.8 times at n = 512, 0.9 to 1.35 times at 256."""
+        return self.shape[-1] >= 384
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""

