@@ -116,7 +116,7 @@ class Fourier(OrthogonalParam):
     @property
     def structure(self) -> str | None:
         """Transforms and diagonals, with the reflectors as a matrix of rank two."""
-        return None if len(self.shape) > 2 or self.shape[-1] < 2 else "fourier"
+        return "fourier" if len(self.shape) == 2 and self.shape[0] > 1 else None
 
     def factors(self, phase: Tensor, reflectors: Tensor) -> Tensor:
         """D1, D2, D3, P, A and B of W = D3 F^-1 D2 P F D1 + A B^H."""

@@ -71,7 +71,7 @@ def heats(plan: ScanRace, watch: Watch = lambda what, done, rounds: None) -> Ite
 
 
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
-    """Name in the table to contender: each backend, the first and factors with the last state alone too, and the peers."""
+    """Name in the table to contender: backends, the first and factors with the last state alone too, and peers."""
     contenders = {}
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 or backend == FACTORS else LOSSES[:1]:

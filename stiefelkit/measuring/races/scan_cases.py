@@ -1,6 +1,7 @@
 """The sizes at which the scan is raced."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.rules import WHO
@@ -34,7 +35,7 @@ class ScanCase:
     is_complex: bool = False
     matched: int | None = None
     map: str = ""
-    map_options: dict[str, int] = field(default_factory=dict)
+    map_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in ("T", "n", "B", "m"):
@@ -69,7 +70,7 @@ def read_case(words: str) -> ScanCase:
     >>> read_case("T=10,n=4,B=2,complex").is_complex
     True
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     is_complex = False
     for word in (word.strip() for word in words.split(",")):
         key, _, value = word.partition("=")

@@ -43,13 +43,14 @@ class _Diagonal(NamedTuple):
     re: Tensor
     im: Tensor | None
 
+    def signed(self, signs: Tensor) -> "_Diagonal":
+        """The product with signs."""
+        return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
+
     def times(self, x: Tensor, y: Tensor) -> None:
         """Writes the product with x into y, both (rows, parts, n)."""
-        if self.im is None:
-            torch.mul(x, self.re, out=y)
-        else:
-            torch.mul(x, self.re, out=y)
-            self._turn(x, y, 1)
+        torch.mul(x, self.re, out=y)
+        self._turn(x, y, 1)
 
     def times_conjugate(self, x: Tensor, y: Tensor) -> None:
         """The same with the conjugate."""
@@ -113,8 +114,8 @@ class Brick(Structure):
         before = [torch.ones_like(self.d.re), *signs]
         self.signs = signs
         self.phases_of_conjugates = [
-            _Diagonal(*(None if part is None else part * signs[i] * before[i] for part in phase))
-            for i, phase in enumerate(self.phases)
+            phase.signed(behind * in_front)
+            for phase, behind, in_front in zip(self.phases, signs, before[:-1], strict=True)
         ]
         self.block = max(1, BLOCK // (self.parts * self.n))
         self.rooms: dict[int, list[_Room]] = {}
