@@ -214,10 +214,7 @@ class CoordinateList(parametrize.ParametrizationList):
         return with_dense_gradient(w) if self.is_sparse else w
 
     def factored(self, rows: int, always: bool) -> Factored | None:
-        """The weight in factors, for a recurrence over so many rows a step.
-
-        None if its map has none, if another parametrization stands on top, or, unless `always`, where W is faster.
-        """
+        """The weight in factors, if it has such, for a recurrence over so many rows; None where W is faster."""
         param, values = self.param, self._values()
         if param.structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
             return None
