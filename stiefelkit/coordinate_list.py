@@ -213,12 +213,12 @@ class CoordinateList(parametrize.ParametrizationList):
         w = w.contiguous()
         return with_dense_gradient(w) if self.is_sparse else w
 
-    def factored(self, rows: int, always: bool) -> Factored | None:
-        """The weight in factors, if it has such, for a recurrence over so many rows; None where W is faster."""
+    def factored(self) -> Factored | None:
+        """The weight in factors, for a recurrence; None if it has none, or must be formed."""
         param, values = self.param, self._values()
         if param.structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
             return None
-        if any(isinstance(value, torch.fx.Proxy) for value in values) or not (always or param.prefers_factors(rows)):
+        if is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
             return None
         self._make_ready(values)
         return Factored(param.structure, param.factors(*values))

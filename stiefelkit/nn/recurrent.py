@@ -7,9 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import is_exported
 from stiefelkit.attach import orthogonal, reset_
-from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
 from stiefelkit.host import coordinate_list_of, orthogonal_weights
 from stiefelkit.init import draw
@@ -62,6 +60,7 @@ class Recurrent(nn.Module):
     """Names that `backend=` takes."""
     factored: bool | None = None
     """Whether the recurrence takes W in factors; None where that is faster."""
+    _has_factors: bool = False
     batch_first: bool | None = None
     """Of layers, whether a batch is (B, T, .); a cell reads no sequence."""
 
@@ -154,7 +153,8 @@ class Recurrent(nn.Module):
             self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
             orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
-        if self.factored and (coordinate_list is None or coordinate_list.param.structure is None):
+        self._has_factors = coordinate_list is not None and coordinate_list.param.structure is not None
+        if self.factored and not self._has_factors:
             kind = "a free W" if coordinate_list is None else f"{coordinate_list.param.title} {self.hidden_size}"
             raise OptionError(
                 f"{self._name} needs a map with factors for factored=True, such as givens, householder and fourier, "
@@ -211,19 +211,22 @@ class Recurrent(nn.Module):
 
     def _matrix(self, suffix: str, rows: int, steps: int) -> Tensor | Factored:
         """W: in factors where its map has such and the scan is faster with them, or as `factored` has it."""
-        coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
-        if coordinate_list is not None and self.factored is not False and self._takes_factors(coordinate_list, steps):
-            factored = coordinate_list.factored(rows, always=bool(self.factored))
+        if self._has_factors and self.factored is not False and self._takes_factors(suffix, rows, steps):
+            coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            factored = None if coordinate_list is None else coordinate_list.factored()
             if factored is not None:
                 return factored
         return self._join(getattr(self, f"weight_hh{suffix}"))
 
-    def _takes_factors(self, coordinate_list: CoordinateList, steps: int) -> bool:
-        """Whether the scan runs in the one backend that does without W."""
-        if self.backend != "auto" or coordinate_list.param.structure is None:
+    def _takes_factors(self, suffix: str, rows: int, steps: int) -> bool:
+        """Whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
+        if self.factored is None:
+            coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            if coordinate_list is None or not coordinate_list.param.prefers_factors(rows):
+                return False
+        if self.backend != "auto":
             return self.backend == "inplace"
-        is_on_cpu = next(iter(coordinate_list.coordinates.values())).device.type == "cpu"
-        return is_on_cpu and not prefers_loop(steps) and not is_exported()
+        return getattr(self, f"weight_ih{suffix}").device.type == "cpu" and not prefers_loop(steps)
 
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""

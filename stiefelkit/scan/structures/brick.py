@@ -110,7 +110,7 @@ class Brick(Structure):
         self.phases = [_diagonal(self._spread(second, i)) for i in range(layers)]
         self.d = _diagonal(d[0])
         # With conjugate pairs, which gradients by angles take: second units have the other sign behind a layer.
-        signs = [self._seconds(i, -1.0) for i in range(layers)]
+        signs = [self._signs(i) for i in range(layers)]
         before = [torch.ones_like(self.d.re), *signs]
         self.signs = signs
         self.phases_of_conjugates = [
@@ -123,10 +123,10 @@ class Brick(Structure):
         self.views: list[list[_Room]] = []
         self._restart()
 
-    def _seconds(self, i: int, value: float) -> Tensor:
-        """Ones, and a number at the second units of a layer."""
+    def _signs(self, i: int) -> Tensor:
+        """Ones, and -1 at the second units of a layer."""
         row = torch.ones_like(self.d.re)
-        row[i % 2 + 1 :: 2] = value
+        row[i % 2 + 1 :: 2] = -1
         return row
 
     def _spread(self, phases: Tensor, i: int) -> Tensor:
