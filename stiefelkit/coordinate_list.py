@@ -20,6 +20,7 @@ from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.mending import Notes, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam
+from stiefelkit.scan.structures import Factored
 from stiefelkit.sharding import is_sharded, placed_like, whole
 
 __all__ = ["CoordinateList"]
@@ -213,18 +214,12 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _evaluate(self, x: Tensor | None = None) -> Any:
         """Evaluates this weight by itself, or applies it to x."""
-        self.mend()
         values: Any = self._values()
         if values and isinstance(values[0], torch.fx.Proxy):
             # One node of torch.fx.symbolic_trace, as torch's own lists are.
             tracer = values[0].tracer
             return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
-        self._check_filled()
-        if is_sharded(*values):
-            raise UnfilledError(
-                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
-                "unshard() first and reshard() after, or use sk.drift."
-            )
+        self._make_ready(values)
         return self.param.linear(x, *values) if x is not None else self._finished(self.param(*values))
 
     def _finished(self, w: Any) -> Tensor:
@@ -233,6 +228,26 @@ class CoordinateList(parametrize.ParametrizationList):
             w = parametrization(w)
         w = w.contiguous()
         return with_dense_gradient(w) if self.is_sparse else w
+
+    def factored(self) -> Factored | None:
+        """The weight in factors, for a recurrence; None if it has none, or must be formed."""
+        param, values = self.param, self._values()
+        if param.structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
+            return None
+        if is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
+            return None
+        self._make_ready(values)
+        return Factored(param.structure, param.factors(*values))
+
+    def _make_ready(self, values: Sequence[Tensor]) -> None:
+        """Mends what was written to; raises UnfilledError unless the coordinates can be read."""
+        self.mend()
+        self._check_filled()
+        if is_sharded(*values):
+            raise UnfilledError(
+                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                "unshard() first and reshard() after, or use sk.drift."
+            )
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""

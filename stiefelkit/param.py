@@ -208,6 +208,19 @@ class OrthogonalParam(nn.Module, ABC):
         """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""
         return F.linear(x, self(*coordinates))
 
+    @property
+    def structure(self) -> str | None:
+        """Which of `stiefelkit.scan.structures` applies W from its `factors`; None if none does."""
+        return None
+
+    def factors(self, *coordinates: Tensor) -> Tensor:
+        """The factors of W as `structure` has them, in the dtype of W, each rounded once."""
+        raise NotImplementedError
+
+    def prefers_factors(self, rows: int) -> bool:
+        """Whether a recurrence over so many rows a step is faster with factors than with W, on a CPU."""
+        return False
+
     def frames(self, weight: Tensor) -> Tensor:
         """The matrices in a weight that must have orthonormal columns: itself, but for views and gains."""
         return weight

@@ -16,6 +16,8 @@ from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import (
     LOOP,
+    fast_backends,
+    ours,
     picked_backend,
     recurrence_peers,
 )
@@ -51,7 +53,32 @@ def test_the_cases_are_those_of_the_papers_and_a_wide_one():
         "B": (1020, 190, 20, 10, False, 68),
         "C": (200, 512, 50, 129, False, None),
         "D": (784, 116, 50, 1, True, 128),
+        "E": (784, 512, 50, 1, True, None),
+        "F": (784, 1024, 128, 1, True, None),
+        "G": (784, 256, 128, 1, False, None),
     }
+    assert {name: (case.map, case.map_options) for name, case in CASES.items() if case.map} == {
+        "E": ("fourier", {}),
+        "F": ("givens", {"layers": 2}),
+        "G": ("householder", {"reflections": 32}),
+    }
+
+
+@pytest.mark.parametrize(("map", "options"), [("fourier", {}), ("givens", {"layers": 2})])
+def test_factors_race_beside_their_matrix(map, options):
+    case = ScanCase("own", T=9, n=4, B=3, is_complex=True, map=map, map_options=options)
+    (heat,) = heats(plan(cases=(case,), peers=False))
+    names = {f"scan ({name}){last}" for name in ("inplace", "factors") for last in ("", ", last state")}
+    assert {row.contender for row in heat.rows} == names
+    drawn = float64(case)
+    entries = ours(fast_backends(drawn))
+    results = [entries[name](drawn).sequence() for name in ("inplace", "factors")]
+    torch.testing.assert_close(*results)
+
+
+def test_factors_are_left_out_of_a_case_without_a_map():
+    (heat,) = heats(plan(backends=("inplace", "factors"), peers=False))
+    assert "scan (factors)" in heat.left_out
 
 
 def test_a_case_of_ones_own_is_read_from_words():
@@ -276,7 +303,7 @@ def test_the_page_describes_every_peer():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--cases E", "known: A, B, C, D"),
+        ("--cases H", "known: A, B, C, D, E, F, G"),
         ("--case T=3", "n and B"),
         ("--case T=3,n=x,B=2", "'n=x'"),
         ("--case T=3,n=2,B=2,T=4", "'T=4'"),

@@ -145,6 +145,7 @@ SMOOTH: dict[str, Any] = {
 REAL_ONLY = {"leaky_relu", "oplu", "diagonal", "householder of panels", "scan", "scan of many steps"}
 
 ELSEWHERE = {
+    "Factored": "tests/test_factored.py",
     "goru_scan": "tests/test_goru.py",
     "pick_band": "tests/test_cayley.py",
     "spread_band": "tests/test_cayley.py",

@@ -27,7 +27,9 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
     (n, n) forward, T backward, and one (n, TB) by (TB, n); complex states count as 2n real numbers.
 
     The cases, T steps of B sequences: A, T=784, n=170, B=128, m=1; B, T=1020, n=190, B=20, m=10; C, T=200, n=512, B=50,
-    m=129; D, complex, T=784, n=116, B=50, m=1.
+    m=129; D, complex, T=784, n=116, B=50, m=1. On request, with "scan (factors)", which never forms W: E, complex,
+    T=784, n=512, B=50, fourier; F, complex, T=784, n=1024, B=128, givens of two layers; G, T=784, n=256, B=128,
+    householder of 32 reflections.
 
     Drawn: input normal, W a Haar frame, U Glorot-uniform, modReLU's bias U(-0.01, 0), for complex states
     U(-0.01, 0.01), dL/dh normal.

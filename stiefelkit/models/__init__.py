@@ -43,8 +43,8 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         input_size: width m of the input.
         hidden_size: width n of the state, which may be complex.
         output_size: width p of the output.
-        **options: the model's own, such as `activation=`, `parametrization=` and `backend=`, and those of its
-            parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
+        **options: the model's own, such as `activation=`, `parametrization=`, `backend=` and `factored=`, and those
+            of its parametrization, such as `negative=` for "scornn"; `parametrization="none"` is None, a free matrix.
             `num_layers=`, `dropout=` between them and `bidirectional=` as in torch.nn.RNN: the papers have one layer
             of one direction, and each further one starts as theirs does.
 
@@ -85,7 +85,7 @@ def known_options(build: Callable[..., nn.Module], options: dict[str, Any]) -> t
     known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_more = len(known) < len(parameters)
     if "activation" in known:
-        known += ["backend", "num_layers", "bidirectional", "dropout"]  # of our own layers
+        known += ["backend", "factored", "num_layers", "bidirectional", "dropout"]  # of our own layers
     if not takes_more or "parametrization" not in known:
         return known, ""
     default = next(p.default for p in parameters if p.name == "parametrization")

@@ -62,6 +62,7 @@ class Layers(Recurrent, ABC):
         activation: str | None = None,
         trainable_h0: bool = False,
         backend: str = "auto",
+        factored: bool | None = None,
         **options: Any,
     ):
         super().__init__(
@@ -74,6 +75,7 @@ class Layers(Recurrent, ABC):
             bias=bias,
             trainable_h0=trainable_h0,
             backend=backend,
+            factored=factored,
             dtype=dtype,
             options=options,
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit.functional import product
 from stiefelkit.nn.layers import Layers
-from stiefelkit.scan import find_activation, scan
+from stiefelkit.scan import Factored, find_activation, scan
 
 __all__ = ["LinearTransitionRNN"]
 
@@ -29,19 +29,22 @@ class LinearTransitionRNN(Layers):
     def _run(
         self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
-        w, u = (self._join(getattr(self, f"{name}{suffix}")) for name in ("weight_hh", "weight_ih"))
+        sizes = steps["batch_sizes"]
+        w = self._matrix(suffix, batch, x.shape[0] if sizes is None else len(sizes))
+        shown = w.factors if isinstance(w, Factored) else w
+        u = self._join(getattr(self, f"weight_ih{suffix}"))
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         if bias is not None and not self._bias_inside:
             bias = self._join(bias)
         # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
-        dtype = torch.promote_types(w.dtype, torch.float32)
+        dtype = torch.promote_types(shown.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             projected = product(x.to(dtype), u.to(dtype).mT)
             driven = find_activation(self.activation, self.is_complex)(projected, bias)
         return scan(
             driven,
             w,
-            self._first(suffix, h_0, batch, w),
+            self._first(suffix, h_0, batch, shown),
             activation="identity",
             backend=self.backend,
             **steps,

@@ -13,7 +13,8 @@ from stiefelkit.host import coordinate_list_of, orthogonal_weights
 from stiefelkit.init import draw
 from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization, option_names, registered
-from stiefelkit.scan import BACKENDS, find_activation
+from stiefelkit.scan import BACKENDS, Factored, find_activation
+from stiefelkit.scan.dispatch import prefers_loop
 
 __all__ = ["Field", "Recurrent", "require_flags", "require_options"]
 
@@ -57,6 +58,9 @@ class Recurrent(nn.Module):
     """How many matrices of U stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
     """Names that `backend=` takes."""
+    factored: bool | None = None
+    """Whether the recurrence takes W in factors; None where that is faster."""
+    _has_factors: bool = False
     batch_first: bool | None = None
     """Of layers, whether a batch is (B, T, .); a cell reads no sequence."""
 
@@ -72,6 +76,7 @@ class Recurrent(nn.Module):
         bias: bool,
         trainable_h0: bool,
         backend: str,
+        factored: bool | None,
         dtype: torch.dtype | None,
         options: dict[str, Any],
     ):
@@ -98,10 +103,15 @@ class Recurrent(nn.Module):
             raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
         if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
+        if factored is not None:
+            require_flags(name, factored=factored)
+        if factored and backend not in ("auto", "inplace"):
+            raise OptionError(f'{name} needs backend "auto" or "inplace" with factored=True, got {backend!r}.')
         require_options(type(self), parametrization, options)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
+        self.factored = factored
         self._suffixes: list[str] = []
         self._init: Any = None
 
@@ -142,6 +152,14 @@ class Recurrent(nn.Module):
             w = torch.zeros(n, n, device=device, dtype=self.dtype.to_complex() if self.is_complex else self.dtype)
             self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
             orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
+        coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+        self._has_factors = coordinate_list is not None and coordinate_list.param.structure is not None
+        if self.factored and not self._has_factors:
+            kind = "a free W" if coordinate_list is None else f"{coordinate_list.param.title} {self.hidden_size}"
+            raise OptionError(
+                f"{self._name} needs a map with factors for factored=True, such as givens, householder and fourier, "
+                f"got {kind}."
+            )
         if self.has_bias:
             size = n if self._bias_inside else parts * n
             self.register_parameter(f"bias{suffix}", parameter(size))
@@ -191,6 +209,25 @@ class Recurrent(nn.Module):
         zero = w.real.new_zeros(batch, self.hidden_size)  # ONNX makes no complex ones
         return _paired(zero, zero) if self.is_complex else zero
 
+    def _matrix(self, suffix: str, rows: int, steps: int) -> Tensor | Factored:
+        """W: in factors where its map has such and the scan is faster with them, or as `factored` has it."""
+        if self._has_factors and self.factored is not False and self._takes_factors(suffix, rows, steps):
+            coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            factored = None if coordinate_list is None else coordinate_list.factored()
+            if factored is not None:
+                return factored
+        return self._join(getattr(self, f"weight_hh{suffix}"))
+
+    def _takes_factors(self, suffix: str, rows: int, steps: int) -> bool:
+        """Whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
+        if self.factored is None:
+            coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
+            if coordinate_list is None or not coordinate_list.param.prefers_factors(rows):
+                return False
+        if self.backend != "auto":
+            return self.backend == "inplace"
+        return getattr(self, f"weight_ih{suffix}").device.type == "cpu" and not prefers_loop(steps)
+
     def _join(self, parts: Tensor) -> Tensor:
         """Turns [Re; Im], stacked in the first dimension, into a complex tensor, complex64 at least."""
         if not self.is_complex or parts.is_complex():
@@ -232,6 +269,6 @@ class Recurrent(nn.Module):
         text = f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
         if self.batch_first is not None:
             text += f", batch_first={self.batch_first}"
-        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "backend": "auto"}
+        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "backend": "auto", "factored": None}
         choices = {name: getattr(self, name, value) for name, value in usual.items()}
         return text + "".join(f", {name}={value!r}" for name, value in choices.items() if value != usual[name])

@@ -12,7 +12,7 @@ from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.param import Parametrization
-from stiefelkit.scan import scan
+from stiefelkit.scan import Factored, scan
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
 
@@ -25,14 +25,16 @@ class _Scanned(Recurrent):
     def _run(
         self, suffix: str, x: Tensor, h_0: Tensor | None, batch: int, **steps: Any
     ) -> tuple[Tensor | None, Tensor]:
-        w, u = self._join(getattr(self, f"weight_hh{suffix}")), getattr(self, f"weight_ih{suffix}")
+        sizes = steps.get("batch_sizes")
+        w = self._matrix(suffix, batch, x.shape[0] if sizes is None else len(sizes))
+        u = getattr(self, f"weight_ih{suffix}")
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
         bias = getattr(self, f"bias{suffix}") if self.has_bias else None
         inside = self._bias_inside
         return scan(
             x,
             w,
-            self._first(suffix, h_0, batch, w),
+            self._first(suffix, h_0, batch, w.factors if isinstance(w, Factored) else w),
             u=self._join(u),
             bias=None if inside or bias is None else self._join(bias),
             activation_bias=bias if inside else None,
@@ -77,6 +79,8 @@ class OrthogonalRNN(_Scanned, Layers):
             or "identity". None is "modrelu".
         trainable_h0: whether the first state is a parameter, initially U(-0.01, 0.01), used when no hx is given.
         backend: what runs the recurrence, as in `stiefelkit.scan.scan`.
+        factored: whether the recurrence takes W in factors, which "givens" (a brick wall), "householder" and "fourier"
+            have, and never forms it; None does where that is faster, on a CPU. Numbers agree up to rounding.
         **options: options of the parametrization (`negative=`) and `init=`; a free W takes the schemes of
             `stiefelkit.init`, "haar" when none is named.
 
@@ -179,6 +183,7 @@ class OrthogonalRNNCell(_Scanned):
         activation: str | None = None,
         trainable_h0: bool = False,
         backend: str = "auto",
+        factored: bool | None = None,
         **options: Any,
     ):
         super().__init__(
@@ -191,6 +196,7 @@ class OrthogonalRNNCell(_Scanned):
             bias=bias,
             trainable_h0=trainable_h0,
             backend=backend,
+            factored=factored,
             dtype=dtype,
             options=options,
         )

@@ -114,6 +114,28 @@ class Fourier(OrthogonalParam):
             return super().linear(x, *coordinates)
         return self._apply_rows(x.to(torch.complex128), *coordinates).to(self.dtype)
 
+    @property
+    def structure(self) -> str | None:
+        """Transforms and diagonals, with the reflectors as a matrix of rank two."""
+        return "fourier" if len(self.shape) == 2 and self.shape[0] > 1 else None
+
+    def factors(self, phase: Tensor, reflectors: Tensor) -> Tensor:
+        """D1, D2, D3, P, A and B of W = D3 F^-1 D2 P F D1 + A B^H."""
+        # W = D3 (I - v2 v2^H) M2 (I - v1 v1^H) M1 with M1 = F D1, M2 = F^-1 D2 P.
+        d1, d2, d3 = diagonal(phase=phase).unbind(-2)
+        v1, v2 = (_unit(packed) * 2**0.5 for packed in reflectors.double().unbind(-2))
+        order, back = self.permutation, self.permutation.argsort()
+        c = torch.fft.ifft(d2 * v1[order], norm="ortho")
+        b1 = d1.conj() * torch.fft.ifft(v1, norm="ortho")
+        b2 = d1.conj() * torch.fft.ifft((d2.conj() * torch.fft.fft(v2, norm="ortho"))[back], norm="ortho")
+        a1 = d3 * (v2 * (v2.conj() * c).sum() - c)
+        rows = [d1, d2, d3, order.to(d1.dtype), a1, -d3 * v2, b1, b2]
+        return torch.stack(rows).to(self.dtype)
+
+    def prefers_factors(self, rows: int) -> bool:
+        """Measured: 2.8 times at n = 512, 0.9 to 1.35 times at 256."""
+        return self.shape[-1] >= 384
+
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as Arjovsky et al. do: phases U(-pi, pi), reflectors U(-b, b), b = sqrt(6 / (2 + 2n)), P uniform."""
         *batch, n, _ = self.shape
@@ -131,6 +153,14 @@ class Fourier(OrthogonalParam):
         order = self.permutation.unsqueeze(-2)
         x = torch.take_along_dim(x, order.expand(*x.shape[:-1], -1), -1) * d2
         return _reflect(torch.fft.ifft(x, norm="ortho"), r2) * d3
+
+
+def _unit(packed: Tensor) -> Tensor:
+    """The unit vector along Re + i Im of [Re | Im]; zero for zero."""
+    largest = packed.detach().abs().amax()
+    scaled = packed / torch.where(largest == 0, torch.inf, largest)
+    square = scaled.square().sum()
+    return complex_of(*scaled.chunk(2, -1)) / torch.where(square == 0, 1.0, square).sqrt()
 
 
 def _reflect(x: Tensor, packed: Tensor) -> Tensor:

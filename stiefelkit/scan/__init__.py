@@ -5,11 +5,13 @@ from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.backends import BACKENDS
 from stiefelkit.scan.dispatch import scan, scan_backend
 from stiefelkit.scan.goru import GORU_BACKENDS, goru_scan
+from stiefelkit.scan.structures import Factored
 
 __all__ = [
     "BACKENDS",
     "GORU_BACKENDS",
     "Activation",
+    "Factored",
     "activations",
     "find_activation",
     "goru_scan",

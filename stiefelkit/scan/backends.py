@@ -65,8 +65,19 @@ def choose(backend: str, request: Request) -> str:
 
 def engine(recurrence: Recurrence) -> Engine:
     """The implementation of a recurrence, by its cell, its backend and what is asked of it."""
-    runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
+    if recurrence.structure:
+        runner = _structured_engine()
+    else:
+        runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
     return Checkpointed(runner) if recurrence.last_only else runner
+
+
+@functools.cache
+def _structured_engine() -> Engine:
+    from stiefelkit.scan.engines.inplace import InPlace
+    from stiefelkit.scan.engines.structured import StructuredLoops
+
+    return InPlace(StructuredLoops)
 
 
 @functools.cache

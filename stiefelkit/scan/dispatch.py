@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_in_forward_mode
+from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.backends import Request, choose
@@ -15,6 +15,7 @@ from stiefelkit.scan.fused import fused_scan
 from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.recurrence import PLAIN, Recurrence
 from stiefelkit.scan.reference import reference_scan
+from stiefelkit.scan.structures import STRUCTURES, Factored
 
 __all__ = ["prefers_loop", "run", "scan", "scan_backend"]
 
@@ -25,7 +26,7 @@ FEW = 8
 
 def scan(
     x: Tensor,
-    w: Tensor,
+    w: Tensor | Factored,
     h0: Tensor,
     *,
     u: Tensor | None = None,
@@ -50,7 +51,8 @@ def scan(
     Args:
         x: inputs, time-major, shape (T, B, m), real or complex; m = n without `u`. With `batch_sizes`, the packed
             rows (sum of sizes, m) of torch's PackedSequence.
-        w: recurrent matrix, shape (n, n).
+        w: recurrent matrix, shape (n, n), or its factors. These are applied one after the other by "inplace", and W is
+            formed for the other backends and for ONNX.
         h0: first state, shape (B, n).
         u: input matrix, shape (n, m).
         bias: added to the input projection, shape (n,).
@@ -81,13 +83,20 @@ def scan(
     >>> last
     tensor([[3., 3.]])
     """
+    structure = ""
+    if isinstance(w, Factored):
+        structure, w = w.structure, w.factors
     for name, tensor in (("x", x), ("w", w), ("h0", h0)):
         if not isinstance(tensor, Tensor):
             raise DtypeError(f"scan needs {name} that is a tensor, got {type(tensor).__name__}.")
     for name, tensor in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
         if tensor is not None and tensor.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
-    n, m, batch, steps = sizes_of("scan", "w", w, x, batch_sizes)
+    shown = w
+    if structure:
+        n = STRUCTURES[structure].size(w)
+        shown = w.new_empty(1, 1).expand(n, n)
+    n, m, batch, steps = sizes_of("scan", "w", shown, x, batch_sizes)
     if u is None and m != n:
         raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")
     biases = {"bias": (bias, (n,)), "activation_bias": (activation_bias, (n,))}
@@ -97,7 +106,7 @@ def scan(
     if gradient == "half" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation
-    chosen = _chosen(act, w, steps, backend)
+    chosen = _chosen(act, shown, steps, backend)
     require_pairs(act, n * (1 + w.is_complex()))
     if act.bias_inside:
         if activation_bias is None:
@@ -106,9 +115,11 @@ def scan(
             raise DtypeError(f"scan needs a real activation_bias with {activation}, got {activation_bias.dtype}.")
     elif activation_bias is not None:
         bias, activation_bias = activation_bias if bias is None else bias + activation_bias, None
+    if structure and (chosen != "inplace" or gradient == "half" or is_exported() or is_jit_traced()):
+        structure, w = "", STRUCTURES[structure].matrix(w)
     dtype, real = DTYPES[w.dtype]
     sizes = None if batch_sizes is None else tuple(batch_sizes)
-    recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "half", chosen)
+    recurrence = Recurrence(PLAIN, name, sizes, reverse, last_only, gradient == "half", chosen, structure)
     out, last = run(
         recurrence,
         x.to(dtype if x.is_complex() or not dtype.is_complex else real),

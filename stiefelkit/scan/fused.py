@@ -100,7 +100,12 @@ class _ScanBackward(_Once):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
         recurrence = args[len(TENSORS)]
-        if recurrence.cell == GATED or recurrence.last_only or not is_foldable(in_dims, BACKWARD, args):
+        if (
+            recurrence.cell == GATED
+            or recurrence.structure
+            or recurrence.last_only
+            or not is_foldable(in_dims, BACKWARD, args)
+        ):
             return one_by_one(_ScanBackward.apply, info, in_dims, args)
         folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
         delta, dh0 = _Deltas.apply(*(folded[name] for name in DELTAS))

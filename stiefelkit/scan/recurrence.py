@@ -22,6 +22,7 @@ class Recurrence(NamedTuple):
         last_only: whether the last states alone are asked for.
         half: whether Im h is left out of the gradient by w.
         backend: what runs it, no more "auto".
+        structure: that of w if it is in factors, which stand in its place; else "".
     """
 
     cell: str
@@ -31,7 +32,8 @@ class Recurrence(NamedTuple):
     last_only: bool
     half: bool
     backend: str
+    structure: str = ""
 
 
-SETTINGS = "str cell, str activation, int[]? sizes, bool reverse, bool last_only, bool half, str backend"
+SETTINGS = "str cell, str activation, int[]? sizes, bool reverse, bool last_only, bool half, str backend, str structure"
 """A `Recurrence` in the schema of an operator."""

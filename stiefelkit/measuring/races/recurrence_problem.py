@@ -7,7 +7,8 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.scan import find_activation
+from stiefelkit.parametrizations import find_parametrization
+from stiefelkit.scan import Factored, find_activation
 
 __all__ = ["Sequences"]
 
@@ -16,9 +17,10 @@ __all__ = ["Sequences"]
 class Sequences:
     """One case with its tensors, the same for all contenders of equal width.
 
-    Drawn: x normal; W a Haar frame; U Glorot-uniform; modReLU's bias U(-0.01, 0) for real states, as trained nets have
-    it, and U(-0.01, 0.01), which is slower, for complex ones; other biases U(-0.01, 0.01); gradients normal with
-    E |g|^2 = 1/n. h_0 is zero. x and h_0 want no gradient.
+    Drawn: x normal; W a Haar frame, or what the case's map draws, then also in factors, `factored`; U Glorot-uniform;
+    modReLU's bias U(-0.01, 0) for real states, as trained nets have it, and U(-0.01, 0.01), which is slower, for
+    complex ones; other biases U(-0.01, 0.01); gradients normal with E |g|^2 = 1/n. h_0 is zero. x and h_0 want no
+    gradient.
 
     Args:
         case: the sizes.
@@ -47,8 +49,12 @@ class Sequences:
         def of_states(drawn: Tensor) -> Tensor:
             return self._placed(torch.complex(*drawn.chunk(2)) if case.is_complex else drawn, self.state_dtype)
 
-        frame = init.haar((n, n), torch.complex128 if case.is_complex else torch.float64, self._source)
-        self.w = self._placed(frame, self.state_dtype)
+        self.factored: Factored | None = None
+        if case.map:
+            self.w = self._drawn_in_factors()
+        else:
+            frame = init.haar((n, n), torch.complex128 if case.is_complex else torch.float64, self._source)
+            self.w = self._placed(frame, self.state_dtype)
         bound = (6 / (parts * n + case.m)) ** 0.5
         self.u = of_states(uniform(parts * n, case.m, low=-bound, high=bound))
         if find_activation(self.activation, case.is_complex).bias_inside:
@@ -64,6 +70,17 @@ class Sequences:
         if key not in self._gradients:
             self._gradients[key] = self._normal(self.case.T, self.case.B, width, dtype=dtype) * width**-0.5
         return self._gradients[key]
+
+    def _drawn_in_factors(self) -> Tensor:
+        """W by the case's map, from its own draw, whose factors are kept."""
+        case = self.case
+        param = find_parametrization(case.map)((case.n, case.n), dtype=self.state_dtype, **case.map_options)
+        coordinates, chart = param.initial(param.schemes[0], self._source)
+        param.load_chart_(chart)
+        coordinates = [c.to(self.dtype) for c in coordinates]
+        assert param.structure is not None
+        self.factored = Factored(param.structure, self._placed(param.factors(*coordinates), self.state_dtype))
+        return self._placed(param(*coordinates), self.state_dtype)
 
     def _normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return self._placed(torch.randn(*shape, dtype=dtype, generator=self._source), dtype)

@@ -17,9 +17,10 @@ from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.clock import Run
 from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.registry import Registry
-from stiefelkit.scan import BACKENDS, find_activation, scan, scan_backend
+from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
 __all__ = [
+    "FACTORS",
     "LOOP",
     "Enter",
     "SequenceEntry",
@@ -33,6 +34,8 @@ __all__ = [
 
 LOOP = "eager_loop"
 """The peer that peak memory is compared with."""
+FACTORS = "factors"
+"""The name under which W in factors races beside the backends."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def fast_backends(drawn: Sequences) -> list[str]:
         except OptionError:
             continue
         able += [backend] if backend == chosen != "reference" else []
-    return able
+    return able + [FACTORS] * (drawn.factored is not None)
 
 
 def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,11 +125,17 @@ def _leaves(drawn: Sequences) -> tuple[Tensor, Tensor, Tensor]:
 def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
     w, u, b = _leaves(drawn)
     inside = find_activation(drawn.activation, w.is_complex()).bias_inside
+    matrix: Tensor | Factored = w
+    if backend == FACTORS:
+        if drawn.factored is None:
+            raise OptionError(f"a case with a map, as E, F and G are, got {drawn.case.name}.")
+        backend, w = "inplace", drawn.factored.factors.clone().requires_grad_()
+        matrix = Factored(drawn.factored.structure, w)
 
     def run(last_only: bool) -> tuple[Tensor | None, Tensor]:
         return scan(
             drawn.x,
-            w,
+            matrix,
             drawn.h0,
             u=u,
             bias=None if inside else b,

@@ -11,6 +11,7 @@ from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import (
+    FACTORS,
     Enter,
     backward,
     fast_backends,
@@ -70,10 +71,10 @@ def heats(plan: ScanRace, watch: Watch = lambda what, done, rounds: None) -> Ite
 
 
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
-    """Name in the table to contender: each backend, the first of them with the last state alone too, and the peers."""
+    """Name in the table to contender: backends, the first and factors with the last state alone too, and peers."""
     contenders = {}
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
-        for loss in LOSSES if number == 0 else LOSSES[:1]:
+        for loss in LOSSES if number == 0 or backend == FACTORS else LOSSES[:1]:
             contenders[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
     racing_peers = plan.named_peers or (recurrence_peers.available() if plan.peers else ())
     peers = {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in racing_peers}

@@ -1,6 +1,7 @@
 """The sizes at which the scan is raced."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.rules import WHO
@@ -22,6 +23,8 @@ class ScanCase:
         is_complex: whether states are complex.
         matched: units of the LSTM that the papers compare with, because it has about as many parameters; None if they
             have none.
+        map: draws W, if its factors race beside it; a Haar frame if empty.
+        map_options: of the map.
     """
 
     name: str
@@ -31,14 +34,18 @@ class ScanCase:
     m: int = 1
     is_complex: bool = False
     matched: int | None = None
+    map: str = ""
+    map_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in ("T", "n", "B", "m"):
             at_least(WHO, key, getattr(self, key), 1)
 
     def __str__(self) -> str:
-        field = "complex, " if self.is_complex else ""
-        return f"{self.name}: {field}T = {self.T}, n = {self.n}, B = {self.B}, m = {self.m}"
+        states = "complex, " if self.is_complex else ""
+        options = "".join(f" {key}={value}" for key, value in self.map_options.items())
+        drawn = f", {self.map}{options}" if self.map else ""
+        return f"{self.name}: {states}T = {self.T}, n = {self.n}, B = {self.B}, m = {self.m}{drawn}"
 
 
 CASES = {
@@ -46,8 +53,12 @@ CASES = {
     "B": ScanCase("B", T=1020, n=190, B=20, m=10, matched=68),
     "C": ScanCase("C", T=200, n=512, B=50, m=129),
     "D": ScanCase("D", T=784, n=116, B=50, m=1, is_complex=True, matched=128),
+    "E": ScanCase("E", T=784, n=512, B=50, m=1, is_complex=True, map="fourier"),
+    "F": ScanCase("F", T=784, n=1024, B=128, m=1, is_complex=True, map="givens", map_options={"layers": 2}),
+    "G": ScanCase("G", T=784, n=256, B=128, m=1, map="householder", map_options={"reflections": 32}),
 }
-"""The papers' pixel-by-pixel MNIST (A: scoRNN, D: scuRNN) and copying problem (B), and a wide net (C)."""
+"""The papers' pixel-by-pixel MNIST (A: scoRNN, D: scuRNN) and copying problem (B), a wide net (C), and, on pixels too,
+maps that have factors (E: restricted-capacity uRNN, F: EURNN, G: oRNN)."""
 
 
 def read_case(words: str) -> ScanCase:
@@ -59,7 +70,7 @@ def read_case(words: str) -> ScanCase:
     >>> read_case("T=10,n=4,B=2,complex").is_complex
     True
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     is_complex = False
     for word in (word.strip() for word in words.split(",")):
         key, _, value = word.partition("=")

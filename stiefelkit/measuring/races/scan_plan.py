@@ -23,11 +23,12 @@ class ScanRace(Rules):
     """Which recurrences race.
 
     Args:
-        cases: out of A, B, C and D, separated by commas; all that the activation can do if left out.
+        cases: out of A to G, separated by commas; of A, B, C and D all that the activation can do if left out.
         case: sizes of your own, T=784,n=170,B=128,m=1, with "complex" behind them if states are; races alone, or after
             --cases.
         activation: of the scan and of the loop.
-        backends: of the scan, separated by commas; all fast ones that can do the case if left out.
+        backends: of the scan, separated by commas, and "factors", W in factors in E, F and G; all fast ones that can do
+            the case if left out.
         peers: race the eager loop, torch's RNN and LSTM.
         named_peers: the peers that race, whether all are asked for or not; all if empty and asked for.
         memory: measure peak memory too, each contender in a process of its own, a few seconds each.
@@ -48,15 +49,15 @@ class ScanRace(Rules):
     seconds: float = 4.0
 
     def __post_init__(self) -> None:
-        from stiefelkit.measuring.races.recurrences import recurrence_peers
+        from stiefelkit.measuring.races.recurrences import FACTORS, recurrence_peers
         from stiefelkit.scan import BACKENDS, find_activation
 
         super().__post_init__()
         known_words(WHO, "dtype", [self.dtype], DTYPES)
-        known_words(WHO, "backend", self.backends, BACKENDS)
+        known_words(WHO, "backend", self.backends, (*BACKENDS, FACTORS))
         known_words(WHO, "peer", self.named_peers, recurrence_peers.names())
         of_complex = find_activation(self.activation, False).of_complex()
-        able = [case for case in CASES.values() if not case.is_complex or of_complex]
+        able = [case for case in CASES.values() if not case.map and (not case.is_complex or of_complex)]
         object.__setattr__(self, "cases", (*self.cases, *self.case) or tuple(able))
         object.__setattr__(self, "case", ())
         for case in self.cases:

@@ -12,6 +12,7 @@ from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.engines.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
 from stiefelkit.scan.engines.chunks import Chunk, cut
 from stiefelkit.scan.recurrence import Recurrence
+from stiefelkit.scan.structures import STRUCTURES, Structure
 
 __all__ = ["Gradients", "Outcome", "Problem", "shaped"]
 
@@ -50,7 +51,8 @@ class Problem:
     Args:
         recurrence: what is done with them.
         x: inputs (T, B, m), or packed rows.
-        w: recurrent matrix (n, n); of a gated recurrence, matrices on top of each other, and so u and bias.
+        w: recurrent matrix (n, n); of a gated recurrence, matrices on top of each other, and so u and bias;
+            or factors.
         h0: first states (B, n).
         u: input matrix (n, m), or None.
         bias: of the input projection (n,), or None.
@@ -71,6 +73,7 @@ class Problem:
         self.reverse, self.half, sizes = recurrence.reverse, recurrence.half, recurrence.sizes
         self.n, self.is_complex, self.is_packed = h0.shape[-1], w.is_complex(), sizes is not None
         self.activation = find_activation(recurrence.activation, self.is_complex)
+        self.structure: Structure | None = STRUCTURES[recurrence.structure](w) if recurrence.structure else None
         self.width = self.n * (1 + self.is_complex)
         self.dtype = w.dtype.to_real()
         self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
@@ -85,7 +88,9 @@ class Problem:
     def segment(self, part: slice, h: Tensor) -> "Problem":
         """The problem of some steps, from the states (B, n) of all sequences before them; shares the matrices."""
         # Worked out before the copy is made, and so once.
-        _ = self.wt, self.rows_w, self.ut, self.row_bias
+        _ = self.ut, self.row_bias
+        if self.structure is None:
+            _ = self.wt, self.rows_w
         sub = copy.copy(self)
         sizes = self.sizes[part]
         sub._take(self.x[self.rows(part)], h[: max(sizes)], sizes)

@@ -22,7 +22,8 @@ class Sums:
         def zeros(*shape: int) -> Tensor:
             return p.first.new_zeros(shape)
 
-        self.w = zeros(parts * len(p.w), p.width) if needs_w else None
+        self.needs_w = needs_w
+        self.w = zeros(parts * len(p.w), p.width) if needs_w and p.structure is None else None
         self.u = zeros(parts * len(p.u), columns) if needs_u and p.u is not None else None
         self.bias = zeros(parts * len(p.bias)) if needs_bias and p.bias is not None else None
         self.inner = zeros(p.n) if needs_inner and p.activation_bias is not None else None
@@ -34,7 +35,7 @@ class Sums:
 
         Args:
             chunk: the chunk.
-            d_w: gradients by the rows w h, (k batch, .).
+            d_w: gradients by the rows w h, (k batch, .); of a w in factors, what has just gone back through it.
             d_u: gradients by the rows u x + bias.
             d_z: gradients by the arguments of the activation.
             before: the states h, (k, batch, N).
@@ -42,6 +43,8 @@ class Sums:
         """
         if self.w is not None:
             self.w.addmm_(d_w.mT, before.flatten(0, 1))
+        elif self.p.structure is not None and self.needs_w:
+            self.p.structure.accumulate(before, d_w.view_as(before))
         if self.u is not None:
             x = self.p.read(self.p.x, chunk, self.inputs)
             self.u.addmm_(d_u.mT, x.flatten(0, 1))
@@ -55,9 +58,14 @@ class Sums:
         p = self.p
         return Gradients(
             x=x,
-            w=None if self.w is None else p.matrix_gradient(self.w, True, p.half),
+            w=self._by_w(),
             h0=p.row_gradient(h0),
             u=None if self.u is None else p.matrix_gradient(self.u, p.x.is_complex()),
             bias=None if self.bias is None else p.row_gradient(self.bias),
             activation_bias=self.inner,
         )
+
+    def _by_w(self) -> Tensor | None:
+        if self.p.structure is not None:
+            return self.p.structure.gradient() if self.needs_w else None
+        return None if self.w is None else self.p.matrix_gradient(self.w, True, self.p.half)

@@ -1,0 +1,15 @@
+"""Recurrent matrices that are applied in factors, one structure a file."""
+
+from stiefelkit.scan.structures.brick import Brick
+from stiefelkit.scan.structures.fourier import FourierAndLowRank
+from stiefelkit.scan.structures.low_rank import DiagonalAndLowRank
+from stiefelkit.scan.structures.structure import Factored, Structure
+
+__all__ = ["STRUCTURES", "Factored", "Structure"]
+
+STRUCTURES: dict[str, type[Structure]] = {
+    "brick": Brick,
+    "fourier": FourierAndLowRank,
+    "low_rank": DiagonalAndLowRank,
+}
+"""Structures by name."""

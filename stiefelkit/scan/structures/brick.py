@@ -1,0 +1,246 @@
+"""Layers of rotations of neighbours, and a diagonal: `givens` with few layers.
+
+Two neighbours that a real rotation turns are one complex number e^{it} (a + ib), so that a layer is one product, as
+long as its pairs lie at even places in memory. Those of every second layer do not; the phases between two layers, which
+are multiplied with anyhow, are written one place further on.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stiefelkit.scan.structures.structure import Structure, along_circle
+
+__all__ = ["Brick"]
+
+BLOCK = 128 * 1024
+"""Numbers of the rows that a gradient is worked out for at a time."""
+
+
+class _Room(NamedTuple):
+    """Rows (rows, parts, n) in memory where a layer's pairs are complex numbers, parts being Re and Im."""
+
+    rows: Tensor
+    pairs: Tensor
+
+    @classmethod
+    def of(cls, memory: Tensor, n: int, layer: int) -> "_Room":
+        """In memory (rows, parts, `_stride(n)`)."""
+        first = layer % 2
+        count = (n - first) // 2
+        pairs = memory[..., 2 * first : 2 * (first + count)].unflatten(-1, (count, 2))
+        return cls(memory[..., first : first + n], torch.view_as_complex(pairs))
+
+
+def _stride(n: int) -> int:
+    return (n + 2) // 2 * 2
+
+
+class _Diagonal(NamedTuple):
+    """Numbers of modulus one, or real signs."""
+
+    re: Tensor
+    im: Tensor | None
+
+    def signed(self, signs: Tensor) -> "_Diagonal":
+        """The product with signs."""
+        return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
+
+    def times(self, x: Tensor, y: Tensor) -> None:
+        """Writes the product with x into y, both (rows, parts, n)."""
+        torch.mul(x, self.re, out=y)
+        self._turn(x, y, 1)
+
+    def times_conjugate(self, x: Tensor, y: Tensor) -> None:
+        """The same with the conjugate."""
+        torch.mul(x, self.re, out=y)
+        self._turn(x, y, -1)
+
+    def plus_times(self, x: Tensor, z: Tensor) -> None:
+        """Adds the product with x to z."""
+        z.addcmul_(x, self.re)
+        self._turn(x, z, 1)
+
+    def _turn(self, x: Tensor, y: Tensor, sign: int) -> None:
+        if self.im is not None:
+            re, im = x.unbind(1)
+            y_re, y_im = y.unbind(1)
+            y_re.addcmul_(im, self.im, value=-sign)
+            y_im.addcmul_(re, self.im, value=sign)
+
+
+class Brick(Structure):
+    """W = D F_L ... F_1. Layer l rotates the units (0, 1), (2, 3), ..., or for even l (1, 2), (3, 4), ... .
+
+    A rotation is [[c, -f s], [s, f c]], f of modulus one, and 1 in a real one. Factors (2L + 1, n). Complex: a row
+    c + is for each layer, then a row f, then D. Real: a row c for each, then a row s, then D. Behind the numbers of its
+    rotations a row holds what means nothing.
+    """
+
+    @staticmethod
+    def size(factors: Tensor) -> int:
+        """Width of the factors."""
+        return factors.shape[-1]
+
+    @staticmethod
+    def matrix(factors: Tensor) -> Tensor:
+        """Layer by layer, of the identity."""
+        layers, n = len(factors) // 2, factors.shape[-1]
+        first, second, d = factors.split([layers, layers, 1])
+        w = torch.eye(n, dtype=factors.dtype, device=factors.device)
+        for i in range(layers):
+            start, count = i % 2, (n - i % 2) // 2
+            a, b = w[start : start + 2 * count].unflatten(0, (count, 2)).unbind(1)
+            one, two = (row[:count].unsqueeze(-1) for row in (first[i], second[i]))
+            c, s = (one.real, one.imag) if factors.is_complex() else (one, two)
+            b = b * two if factors.is_complex() else b
+            middle = torch.stack([c * a - s * b, s * a + c * b], 1).flatten(0, 1)
+            w = torch.cat([w[:start], middle, w[start + 2 * count :]])
+        return w * d.mT
+
+    def __init__(self, factors: Tensor):
+        layers, self.n = len(factors) // 2, factors.shape[-1]
+        self.factors, self.layers, self.parts = factors, layers, 1 + factors.is_complex()
+        first, second, d = factors.split([layers, layers, 1])
+        turns = first if factors.is_complex() else torch.complex(first, second)
+        counts = [(self.n - i % 2) // 2 for i in range(layers)]
+        self.turns = [turn[:count] for turn, count in zip(turns, counts, strict=True)]
+        self.turns_back = [turn.conj().resolve_conj() for turn in self.turns]
+        self.phases = [_diagonal(self._spread(second, i)) for i in range(layers)]
+        self.d = _diagonal(d[0])
+        # With conjugate pairs, which gradients by angles take: second units have the other sign behind a layer.
+        signs = [self._signs(i) for i in range(layers)]
+        before = [torch.ones_like(self.d.re), *signs]
+        self.signs = signs
+        self.phases_of_conjugates = [
+            phase.signed(behind * in_front)
+            for phase, behind, in_front in zip(self.phases, signs, before[:-1], strict=True)
+        ]
+        self.block = max(1, BLOCK // (self.parts * self.n))
+        self.rooms: dict[int, list[_Room]] = {}
+        self.stages: Tensor | None = None
+        self.views: list[list[_Room]] = []
+        self._restart()
+
+    def _signs(self, i: int) -> Tensor:
+        """Ones, and -1 at the second units of a layer."""
+        row = torch.ones_like(self.d.re)
+        row[i % 2 + 1 :: 2] = -1
+        return row
+
+    def _spread(self, phases: Tensor, i: int) -> Tensor:
+        """The phases of a layer at the second of its units."""
+        row = torch.ones_like(phases[i])
+        if self.parts == 2:
+            count = (self.n - i % 2) // 2
+            row[i % 2 + 1 :: 2] = phases[i, :count]
+        return row
+
+    def _restart(self) -> None:
+        real = self.d.re
+        self.turned = [turn.new_zeros(self.block, self.parts, len(turn)) for turn in self.turns]
+        if self.parts == 2:
+            self.phased = real.new_zeros(self.layers + 1, self.block, self.n)
+
+    def _memory(self, *rows: int) -> Tensor:
+        return self.d.re.new_empty(*rows, self.parts, _stride(self.n))
+
+    def _room(self, rows: int) -> list[_Room]:
+        """Room for the rows of two layers, by turns."""
+        if rows not in self.rooms:
+            if len(self.rooms) > 2:
+                self.rooms.clear()
+            self.rooms[rows] = [_Room.of(memory, self.n, i) for i, memory in enumerate(self._memory(2, rows).unbind())]
+        return self.rooms[rows]
+
+    def _view(self, rows: Tensor) -> Tensor:
+        return rows.view(len(rows), self.parts, self.n)
+
+    def add_(self, z: Tensor, h: Tensor) -> None:
+        """Layer by layer, and the diagonal in the sum."""
+        x, rooms = self._view(h), self._room(len(h))
+        for i in range(self.layers):
+            room = rooms[i % 2]
+            self.phases[i].times(x, room.rows)
+            room.pairs.mul_(self.turns[i])
+            x = room.rows
+        self.d.plus_times(x, self._view(z))
+
+    def start(self, steps: int, batch: int) -> None:
+        """Room for the gradients behind the phases of every layer, and in front of the diagonal."""
+        shape = (self.layers + 1, steps, batch)
+        if self.stages is None or self.stages.shape[:3] != shape:
+            self.stages = self._memory(*shape)
+            of = [*range(self.layers), self.layers - 1]
+            self.views = [
+                [_Room.of(m, self.n, i) for i, m in zip(of, step, strict=True)] for step in self.stages.unbind(1)
+            ]
+            self.first = self.d.re.new_empty(steps, batch, self.parts, self.n)
+
+    def back(self, d: Tensor, t: int) -> Tensor:
+        """The diagonal first."""
+        stages = self.views[t]
+        self.d.times_conjugate(self._view(d), stages[-1].rows)
+        g = stages[-1].rows
+        for i in reversed(range(self.layers)):
+            room = stages[i]
+            if i == self.layers - 1:
+                room.rows.copy_(g)
+            else:
+                self.phases[i + 1].times_conjugate(g, room.rows)
+            room.pairs.mul_(self.turns_back[i])
+            g = room.rows
+        self.phases[0].times_conjugate(g, self.first[t])
+        return self.first[t].flatten(1)
+
+    def accumulate(self, h: Tensor, d: Tensor) -> None:
+        """The way forward once more. The gradient by an angle is a product of rows on one side of its rotation."""
+        assert self.stages is not None
+        stages, rows = self.stages.flatten(1, 2), self._view(h.flatten(0, 1))
+        for start in range(0, len(rows), self.block):
+            part = slice(start, start + self.block)
+            self._accumulate(rows[part], stages[:, part])
+
+    def _accumulate(self, x: Tensor, gradients: Tensor) -> None:
+        count = len(x)
+        rooms = self._room(count)
+        for i in range(self.layers):
+            room, g = rooms[i % 2], _Room.of(gradients[i], self.n, i)
+            self.phases_of_conjugates[i].times(x, room.rows)
+            self.turned[i][:count].addcmul_(room.pairs, g.pairs)
+            self._add_phases(i, room.rows, g.rows)
+            room.pairs.mul_(self.turns_back[i])
+            x = room.rows
+        self._add_phases(self.layers, x, _Room.of(gradients[-1], self.n, self.layers - 1).rows)
+
+    def _add_phases(self, i: int, x: Tensor, g: Tensor) -> None:
+        if self.parts == 2:
+            (re, im), (g_re, g_im) = x.unbind(1), g.unbind(1)
+            phased = self.phased[i, : len(x)]
+            phased.addcmul_(g_im, re)
+            phased.addcmul_(g_re, im, value=-1)
+
+    def gradient(self) -> Tensor:
+        """Along the circle; signs have none."""
+        turned = [turned.sum((0, 1)).imag for turned in self.turned]
+        turned = torch.stack([torch.nn.functional.pad(row, (0, self.n - len(row))) for row in turned])
+        if self.parts == 1:
+            c, s, _ = self.factors.split([self.layers, self.layers, 1])
+            g = torch.cat([-s * turned, c * turned, torch.zeros_like(self.factors[:1])])
+        else:
+            phased = self.phased.sum(1)
+            of_layers = []
+            for i in range(self.layers):
+                seconds = (phased[i] * self.signs[i])[i % 2 + 1 :: 2]
+                of_layers.append(torch.nn.functional.pad(seconds, (0, self.n - len(seconds))))
+            of_d = phased[-1] * self.signs[-1]
+            g = along_circle(self.factors, torch.cat([turned, torch.stack(of_layers), of_d.unsqueeze(0)]))
+        self._restart()
+        return g
+
+
+def _diagonal(d: Tensor) -> _Diagonal:
+    if d.is_complex():
+        return _Diagonal(d.real.contiguous(), d.imag.contiguous())
+    return _Diagonal(d, None)

@@ -1,0 +1,150 @@
+"""A diagonal and a matrix of low rank: products of few reflectors."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.scan.engines.blocks import fold, matrix_blocks
+from stiefelkit.scan.structures.structure import Structure, along_circle
+
+__all__ = ["DiagonalAndLowRank", "LowRank"]
+
+
+class LowRank(Structure):
+    """W = M + A B^H. Factors (heads + 2k, n): those of M, then the k columns of A, then those of B."""
+
+    heads: ClassVar[int]
+    """How many rows of the factors are those of M."""
+
+    @staticmethod
+    def size(factors: Tensor) -> int:
+        """Width of the factors."""
+        return factors.shape[-1]
+
+    @classmethod
+    def columns(cls, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """A and B, (n, k)."""
+        a, b = factors[cls.heads :].chunk(2)
+        return a.mT, b.mT
+
+    def __init__(self, factors: Tensor):
+        a, b = self.columns(factors)
+        self.factors, self.n = factors, factors.shape[-1]
+        # Rows h meet (B^H)^T, (N, k), then A^T, (k, N); gradients meet conj(A), then B^H. Thin products are several
+        # times faster with long rows in memory.
+        self.out, self.back_out = self._rows(a), self._rows(b.mH).mT.contiguous()
+        self.into, self.back_into = self.back_out.mT, self.out.mT
+        self._restart()
+
+    def _rows(self, m: Tensor) -> Tensor:
+        m = m.resolve_conj()
+        return matrix_blocks(m) if m.is_complex() else m.mT.contiguous()
+
+    def _restart(self) -> None:
+        self.g_out, self.g_into = torch.zeros_like(self.out), torch.zeros_like(self.back_out)
+
+    @abstractmethod
+    def add_main_(self, z: Tensor, h: Tensor) -> None:
+        """Adds the rows of h M^T to z."""
+
+    @abstractmethod
+    def back_main(self, d: Tensor, t: int) -> Tensor:
+        """The rows of d conj(M), in room that stays until the next step."""
+
+    @abstractmethod
+    def accumulate_main(self, h: Tensor, d: Tensor) -> None:
+        """Adds to the gradients by the factors of M."""
+
+    @abstractmethod
+    def gradient_main(self) -> Tensor:
+        """The gradients by the factors of M, (heads, n), since the last call."""
+
+    def add_(self, z: Tensor, h: Tensor) -> None:
+        """M and the two thin products."""
+        self.add_main_(z, h)
+        z.addmm_(torch.mm(h, self.into), self.out)
+
+    def back(self, d: Tensor, t: int) -> Tensor:
+        """The adjoint of that."""
+        rows = self.back_main(d, t)
+        return rows.addmm_(torch.mm(d, self.back_into), self.back_out)
+
+    def accumulate(self, h: Tensor, d: Tensor) -> None:
+        """Four thin products over all rows, and M's share."""
+        self.accumulate_main(h, d)
+        h, d = h.flatten(0, 1), d.flatten(0, 1)
+        self.g_out.addmm_(torch.mm(h, self.into).mT, d)
+        self.g_into.addmm_(torch.mm(d, self.back_into).mT, h)
+
+    def gradient(self) -> Tensor:
+        """Rows as those of the factors."""
+        is_complex = self.factors.is_complex()
+        g_a = fold(self.g_out.mT) if is_complex else self.g_out.mT
+        g_b = (fold(self.g_into) if is_complex else self.g_into).mH
+        self._restart()
+        return torch.cat([self.gradient_main(), g_a.mT, g_b.resolve_conj().mT])
+
+
+class DiagonalAndLowRank(LowRank):
+    """W = D + A B^H, the entries of D of modulus one: `householder` with k reflectors."""
+
+    heads = 1
+
+    @staticmethod
+    def matrix(factors: Tensor) -> Tensor:
+        """The sum."""
+        a, b = DiagonalAndLowRank.columns(factors)
+        return torch.diag(factors[0]) + a @ b.mH
+
+    def __init__(self, factors: Tensor):
+        super().__init__(factors)
+        d = factors[0]
+        if d.is_complex():
+            self.cos, self.sin = d.real.contiguous(), d.imag.contiguous()
+            self.turned = torch.zeros_like(self.cos)
+        else:
+            self.cos = d
+        self.room: Tensor | None = None
+
+    def start(self, steps: int, batch: int) -> None:
+        """One step's worth."""
+        if self.room is None or len(self.room) != batch:
+            self.room = self.into.new_empty(batch, len(self.into))
+
+    def add_main_(self, z: Tensor, h: Tensor) -> None:
+        """Diagonal."""
+        if not self.factors.is_complex():
+            z.addcmul_(h, self.cos)
+            return
+        (re, im), (x, y) = z.chunk(2, -1), h.chunk(2, -1)
+        re.addcmul_(x, self.cos).addcmul_(y, self.sin, value=-1)
+        im.addcmul_(y, self.cos).addcmul_(x, self.sin)
+
+    def back_main(self, d: Tensor, t: int) -> Tensor:
+        """Conjugate diagonal; the room is not read again."""
+        assert self.room is not None
+        if not self.factors.is_complex():
+            return torch.mul(d, self.cos, out=self.room)
+        (x, y), (re, im) = d.chunk(2, -1), self.room.chunk(2, -1)
+        torch.mul(x, self.cos, out=re).addcmul_(y, self.sin)
+        torch.mul(y, self.cos, out=im).addcmul_(x, self.sin, value=-1)
+        return self.room
+
+    def accumulate_main(self, h: Tensor, d: Tensor) -> None:
+        """The part along the circle, Im(conj(D h) d)."""
+        if not self.factors.is_complex():
+            return
+        (x, y), (re, im) = h.flatten(0, 1).chunk(2, -1), d.flatten(0, 1).chunk(2, -1)
+        # conj(h) d = across + i along
+        across, along = (x * re).addcmul_(y, im).sum(0), (x * im).addcmul_(y, re, value=-1).sum(0)
+        self.turned += self.cos * along - self.sin * across
+
+    def gradient_main(self) -> Tensor:
+        """Signs have none."""
+        if not self.factors.is_complex():
+            return torch.zeros_like(self.factors[:1])
+        g = along_circle(self.factors[:1], self.turned)
+        self.turned = torch.zeros_like(self.turned)
+        return g

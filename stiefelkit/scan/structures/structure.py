@@ -1,0 +1,71 @@
+"""What a recurrent matrix in factors is, and what a structure of such factors does with rows of states."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Factored", "Structure", "along_circle"]
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A recurrent matrix W that `scan` takes in factors, and never forms.
+
+    Args:
+        structure: which of `stiefelkit.scan.structures` makes W of the factors.
+        factors: all of them in one tensor, real or complex as W is; the structure says how they are laid out.
+    """
+
+    structure: str
+    factors: Tensor
+
+
+class Structure(ABC):
+    """W in factors, as rows of real numbers meet it: complex states are [Re h | Im h].
+
+    One chunk of steps is gone back through at a time: `start`, then `back` for every step, then `accumulate`, which
+    finds what `back` has left.
+
+    Args:
+        factors: laid out as the subclass says.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def size(factors: Tensor) -> int:
+        """How many units there are, n."""
+
+    @staticmethod
+    @abstractmethod
+    def matrix(factors: Tensor) -> Tensor:
+        """W of shape (n, n), differentiable; its units in their own order."""
+
+    @abstractmethod
+    def __init__(self, factors: Tensor): ...
+
+    @abstractmethod
+    def add_(self, z: Tensor, h: Tensor) -> None:
+        """Adds the rows of h W^T to z, both (batch, N)."""
+
+    @abstractmethod
+    def start(self, steps: int, batch: int) -> None:
+        """Makes room for what `back` leaves of a chunk."""
+
+    @abstractmethod
+    def back(self, d: Tensor, t: int) -> Tensor:
+        """The rows of d conj(W), the gradient by h from that by h W^T at step t of a chunk; stays until `start`."""
+
+    @abstractmethod
+    def accumulate(self, h: Tensor, d: Tensor) -> None:
+        """Adds the share of a chunk, states and gradients (steps, batch, N), to the gradient by the factors."""
+
+    @abstractmethod
+    def gradient(self) -> Tensor:
+        """The gradient by the factors since the last call; of numbers of modulus one, the part along the circle."""
+
+
+def along_circle(factor: Tensor, turned: Tensor) -> Tensor:
+    """The gradient by numbers e^{it} from that by t."""
+    return torch.complex(-factor.imag * turned, factor.real * turned)
