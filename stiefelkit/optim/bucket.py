@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.sharding import is_sharded, local_part, placed_like, whole
 
 __all__ = ["Bucket", "buckets"]
@@ -22,12 +23,15 @@ class Bucket:
         self.params = params
         self.states = states
         self.is_single = len(params) == 1 and params[0].dim() == 2
+        self.is_read = reads_are_free(params[0])
         self._staged: list[tuple[str, Tensor | list[Any]]] = []
 
     @property
     def wear(self) -> float:
         """What rounding may have done to frames since the last polish, in limits; infinite before the first step."""
-        return max(state.get("wear", float("inf")) for state in self.states)
+        if self.is_single:
+            return self.states[0].get("wear", math.inf)
+        return max(state.get("wear", math.inf) for state in self.states)
 
     @wear.setter
     def wear(self, limits: float) -> None:
@@ -71,7 +75,10 @@ class Bucket:
     def forget(self) -> None:
         """Drops the remainders, which belong to other values of the frames, and has the next step polish."""
         for state in self.states:
-            state.pop("lo", None)
+            if self.is_read:
+                state.pop("lo", None)
+            elif "lo" in state:
+                state["lo"].zero_()
             state.pop("wear", None)
 
     def remainders(self) -> Tensor | None:
@@ -145,6 +152,11 @@ class Bucket:
     def stage(self, key: str, value: Tensor | list[Any]) -> None:
         """Keeps what `state` shall read from `commit` on; a list has for each frame what is no tensor of its shape."""
         self._staged.append((key, value))
+
+    def taken(self) -> list[tuple[str, Tensor | list[Any]]]:
+        """What was staged, which is no more then."""
+        staged, self._staged = self._staged, []
+        return staged
 
     def commit(self) -> None:
         """Writes what was staged."""
