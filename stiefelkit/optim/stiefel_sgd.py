@@ -10,6 +10,7 @@ from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import SplitOptimizer, turned
+from stiefelkit.optim.steps import rate
 
 __all__ = ["StiefelSGD"]
 
