@@ -45,6 +45,7 @@ __all__ = [
     "is_traced",
     "is_transformed",
     "is_view",
+    "is_view_operator",
     "kernels_of",
     "lazy_conjugates",
     "levels_of_forward_mode",
@@ -197,6 +198,11 @@ def lazy_conjugates() -> Iterator[None]:
     finally:
         for key, was in out.items():
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+
+
+def is_view_operator(op: Any) -> bool:
+    """Whether an operator only looks at its argument in another way, and so runs nothing on a device."""
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in op._schema.returns)
 
 
 def kernels_of(device: str) -> Any:

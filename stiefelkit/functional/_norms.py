@@ -8,10 +8,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.functional._reads import switch
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["Norms", "are_unread", "finite", "largest_of_square", "norms_of", "probe"]
+__all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe"]
 
 Norms = list[Any]
 """A number for each matrix of a batch; where none is read, one entry, a tensor of all of them, shape (b,)."""
@@ -26,17 +26,12 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
     Returns:
         For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,).
     """
-    if not reads_are_free(matrices[0]):
+    if switch.forbidden or not matrices[0].is_cpu:
         return [[torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1)] for m in matrices]
     if len(matrices) == 1 and matrices[0].dim() == 2:
         return [[torch.linalg.vector_norm(matrices[0]).item()]]
     norms = [torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1) for m in matrices]
     return torch.stack(norms).tolist()
-
-
-def are_unread(norms: Norms) -> bool:
-    """Whether norms are those of a device, a tensor."""
-    return bool(norms) and isinstance(norms[0], Tensor)
 
 
 def largest_of_square(norms: list[float], a: Tensor) -> float:

@@ -6,26 +6,29 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-__all__ = ["reads_are_free", "without_reads"]
+__all__ = ["reads_are_free", "switch", "without_reads"]
 
 
-class _Switch(threading.local):
+class Switch(threading.local):
+    """Whether this thread reads no value."""
+
     forbidden = False
 
 
-_switch = _Switch()
+switch = Switch()
+"""For lines that are run so often that a call of `reads_are_free` counts."""
 
 
 def reads_are_free(t: Tensor) -> bool:
     """Whether a value of a tensor may be branched on: on a CPU, unless `without_reads` says otherwise."""
-    return t.is_cpu and not _switch.forbidden
+    return t.is_cpu and not switch.forbidden
 
 
 @contextlib.contextmanager
 def without_reads() -> Iterator[None]:
     """Context in which this thread takes on a CPU the road of other devices, on which no value is read."""
-    before, _switch.forbidden = _switch.forbidden, True
+    before, switch.forbidden = switch.forbidden, True
     try:
         yield
     finally:
-        _switch.forbidden = before
+        switch.forbidden = before

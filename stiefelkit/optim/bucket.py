@@ -29,7 +29,7 @@ class Bucket:
     @property
     def wear(self) -> float:
         """What rounding may have done to frames since the last polish, in limits; infinite before the first step."""
-        if self.is_single:
+        if len(self.states) == 1:
             return self.states[0].get("wear", math.inf)
         return max(state.get("wear", math.inf) for state in self.states)
 
@@ -111,12 +111,12 @@ class Bucket:
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         """One tensor out of one for each frame."""
-        gathered = [whole(t) for t in tensors]
         if self.is_single:
-            return gathered[0].detach()
-        n, p = gathered[0].shape[-2:]
-        batches = [t.detach().reshape(-1, n, p) for t in gathered]
-        return batches[0] if len(batches) == 1 else torch.cat(batches)
+            return whole(tensors[0]).detach()
+        n, p = tensors[0].shape[-2:]
+        if len(tensors) == 1:
+            return whole(tensors[0]).detach().reshape(-1, n, p)
+        return torch.cat([whole(t).detach().reshape(-1, n, p) for t in tensors])
 
     def scatter(self, batch: Tensor, likes: list[Tensor] | None = None) -> list[Tensor]:
         """For each frame its part of a batch, in the shape of the frame, or of `likes`; if that is sharded, locally."""

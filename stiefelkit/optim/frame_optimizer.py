@@ -1,6 +1,7 @@
 """What every optimizer of frames shares: settings, groups and their checks, checkpoints, and all or nothing."""
 
 import inspect
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from torch import Tensor
 from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
-from stiefelkit.functional._reads import without_reads
+from stiefelkit.functional._reads import reads_are_free, without_reads
 from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.optim.checks import (
@@ -154,6 +155,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._versions: dict[int, int] = {}
         for group in self.param_groups:
             ask_readers(group)
+            for p in group["params"] if group["manifold"] is not None and not group["capturable"] else ():
+                count = self.state[p].get("step") if p in self.state else None
+                if isinstance(count, Tensor) and reads_are_free(p):
+                    self.state[p]["step"] = int(count)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -169,16 +174,18 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        batches = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
-        unread = [(group, bucket) for group, bucket in batches if group["capturable"] or not bucket.is_read]
-        if unread:
-            batches = [(group, bucket) for group, bucket in batches if bucket.is_read and not group["capturable"]]
+        read: list[tuple[dict[str, Any], Bucket]] = []
+        unread: list[tuple[dict[str, Any], Bucket]] = []
         for group in self.param_groups:
-            if not RATE.holds(group["lr"]):
-                RATE.require(type(self).__name__, "lr", group["lr"])
-        if len(batches) > 1:  # a single one is checked on the way
-            check_gradients(type(self).__name__, [bucket for _, bucket in batches])
-        for group, bucket in batches:
+            lr = group["lr"]
+            if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
+                RATE.require(type(self).__name__, "lr", lr)
+            if group["manifold"] is not None:
+                for bucket in buckets(group["params"], self.state):
+                    (read if bucket.is_read and not group["capturable"] else unread).append((group, bucket))
+        if len(read) > 1:  # a single one is checked on the way
+            check_gradients(type(self).__name__, [bucket for _, bucket in read])
+        for group, bucket in read:
             if self._were_changed(bucket):
                 bucket.forget()
             with FullPrecision(bucket.params[0].device):

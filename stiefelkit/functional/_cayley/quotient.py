@@ -25,8 +25,8 @@ _CONTRACTS = 0.25
 def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float | None) -> Tensor:
     """-2 Q (I + Q)^-1 for Q = scale A, A skew with the given norms if any, to a relative error; 16 eps when None.
 
-    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse; where no
-    norm is read always by that, to a few eps.
+    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse; where
+    no norm is read always by that, to a few eps.
     """
     if not reads_are_free(a):
         return _by_inverse(a * scale)

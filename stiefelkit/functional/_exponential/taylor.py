@@ -17,14 +17,13 @@ from stiefelkit.functional._exponential.polynomial import (
     LOG_FACTORIAL,
     polynomial,
     polynomial_adjoint,
-    products,
 )
-from stiefelkit.functional._exponential.unread import is_unread, unread_adjoint, unread_exponential
+from stiefelkit.functional._exponential.unread import unread_adjoint, unread_exponential
 from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._norms import finite, probe
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import FullPrecision, add_product_, is_plain, opaque
-from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.functional._reads import switch
 from stiefelkit.functional._shapes import check_square
 from stiefelkit.metrics import working_dtype
 
@@ -32,6 +31,7 @@ __all__ = ["exponential"]
 
 _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
+
 
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
     """Exponential of square matrices, twice differentiable, once of them in forward mode.
@@ -170,11 +170,11 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
 
     The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
     """
-    if not reads_are_free(a):
+    if switch.forbidden or not a.is_cpu:
         return unread_exponential(a, skew, truncation)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
-    times, _ = products(a)
+    times = torch.mm if a.dim() == 2 else torch.bmm
     powers = a.new_empty(3, *a.shape)
     powers[0] = a
     a2, a3 = powers[1], powers[2]
@@ -186,7 +186,8 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
         return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
     # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
     unit = 3.5 * torch.finfo(a.dtype).eps if truncation is None else truncation
-    log_worst = max(log_error, 13 * _log2(norm) - LOG_FACTORIAL - 3, math.log2(unit))
+    log_norm = math.log2(norm) if norm > 0 else -math.inf
+    log_worst = max(log_error, 13 * log_norm - LOG_FACTORIAL - 3, math.log2(unit))
     s = math.ceil((log_worst - math.log2(unit)) / DEGREE) if log_worst < math.inf else 0
     w, b = polynomial(powers, s)
     squared = []
@@ -199,11 +200,11 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
 
 
 def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
-    if is_unread(factors):
+    if len(factors) > 2 and factors[2].dtype is torch.int64:
         return unread_adjoint(g, factors, skew)
     powers, b, *squared = factors
     shape, g = g.shape, g.reshape(powers.shape[1:])
-    times, _ = products(g)
+    times = torch.mm if g.dim() == 2 else torch.bmm
     for w in reversed(squared):
         wh = w.mH
         g = add_product_(times(g, wh), wh, g)
@@ -226,8 +227,8 @@ def _skew_truncation(powers: Tensor) -> tuple[float, float]:
     if not 0 < bound < math.inf:
         return -math.inf, bound if bound == 0 else math.inf
     if bound > 2 * top:
-        return 13 * _log2(bound) - LOG_FACTORIAL, bound
-    return _log2(length) + 12 * _log2(bound) + _log2(min(top / 1.05, bound)) - LOG_FACTORIAL, min(top, bound)
+        return 13 * math.log2(bound) - LOG_FACTORIAL, bound
+    return _log2(length) + 12 * math.log2(bound) + _log2(min(top / 1.05, bound)) - LOG_FACTORIAL, min(top, bound)
 
 
 def _log2(x: float) -> float:

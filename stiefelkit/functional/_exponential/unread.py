@@ -1,4 +1,4 @@
-"""The exponential where no value is read: a fixed number of squarings, of which each matrix takes as many as it needs."""
+"""The exponential where no value is read: a fixed number of squarings, of which each matrix takes those it needs."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from stiefelkit.functional._norms import finite
 from stiefelkit.functional._product import add_product_
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["SQUARINGS", "is_unread", "unread_adjoint", "unread_exponential"]
+__all__ = ["SQUARINGS", "unread_adjoint", "unread_exponential"]
 
 SQUARINGS = 20
 """Enough for ||A||_2 of some 2e5: turns of which float32 coordinates hold two digits."""
@@ -26,7 +26,8 @@ SQUARINGS = 20
 def unread_exponential(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The exponential in float64 or complex128, and what its adjoint takes.
 
-    That is powers of A 2^-s, parts of its polynomial, s (of integers, shape (*, 1, 1)), 2^-s, and what was squared.
+    That is powers of A 2^-s, parts of its polynomial, s (of integers, by which they are known, shape (*, 1, 1)), 2^-s,
+    and what was squared.
     """
     n = a.shape[-1]
     a = a.to(working_dtype(a.dtype))
@@ -46,11 +47,6 @@ def unread_exponential(a: Tensor, skew: bool, truncation: float | None) -> tuple
         squared.append(w)
         w = torch.where(s > k, times(w, w), w)
     return w, (powers, b, s.long(), scale, *squared)
-
-
-def is_unread(factors: Sequence[Tensor]) -> bool:
-    """Whether these are factors of `unread_exponential`."""
-    return len(factors) > 2 and factors[2].dtype == torch.int64
 
 
 def unread_adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:

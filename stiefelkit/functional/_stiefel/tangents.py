@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.functional._norms import Norms, are_unread, norms_of
+from stiefelkit.functional._norms import Norms, norms_of
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._reads import reads_are_free
@@ -108,7 +108,7 @@ class Tangent:
     def norms(self, metric: str) -> Norms:
         """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
         share = METRICS[metric] / 2
-        if are_unread(self.rotation_norms):
+        if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
             o, r = self.rotation_norms[0], self.rest_norms[0]
             return [(share * o * o + r * r).sqrt()]
         return [math.sqrt(share * o * o + r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
@@ -126,7 +126,7 @@ class Tangent:
 
     def generator_norms(self) -> Norms:
         """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
-        if are_unread(self.rotation_norms):
+        if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
             o, r = self.rotation_norms[0], self.rest_norms[0]
             return [(o * o + 2 * r * r).sqrt()]
         return [math.sqrt(o * o + 2 * r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
