@@ -150,7 +150,9 @@ def _checks(
                 kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
                 if law == "threads":
                     kind = (*kind, case.dtype, str(case.options))
-                if law in ("compile", "threads") and (kind in seen or case.shape[-1] < 2):
+                if law in ("reads", "meta"):
+                    kind = (*kind, str(case.options))
+                if law in ("compile", "threads", "reads", "meta") and (kind in seen or case.shape[-1] < 2):
                     continue
                 seen.add(kind)
                 yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
