@@ -25,6 +25,7 @@ __all__ = [
     "Convolution",
     "TorchDispatchMode",
     "batched",
+    "check_capture",
     "constant_in_traced_code",
     "forward_hooks",
     "forward_pre_hooks",
@@ -198,6 +199,13 @@ def lazy_conjugates() -> Iterator[None]:
     finally:
         for key, was in out.items():
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+
+
+def check_capture(optimizer: torch.optim.Optimizer) -> None:
+    """Raises while a graph is captured whose groups are not all capturable; warns if they are, and none is."""
+    # torch 2.13 has another name for it.
+    name = "_accelerator_graph_capture_health_check"
+    getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
 
 
 def is_view_operator(op: Any) -> bool:

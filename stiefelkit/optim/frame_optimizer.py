@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import write_count
+from stiefelkit._torch import check_capture, write_count
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free, without_reads
@@ -198,7 +198,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
     def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""
-        self._cuda_graph_capture_health_check()  # type: ignore[attr-defined]
+        check_capture(self)
         for group in self._of_frames():
             own = [bucket for other, bucket in batches if other is group]
             gradients = [bucket.gradients() for bucket in own]

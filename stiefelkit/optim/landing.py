@@ -114,7 +114,7 @@ class Landing(FrameOptimizer):
         """See `FrameOptimizer`."""
         w, attraction, exact = bucket.frames(), _attraction(group), group["precision"] == "exact"
         field, (distance,), (length,) = _field(group, bucket, w, g, attraction)
-        sound = sound & torch.isfinite(length).all() & (distance < FURTHEST + 1e-3).all()
+        sound = sound & ((length < math.inf) & (distance < FURTHEST + 1e-3)).all()
         count = counted(bucket)
         if not is_zero(group["lr"]):
             pull = attraction * distance * (1 - distance)

@@ -9,7 +9,7 @@ from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
 from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import above_rounding, as_factor, length_of
+from stiefelkit.optim.steps import above_rounding, as_factor
 from stiefelkit.optim.tangent_optimizer import CayleyStep
 
 __all__ = ["AFTER", "BEFORE", "PolarStep", "averaged_gradient"]
@@ -34,7 +34,7 @@ class PolarStep(CayleyStep):
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
     ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
-        return polar_increment(w, direction, as_factor(steps, w), defect=defect), length_of(direction, steps)
+        return polar_increment(w, direction, as_factor(steps, w), defect=defect), None
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""

@@ -10,7 +10,7 @@ from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._stiefel.split_step import carried_momentum, split_increment, turn
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.optim.steps import as_factor
 from stiefelkit.optim.tangent_optimizer import CayleyStep, TangentOptimizer
 
 __all__ = ["Moving", "SplitOptimizer", "turned"]
@@ -30,7 +30,7 @@ class SplitStep(CayleyStep):
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
     ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
-        return split_increment(w, direction, as_factor(steps, w), defect=defect), length_of(direction, steps)
+        return split_increment(w, direction, as_factor(steps, w), defect=defect), None
 
     def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""

@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
@@ -35,7 +34,7 @@ class Retraction(ABC):
     def increment(
         self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
     ) -> tuple[Tensor, Any]:
-        """Returns what is added to W, shape (*, n, p), and its length, the largest of the batch.
+        """Returns what is added to W, shape (*, n, p), and its length, the largest of a batch; None for the steps' own.
 
         `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
         """
@@ -60,7 +59,7 @@ class CayleyStep(Retraction):
     ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
         increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
-        return increment, length_of(direction, steps)
+        return increment, None
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
@@ -128,7 +127,8 @@ class TangentOptimizer(FrameOptimizer):
             return
         root = math.sqrt(w.shape[-1])
         worn = wear(direction, steps)
-        if length_of(direction, steps) > _LONGEST * root or worn > HOPELESS:
+        length = length_of(direction, steps)
+        if length > _LONGEST * root or worn > HOPELESS:
             exact = leap(who, bucket, w, direction, steps, self.retraction.leap)
             self.carry(group, bucket, direction, steps, exact.to(w.dtype))
             bucket.commit()
@@ -145,7 +145,8 @@ class TangentOptimizer(FrameOptimizer):
                 )
             limit = rounding_limit(w.shape[-1], w.dtype)
             before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
-        increment, length = self.retraction.increment(group, w, direction, steps, defect)
+        increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
+        length = length if shorter is None else shorter
         self.carry(group, bucket, direction, steps, w, increment)
         bucket.commit()
         bucket.add(increment)
@@ -160,7 +161,7 @@ class TangentOptimizer(FrameOptimizer):
         bucket.refresh(exact and w.dtype != working_dtype(w.dtype))
         direction, steps = self.direction(group, bucket, w, g)
         length = length_of(direction, steps)
-        sound = sound & torch.isfinite(length).all()
+        sound = sound & (length < math.inf).all()  # not where it is NaN
         if is_zero(group["lr"]):
             self.carry(group, bucket, direction, steps, w)
         else:

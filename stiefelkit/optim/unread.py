@@ -126,11 +126,5 @@ def commit(bucket: Bucket, sound: Tensor) -> None:
 
 def _choose(sound: Tensor, parts: Sequence[Tensor], olds: Sequence[Tensor]) -> None:
     locals_ = [local_part(old).detach() for old in olds]
-    if len(olds) == 1:
-        locals_[0].copy_(torch.where(sound, parts[0].reshape(locals_[0].shape), locals_[0]))
-        return
-    before = torch.cat([old.reshape(-1) for old in locals_])
-    mixed = torch.where(sound, torch.cat([part.reshape(-1) for part in parts]), before)
-    pieces = mixed.split([old.numel() for old in locals_])
-    for piece, old in zip(pieces, locals_, strict=True):
-        old.copy_(piece.view(old.shape))
+    for part, old in zip(parts, locals_, strict=True):
+        torch.where(sound, part.reshape(old.shape).to(old.dtype), old, out=old)

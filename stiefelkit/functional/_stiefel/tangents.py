@@ -110,7 +110,7 @@ class Tangent:
         share = METRICS[metric] / 2
         if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
             o, r = self.rotation_norms[0], self.rest_norms[0]
-            return [(share * o * o + r * r).sqrt()]
+            return [(share * o * o + r * r).sqrt() if isinstance(r, Tensor) else o * share**0.5]
         return [math.sqrt(share * o * o + r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
 
     def vector(self, w: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Tangent:
         """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
         if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
             o, r = self.rotation_norms[0], self.rest_norms[0]
-            return [(o * o + 2 * r * r).sqrt()]
+            return [(o * o + 2 * r * r).sqrt() if isinstance(r, Tensor) else o]
         return [math.sqrt(o * o + 2 * r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
 
 

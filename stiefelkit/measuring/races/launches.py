@@ -21,8 +21,11 @@ from stiefelkit.training.threads import threads
 
 __all__ = ["LaunchHeat", "counts_of", "heats"]
 
-_MEMORY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_", "set_")
-"""Operators that take memory, and launch nothing."""
+_IDLE = frozenset(
+    "_record_function_enter_new _record_function_exit alias detach empty empty_like empty_strided lift_fresh new_empty "
+    "new_empty_strided resize_ scalar_tensor set_".split()
+)
+"""Operators that take memory or make a number of the host's a tensor, and launch nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         self.reads += name in READS
-        self.launches += not (name in _MEMORY or name in ("detach", "alias", *READS) or is_view_operator(func))
+        self.launches += not (name in _IDLE or name in READS or is_view_operator(func))
         return func(*args, **(kwargs or {}))
 
 
