@@ -82,7 +82,9 @@ def clip_grad_norm_(
 
 
 def _scale(plain: list[Tensor], by_manifold: dict[str, list[Tensor]], factor: float | Tensor | None) -> None:
-    for p in [*plain, *(p for members in by_manifold.values() for p in members)] if factor is not None else ():
+    if factor is None:
+        return
+    for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
         assert p.grad is not None
         p.grad.mul_(factor.to(p.grad.device) if isinstance(factor, Tensor) else factor)
 

@@ -155,7 +155,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._versions: dict[int, int] = {}
         for group in self.param_groups:
             ask_readers(group)
-            for p in group["params"] if group["manifold"] is not None and not group["capturable"] else ():
+            for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
                 count = self.state[p].get("step") if p in self.state else None
                 if isinstance(count, Tensor) and reads_are_free(p):
                     self.state[p]["step"] = int(count)
@@ -182,7 +182,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 RATE.require(type(self).__name__, "lr", lr)
             if group["manifold"] is not None:
                 for bucket in buckets(group["params"], self.state):
-                    (read if bucket.is_read and not group["capturable"] else unread).append((group, bucket))
+                    (read if bucket.is_read and not group.get("capturable") else unread).append((group, bucket))
         if len(read) > 1:  # a single one is checked on the way
             check_gradients(type(self).__name__, [bucket for _, bucket in read])
         for group, bucket in read:

@@ -125,9 +125,9 @@ class Landing(FrameOptimizer):
             moved, rest, near = land_unread(w, lo, increment, _POLISHES, exact)
             if group["every"] > 1:
                 rises, above = land_unread(w, lo, increment, 0, exact)[:2]
-                lands = as_factor([count % group["every"] == 0], w)
-                moved = torch.where(lands != 0, moved, rises)
-                rest = None if rest is None or above is None else torch.where(lands != 0, rest, above)
+                lands = (count % group["every"] == 0).view((1, 1) if w.dim() == 2 else (-1, 1, 1))
+                moved = torch.where(lands, moved, rises)
+                rest = None if rest is None or above is None else torch.where(lands, rest, above)
             sound = sound & near
             write(bucket, sound, moved, rest)
         commit(bucket, sound)
@@ -153,7 +153,8 @@ def _field(
         bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
     within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
     field = plus_product(plus_product(g, g, gram_less), w, attraction * gram_less - within)
-    return field, *norms_of(gram_less, field)
+    distances, lengths = norms_of(gram_less, field)
+    return field, distances, lengths
 
 
 def _safe(lr: float, d: float, f: float, attraction: float) -> float:
