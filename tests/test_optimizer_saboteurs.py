@@ -165,7 +165,7 @@ class OnTheHost(CayleySGD):
     """Has a matrix that is always on the CPU."""
 
     def direction(self, group, bucket, w, g):
-        return super().direction(group, bucket, w, g @ torch.eye(g.shape[-1], dtype=g.dtype))
+        return super().direction(group, bucket, w, g * torch.ones(g.shape[-1], dtype=g.dtype, device="cpu"))
 
 
 class Unchecked(CayleySGD):

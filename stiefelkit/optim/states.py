@@ -125,8 +125,8 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
     for key, value in entry.items():
         if key not in template and key != "lo":  # the user's own, or of other settings
             continue
-        kind: Any = template.get(key, "parameter")
-        if key == "step" and kind is int and isinstance(value, Tensor) and value.numel() == 1:
+        kind = template.get(key, "parameter")
+        if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
             value = int(value) if value == value.round() else value  # as steps count where no value is read
         if key == "momentum_buffer" and value is None:
             continue
