@@ -147,7 +147,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
         for group in state["param_groups"]:
             for key, value in defaults.items():
-                group.setdefault(key, value)
+                if key != "capturable" or value:  # groups of earlier versions need not have it
+                    group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
             check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
