@@ -25,6 +25,7 @@ __all__ = [
     "Convolution",
     "TorchDispatchMode",
     "batched",
+    "check_capture",
     "constant_in_traced_code",
     "forward_hooks",
     "forward_pre_hooks",
@@ -45,6 +46,7 @@ __all__ = [
     "is_traced",
     "is_transformed",
     "is_view",
+    "is_view_operator",
     "kernels_of",
     "lazy_conjugates",
     "levels_of_forward_mode",
@@ -197,6 +199,18 @@ def lazy_conjugates() -> Iterator[None]:
     finally:
         for key, was in out.items():
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
+
+
+def check_capture(optimizer: torch.optim.Optimizer) -> None:
+    """Raises while a graph is captured whose groups are not all capturable; warns if they are, and none is."""
+    # torch 2.13 has another name for it.
+    name = "_accelerator_graph_capture_health_check"
+    getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
+
+
+def is_view_operator(op: Any) -> bool:
+    """Whether an operator only looks at its argument in another way, and so runs nothing on a device."""
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in op._schema.returns)
 
 
 def kernels_of(device: str) -> Any:

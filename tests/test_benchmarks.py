@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import stiefelkit as sk
-from benchmarks import drift, gate, memory, peers, scan, step_time
+from benchmarks import drift, gate, launches, memory, peers, scan, step_time
 from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
 from stiefelkit import errors, models
 from stiefelkit.measuring.moved_frames import own_optimizers
@@ -32,6 +32,8 @@ SUITES = [
     scan.Scan,
     memory.Parametrizations,
     memory.Scan,
+    launches.Parametrizations,
+    launches.Optimizers,
     peers.Parametrizations,
     peers.Optimizers,
     peers.Scan,

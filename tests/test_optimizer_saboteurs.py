@@ -135,6 +135,39 @@ class Idle(CayleySGD):
         pass
 
 
+class Reading(CayleySGD):
+    """Looks at a norm."""
+
+    def direction(self, group, bucket, w, g):
+        if torch.linalg.vector_norm(g) == 0:
+            bucket.stage("momentum_buffer", g)
+        return super().direction(group, bucket, w, g)
+
+
+class Replacing(CayleySGD):
+    """Has a new tensor for its remainder at each step, which a graph would not find."""
+
+    def move_unread(self, group, bucket, g, sound):
+        for state in bucket.states:
+            if "lo" in state:
+                state["lo"] = state["lo"].clone()
+        super().move_unread(group, bucket, g, sound)
+
+
+class Careless(CayleySGD):
+    """Takes every gradient."""
+
+    def move_unread(self, group, bucket, g, sound):
+        super().move_unread(group, bucket, torch.nan_to_num(g, 0.0, 0.0, 0.0), torch.ones_like(sound))
+
+
+class OnTheHost(CayleySGD):
+    """Has a matrix that is always on the CPU."""
+
+    def direction(self, group, bucket, w, g):
+        return super().direction(group, bucket, w, g * torch.ones(g.shape[-1], dtype=g.dtype, device="cpu"))
+
+
 class Unchecked(CayleySGD):
     settings = tuple(
         dataclasses.replace(each, check=Check("", lambda value: True)) if each.name == "q" else each
@@ -170,6 +203,10 @@ class Unnamed(CayleySGD):
         (Idle, "groups"),
         (Unchecked, "settings"),
         (Unnamed, "settings"),
+        (Reading, "reads"),
+        (Replacing, "reads"),
+        (Careless, "refusal"),
+        (OnTheHost, "meta"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

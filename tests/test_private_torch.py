@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,6 +336,26 @@ def test_sharded_tensors_are_known_in_their_room_alone() -> None:
     }
     assert {path: names for path, names in found.items() if names} == {}
     assert set(words(SOURCES["sharding.py"])) >= OF_SHARDING - {"DTensor"}
+
+
+def test_check_capture_asks_whether_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.Adam([torch.zeros(1)])
+    _torch.check_capture(optimizer)
+    capturing = SimpleNamespace(is_capturing=lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=True: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: capturing)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="capturable"):
+        _torch.check_capture(optimizer)
+
+
+def test_is_view_operator_of_what_shares_memory_with_its_argument() -> None:
+    aten = torch.ops.aten
+    views, others = (aten.transpose.int, aten.view.default, aten.split.Tensor), (aten.mm.default, aten.add_.Tensor)
+    assert all(map(_torch.is_view_operator, views))
+    assert not any(map(_torch.is_view_operator, others))
 
 
 def test_lazy_conjugates_are_resolved_by_kernels_inside_a_mode() -> None:

@@ -256,6 +256,36 @@ class OddImage(Small):
         return ((*coordinates[:-1], coordinates[-1][..., :0]) if scheme == "noise" else coordinates), chart
 
 
+class Reading(Small):
+    """Looks at a norm."""
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew * (2 if torch.linalg.vector_norm(skew).item() == 1e30 else 1), phase)
+
+
+class Listing(Small):
+    """Looks at numbers without an operator."""
+
+    def forward(self, skew, phase=None):
+        return super().forward(skew * (2 if skew.detach().reshape(-1).tolist() == [1e30] else 1), phase)
+
+
+class Solving(Small):
+    """Inverts, and is told if that fails."""
+
+    def forward(self, skew, phase=None):
+        w = super().forward(skew, phase)
+        return w @ torch.linalg.inv(torch.eye(w.shape[-1], dtype=w.dtype, device=w.device))
+
+
+class OnTheHost(Small):
+    """Has a matrix that is always on the CPU."""
+
+    def forward(self, skew, phase=None):
+        w = super().forward(skew, phase)
+        return w * torch.ones(w.shape[-1], dtype=w.dtype, device="cpu")
+
+
 class Stretching(StiefelPoint):
     """Leaves the frame that it is given."""
 
@@ -304,6 +334,10 @@ class NoExamples(Small):
         (Stretching, "frames"),
         (Stretching, "round_trip"),
         (Fading, "gradients"),
+        (Reading, "reads"),
+        (Listing, "reads"),
+        (Solving, "reads"),
+        (OnTheHost, "meta"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -17,6 +17,7 @@ from stiefelkit.measuring.races.rules import FramePlan
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.course import FrameHeat
+    from stiefelkit.measuring.races.launches import LaunchHeat
     from stiefelkit.measuring.races.rows import FrameRow
 
 __all__ = ["app"]
@@ -46,13 +47,15 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
 
     The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
     is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.
+
+    --launches times nothing: it counts the operators that a GPU would launch, and those that it would be waited for.
     """
     from stiefelkit.measuring.races.parametrizations import heats
 
     for package, names in plan.missing_peers().items():
         words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
         print(f"Left out: {words}", file=sys.stderr)
-    return raced(heats, plan, _table, json)
+    return _counted(plan, json) if plan.launches else raced(heats, plan, _table, json)
 
 
 @app.command(name="optimizers")
@@ -75,7 +78,22 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.races.optimizers import heats
 
-    return raced(heats, plan, _table, json)
+    return _counted(plan, json) if plan.launches else raced(heats, plan, _table, json)
+
+
+def _counted(plan: ParametrizationRace | OptimizerRace, json: RowsFile) -> int:
+    from stiefelkit.measuring.races.launches import heats
+
+    return raced(heats, plan, _launches, json)
+
+
+def _launches(plan: FramePlan, heat: "LaunchHeat") -> Table:
+    title = f"{heat.operation}, {heat.problem}, {plan.dtype}"
+    caption = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
+    table = table_of(title, caption, ["contender"], ["launches", "reads"])
+    for row in heat.rows:
+        table.add_row(row.contender, str(row.launches), str(row.reads))
+    return table
 
 
 def _table(plan: FramePlan, heat: "FrameHeat") -> Table:

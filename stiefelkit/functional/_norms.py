@@ -8,20 +8,26 @@ import numpy
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._reads import switch
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["finite", "largest_of_square", "norms_of", "probe"]
+__all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe"]
+
+Norms = list[Any]
+"""A number for each matrix of a batch; where none is read, one entry, a tensor of all of them, shape (b,)."""
 
 
-def norms_of(*matrices: Tensor) -> list[list[float]]:
-    """Frobenius norms as numbers; reads the device once.
+def norms_of(*matrices: Tensor) -> list[Norms]:
+    """Frobenius norms as numbers; where no value is read, on other devices than a CPU, as a tensor.
 
     Args:
         *matrices: tensors of one batch shape, (*, n, p) each.
 
     Returns:
-        For each tensor a list, one number for each matrix of its batch.
+        For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,).
     """
+    if switch.forbidden or not matrices[0].is_cpu:
+        return [[torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1)] for m in matrices]
     if len(matrices) == 1 and matrices[0].dim() == 2:
         return [[torch.linalg.vector_norm(matrices[0]).item()]]
     norms = [torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1) for m in matrices]

@@ -13,6 +13,7 @@ A21 is kept by columns because products with a p x p factor are up to twice as f
 
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -198,12 +199,12 @@ def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torc
     key = ("band", n, p, is_complex, bandwidth, device)
     if key in _known and not is_traced():
         return _known[key]
+    # In numpy: how many there are is not known to a device that nobody waits for.
+    off = numpy.abs(numpy.subtract.outer(numpy.arange(n), numpy.arange(p)))
+    top, below = off[:p], [off[p:].T.ravel()] * (1 + is_complex)
+    inside = numpy.concatenate([top.ravel() if is_complex else top[numpy.tril_indices(p, -1)], *below]) <= bandwidth
     with torch.inference_mode(False):
-        rows, columns = torch.arange(n, device=device), torch.arange(p, device=device)
-        off = (rows[:, None] - columns).abs().double()
-        if is_complex:
-            off = torch.complex(off, off)
-        index = (pack_skew(off[:p], off[p:]) <= bandwidth).nonzero().squeeze(-1)
+        index = torch.tensor(numpy.flatnonzero(inside), device=device)
     return _remember(key, index)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.sharding import is_sharded, local_part, placed_like, whole
 
 __all__ = ["Bucket", "buckets"]
@@ -22,12 +23,15 @@ class Bucket:
         self.params = params
         self.states = states
         self.is_single = len(params) == 1 and params[0].dim() == 2
+        self.is_read = reads_are_free(params[0])
         self._staged: list[tuple[str, Tensor | list[Any]]] = []
 
     @property
     def wear(self) -> float:
         """What rounding may have done to frames since the last polish, in limits; infinite before the first step."""
-        return max(state.get("wear", float("inf")) for state in self.states)
+        if len(self.states) == 1:
+            return self.states[0].get("wear", math.inf)
+        return max(state.get("wear", math.inf) for state in self.states)
 
     @wear.setter
     def wear(self, limits: float) -> None:
@@ -71,7 +75,10 @@ class Bucket:
     def forget(self) -> None:
         """Drops the remainders, which belong to other values of the frames, and has the next step polish."""
         for state in self.states:
-            state.pop("lo", None)
+            if self.is_read:
+                state.pop("lo", None)
+            elif "lo" in state:
+                state["lo"].zero_()
             state.pop("wear", None)
 
     def remainders(self) -> Tensor | None:
@@ -104,12 +111,12 @@ class Bucket:
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         """One tensor out of one for each frame."""
-        gathered = [whole(t) for t in tensors]
         if self.is_single:
-            return gathered[0].detach()
-        n, p = gathered[0].shape[-2:]
-        batches = [t.detach().reshape(-1, n, p) for t in gathered]
-        return batches[0] if len(batches) == 1 else torch.cat(batches)
+            return whole(tensors[0]).detach()
+        n, p = tensors[0].shape[-2:]
+        if len(tensors) == 1:
+            return whole(tensors[0]).detach().reshape(-1, n, p)
+        return torch.cat([whole(t).detach().reshape(-1, n, p) for t in tensors])
 
     def scatter(self, batch: Tensor, likes: list[Tensor] | None = None) -> list[Tensor]:
         """For each frame its part of a batch, in the shape of the frame, or of `likes`; if that is sharded, locally."""
@@ -145,6 +152,11 @@ class Bucket:
     def stage(self, key: str, value: Tensor | list[Any]) -> None:
         """Keeps what `state` shall read from `commit` on; a list has for each frame what is no tensor of its shape."""
         self._staged.append((key, value))
+
+    def taken(self) -> list[tuple[str, Tensor | list[Any]]]:
+        """What was staged, which is no more then."""
+        staged, self._staged = self._staged, []
+        return staged
 
     def commit(self) -> None:
         """Writes what was staged."""

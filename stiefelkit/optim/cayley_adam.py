@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, BOUNDED, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import bounded_steps, inverse, second_moments
+from stiefelkit.optim.steps import bounded_steps, inverse, rate, second_moments
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["CayleyAdam"]
@@ -56,7 +57,7 @@ class CayleyAdam(TangentOptimizer):
     examples = ({}, {"q": math.inf, "precision": "fast"}, {"amsgrad": True})
     steady: ClassVar = {"q": math.inf}
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric = group["manifold"].partition(":")[2]
         first, second = group["betas"]
@@ -67,4 +68,4 @@ class CayleyAdam(TangentOptimizer):
             inverse((1 - first**k) * (v / (1 - second**k) + group["eps"]) ** 0.5)
             for k, v in second_moments(bucket, norms_of(g)[0], second)
         ]
-        return direction, bounded_steps(direction, scales, float(group["lr"]), group["q"])
+        return direction, bounded_steps(direction, scales, rate(group), group["q"])

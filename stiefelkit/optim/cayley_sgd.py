@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
+from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BOUNDED, FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import bounded_steps
+from stiefelkit.optim.steps import bounded_steps, rate
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["CayleySGD"]
@@ -51,7 +52,7 @@ class CayleySGD(TangentOptimizer):
     examples = ({}, {"momentum": 0.0, "q": math.inf, "precision": "fast"}, {"nesterov": True})
     steady: ClassVar = {"momentum": 0.0, "q": math.inf}
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric = group["manifold"].partition(":")[2]
         if group["momentum"]:
@@ -60,4 +61,4 @@ class CayleySGD(TangentOptimizer):
         if group["momentum"]:
             bucket.stage("momentum_buffer", direction.covector(w, metric))
         scales = [1.0] * len(direction.rotation_norms)
-        return direction, bounded_steps(direction, scales, float(group["lr"]), group["q"])
+        return direction, bounded_steps(direction, scales, rate(group), group["q"])

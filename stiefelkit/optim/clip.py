@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import NonFiniteError, OptionError
 from stiefelkit.functional import riemannian_gradient
 from stiefelkit.functional._product import FullPrecision
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.guard import frames
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.bucket import buckets
@@ -27,7 +28,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales all gradients down together so that their norm is at most `max_norm`, and returns the norm before.
 
-    That is a float64 tensor without dimensions. A frame counts with its Riemannian gradient in the norm of its metric,
+    That is a float64 tensor without dimensions, on the device of the gradients, which is not waited for unless a norm
+    that is not finite shall be an error. A frame counts with its Riemannian gradient in the norm of its metric,
     since what is normal to the manifold moves nothing; any other parameter with its 2-norm.
 
     Args:
@@ -50,26 +52,41 @@ def clip_grad_norm_(
     if not isinstance(max_norm, int | float) or not max_norm >= 0:
         raise OptionError(f"clip_grad_norm_ needs max_norm >= 0, got {max_norm!r}.")
     plain, by_manifold = _sorted(parameters)
-    squares = [torch.linalg.vector_norm(_gradient(p), dtype=working_dtype(p.dtype)).square().cpu() for p in plain]
+    squares = [torch.linalg.vector_norm(_gradient(p), dtype=working_dtype(p.dtype)).square() for p in plain]
     for manifold, members in by_manifold.items():
         for bucket in buckets(members, {p: {} for p in members}):
             metric = manifold.partition(":")[2]
             with FullPrecision(bucket.params[0].device):
                 w, g = bucket.frames(), bucket.gradients()
+                if not bucket.is_read:
+                    size = g.abs().amax()
+                    unit = torch.where(size > 0, size, 1.0)
+                    (norm,) = riemannian_gradient(w, g / unit, metric).norms(metric)
+                    squares.append((norm.double() * unit).square().sum())
+                    continue
                 largest = g.abs().amax().item()
                 # In units of the largest entry, since squares may overflow.
                 norms = riemannian_gradient(w, g / largest, metric).norms(metric) if 0 < largest < math.inf else [1.0]
             squares.append(torch.tensor(largest**2 * sum(norm * norm for norm in norms), dtype=torch.float64))
-    total = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+    where = next((square.device for square in squares if not square.is_cpu), torch.device("cpu"))
+    total = torch.stack([square.to(where) for square in squares]).sum().sqrt() if squares else torch.zeros(()).double()
+    if not reads_are_free(total) and not error_if_nonfinite:
+        _scale(plain, by_manifold, (max_norm / (total + 1e-6)).clamp(max=1) if max_norm < math.inf else None)
+        return total
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured
     factor = max_norm / (total.item() + 1e-6) if max_norm < math.inf else 1.0
-    if not factor >= 1:
-        for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
-            assert p.grad is not None
-            p.grad.mul_(factor)
+    _scale(plain, by_manifold, None if factor >= 1 else factor)
     return total
+
+
+def _scale(plain: list[Tensor], by_manifold: dict[str, list[Tensor]], factor: float | Tensor | None) -> None:
+    if factor is None:
+        return
+    for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
+        assert p.grad is not None
+        p.grad.mul_(factor.to(p.grad.device) if isinstance(factor, Tensor) else factor)
 
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:

@@ -1,6 +1,7 @@
 """What every optimizer of frames shares: settings, groups and their checks, checkpoints, and all or nothing."""
 
 import inspect
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -9,9 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import write_count
+from stiefelkit._torch import check_capture, write_count
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
+from stiefelkit.functional._reads import reads_are_free, without_reads
 from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket, buckets
 from stiefelkit.optim.checks import (
@@ -24,6 +26,7 @@ from stiefelkit.optim.checks import (
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.optim.states import check_entries, check_states
+from stiefelkit.optim.unread import are_sound
 from stiefelkit.sharding import is_sharded
 
 __all__ = ["FrameOptimizer"]
@@ -33,7 +36,9 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     """Moves the frames in groups that name a manifold along it; a torch optimizer moves all other groups.
 
     Frames of one shape, dtype and group are moved as one batch. Sharded frames (FSDP2) are gathered, moved on each
-    rank and scattered. A gradient with NaN or infinity raises before anything is written.
+    rank and scattered. A gradient with NaN or infinity raises before anything is written. On devices beside CPUs no
+    value is read: there nothing of the group moves then, and "refused" in the states of its frames, a number on the
+    device, counts that.
 
     A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
     go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
@@ -144,7 +149,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
         for group in state["param_groups"]:
             for key, value in defaults.items():
-                group.setdefault(key, value)
+                if key != "capturable" or value:  # groups of earlier versions need not have it
+                    group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
             check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
@@ -152,6 +158,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._versions: dict[int, int] = {}
         for group in self.param_groups:
             ask_readers(group)
+            for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
+                count = self.state[p].get("step") if p in self.state else None
+                if isinstance(count, Tensor) and reads_are_free(p):
+                    self.state[p]["step"] = int(count)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -167,20 +177,43 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        batches = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
+        read: list[tuple[dict[str, Any], Bucket]] = []
+        unread: list[tuple[dict[str, Any], Bucket]] = []
         for group in self.param_groups:
-            if not RATE.holds(group["lr"]):
-                RATE.require(type(self).__name__, "lr", group["lr"])
-        if len(batches) > 1:  # a single one is checked on the way
-            check_gradients(type(self).__name__, [bucket for _, bucket in batches])
-        for group, bucket in batches:
+            lr = group["lr"]
+            if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
+                RATE.require(type(self).__name__, "lr", lr)
+            if group["manifold"] is not None:
+                for bucket in buckets(group["params"], self.state):
+                    (read if bucket.is_read and not group.get("capturable") else unread).append((group, bucket))
+        if len(read) > 1:  # a single one is checked on the way
+            check_gradients(type(self).__name__, [bucket for _, bucket in read])
+        for group, bucket in read:
             if self._were_changed(bucket):
                 bucket.forget()
             with FullPrecision(bucket.params[0].device):
                 self.move(group, bucket)
             self._remember(bucket)
+        if unread:
+            self._step_unread(unread)
         self._step_plain()
         return loss
+
+    def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
+        """Moves frames whose values are not read; those of a group all or none."""
+        check_capture(self)
+        for group in self._of_frames():
+            own = [bucket for other, bucket in batches if other is group]
+            gradients = [bucket.gradients() for bucket in own]
+            sound = are_sound(gradients) if own else None
+            for bucket, g in zip(own, gradients, strict=True):
+                bucket.is_read = False
+                if self._were_changed(bucket):
+                    bucket.forget()
+                with FullPrecision(bucket.params[0].device), without_reads():
+                    assert sound is not None
+                    self.move_unread(group, bucket, g, sound.to(g.device))
+                self._remember(bucket)
 
     @abstractmethod
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
@@ -192,6 +225,22 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             NonFiniteError: a gradient is not finite, or what would come of the step.
             NotAFrameError: a frame was changed from outside and is none any more.
         """
+
+    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
+        """The same where no value may be read: on devices beside CPUs, and with `capturable=True`.
+
+        Nothing is raised: what is written is chosen on the device, in place, by whether the step is sound.
+
+        Args:
+            group: whose frames these are.
+            bucket: frames of one shape; it is not `is_read`.
+            g: dL/dW.
+            sound: whether all gradients of the group are finite, a tensor without dimensions.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs frames on a CPU and capturable=False, since it has no move_unread, got some "
+            f"on {g.device}."
+        )
 
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]

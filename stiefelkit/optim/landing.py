@@ -4,9 +4,11 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import norms_of
+from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._product import plus_product
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
@@ -24,13 +26,16 @@ from stiefelkit.optim.settings import (
     at_least,
     whole,
 )
-from stiefelkit.optim.steps import as_factor
+from stiefelkit.optim.steps import as_factor, rate
+from stiefelkit.optim.unread import commit, counted, is_zero, land_unread, refuse, write
 from stiefelkit.optim.upkeep import land
 
 __all__ = ["Landing"]
 
 FURTHEST = 0.5
 """||W^H W - I||_F that no step goes beyond."""
+_POLISHES = 6
+"""From there they leave 0.19, 0.03, 6e-4, 3e-7, 6e-14 and nothing."""
 
 
 class Landing(FrameOptimizer):
@@ -84,20 +89,8 @@ class Landing(FrameOptimizer):
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
         who, precision, lr = type(self).__name__, group["precision"], float(group["lr"])
-        w, g = bucket.frames(), bucket.gradients()
-        if group["maximize"]:
-            g = -g
-        bucket.refresh(precision == "exact" and w.dtype != working_dtype(w.dtype))
-        if group["momentum"]:
-            g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-        gram_less = defect_of(w)
-        s = w.mH @ g
-        if group["momentum"]:
-            bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
-        within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
-        attraction = group["attraction"] if group["every"] > 1 else 0.0
-        field = plus_product(plus_product(g, g, gram_less), w, attraction * gram_less - within)
-        distances, lengths = norms_of(gram_less, field)
+        w, attraction = bucket.frames(), _attraction(group)
+        field, distances, lengths = _field(group, bucket, w, bucket.gradients(), attraction)
         if not math.isfinite(sum(lengths)):
             raise not_finite(who, [bucket])
         furthest = max(distances)
@@ -116,6 +109,52 @@ class Landing(FrameOptimizer):
         bucket.add(field * (-as_factor(steps, w)))
         if count % group["every"] == 0:
             land(bucket, precision)
+
+    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
+        """See `FrameOptimizer`."""
+        w, attraction, exact = bucket.frames(), _attraction(group), group["precision"] == "exact"
+        field, (distance,), (length,) = _field(group, bucket, w, g, attraction)
+        sound = sound & ((length < math.inf) & (distance < FURTHEST + 1e-3)).all()
+        count = counted(bucket)
+        if not is_zero(group["lr"]):
+            pull = attraction * distance * (1 - distance)
+            longest = (pull + (pull * pull + length.square() * (FURTHEST - distance).clamp(min=0)).sqrt()) / length**2
+            step = torch.where(length > 0, longest, 0.0).clamp(max=rate(group))
+            step = step.clamp(max=0.5 / attraction) if attraction else step
+            increment, lo = field * (-as_factor([step], w)), bucket.remainders()
+            moved, rest, near = land_unread(w, lo, increment, _POLISHES, exact)
+            if group["every"] > 1:
+                rises, above = land_unread(w, lo, increment, 0, exact)[:2]
+                lands = (count % group["every"] == 0).view((1, 1) if w.dim() == 2 else (-1, 1, 1))
+                moved = torch.where(lands, moved, rises)
+                rest = None if rest is None or above is None else torch.where(lands, rest, above)
+            sound = sound & near
+            write(bucket, sound, moved, rest)
+        commit(bucket, sound)
+        refuse(bucket, sound)
+
+
+def _attraction(group: dict[str, Any]) -> float:
+    return group["attraction"] if group["every"] > 1 else 0.0
+
+
+def _field(
+    group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, attraction: float
+) -> tuple[Tensor, Norms, Norms]:
+    """F, ||E||_F and ||F||_F of each matrix; stages the momentum."""
+    if group["maximize"]:
+        g = -g
+    bucket.refresh(group["precision"] == "exact" and w.dtype != working_dtype(w.dtype))
+    if group["momentum"]:
+        g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
+    gram_less = defect_of(w)
+    s = w.mH @ g
+    if group["momentum"]:
+        bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
+    within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
+    field = plus_product(plus_product(g, g, gram_less), w, attraction * gram_less - within)
+    distances, lengths = norms_of(gram_less, field)
+    return field, distances, lengths
 
 
 def _safe(lr: float, d: float, f: float, attraction: float) -> float:

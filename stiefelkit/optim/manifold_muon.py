@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent
+from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._stiefel.spectral import steepest
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import Setting, whole
 from stiefelkit.optim.spectral import AFTER, BEFORE, PolarStep, averaged_gradient
+from stiefelkit.optim.steps import rate
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["ManifoldMuon"]
@@ -49,7 +51,7 @@ class ManifoldMuon(TangentOptimizer):
     steady: ClassVar = {"momentum": 0.0}
     retraction = PolarStep()
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         along, _ = steepest(w, averaged_gradient(group, bucket, w, g), group["iterations"])
-        return along, [float(group["lr"])] * len(along.rotation_norms)
+        return along, [rate(group)] * len(along.rotation_norms)

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
+from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
+from stiefelkit.optim.steps import rate
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["MultiplicativeCayley"]
@@ -80,7 +83,7 @@ class MultiplicativeCayley(TangentOptimizer):
         {"precondition": "rmsprop", "momentum": 0.5, "centered": True},
     )
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric = group["manifold"].partition(":")[2]
         if group["precondition"]:
@@ -91,7 +94,7 @@ class MultiplicativeCayley(TangentOptimizer):
         direction = riemannian_gradient(w, g, metric, side=group["side"])
         if group["momentum"]:
             bucket.stage("momentum_buffer", direction.covector(w, metric))
-        return direction, [float(group["lr"])] * len(direction.rotation_norms)
+        return direction, [rate(group)] * len(direction.rotation_norms)
 
 
 def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tuple[Tensor, Tensor]:
@@ -102,7 +105,7 @@ def _preconditioned(g: Tensor, squares: Tensor, alpha: float, eps: float) -> tup
     """
     if not g.is_complex():
         squares = squares.mul(alpha).addcmul_(g, g, value=1 - alpha)
-        if not torch.isfinite(squares).all():
+        if reads_are_free(squares) and not torch.isfinite(squares).all():
             raise OverflowError
         return g / squares.sqrt().add_(eps), squares
     scaled, squares = _preconditioned(_parts(g), _parts(squares), alpha, eps)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional._norms import Norms
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
-from stiefelkit.optim.steps import as_factor, inverse, length_of, second_moments
+from stiefelkit.optim.steps import as_factor, inverse, length_of, rate, second_moments
 from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
 from stiefelkit.optim.upkeep import land
 
@@ -24,21 +25,28 @@ class StepBack(Retraction):
     """By X = W - step, and W <- X - X (X^H X - I) / 2 as often as it takes."""
 
     def increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
         along = direction.vector(w)
         increment = along * (-as_factor(steps, w))
         moved = w + increment
         left = defect_of(moved)
         norms = norms_of(left)[0]
-        if max(norms) > LONGEST:
+        if isinstance(norms[0], Tensor):
+            share = torch.where(norms[0] > LONGEST, (0.9 * LONGEST / norms[0]).sqrt(), 1.0)
+            increment = increment * as_factor([share], w)
+            moved = w + increment
+            left = defect_of(moved)
+        elif max(norms) > LONGEST:
             # X^H X - I grows as the square of the step.
             steps = [s * min(1.0, (0.9 * LONGEST / x) ** 0.5) if x else s for s, x in zip(steps, norms, strict=True)]
             increment = along * (-as_factor(steps, w))
             moved = w + increment
             left = defect_of(moved)
         return increment.sub_((moved @ left).mul_(0.5)), length_of(direction, steps)
+
+    polishes = 4  # after the one of the increment, which leaves 0.17, these leave 0.02, 3e-4, 1e-7, and nothing
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
@@ -98,7 +106,7 @@ class POGO(TangentOptimizer):
     steady: ClassVar = {"betas": (0.0, 0.999)}
     retraction = StepBack()
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric, adam = group["manifold"].partition(":")[2], group["base"] == "adam"
         first, second = group["betas"]
@@ -111,9 +119,9 @@ class POGO(TangentOptimizer):
                 inverse((1 - first**k) * ((v / (1 - second**k)) ** 0.5 + group["eps"]))
                 for k, v in second_moments(bucket, norms_of(g)[0], second)
             ]
-        longest = math.sqrt(w.shape[-1])
-        steps = [
-            s * float(group["lr"]) if s * float(group["lr"]) * norm <= longest else longest / norm
-            for s, norm in zip(scales, direction.norms("euclidean"), strict=True)
-        ]
+        lr, longest = rate(group), math.sqrt(w.shape[-1])
+        steps = [s * lr for s in scales]
+        if bucket.is_read:  # else every optimizer does it
+            norms = direction.norms("euclidean")
+            steps = [s if s * norm <= longest else longest / norm for s, norm in zip(steps, norms, strict=True)]
         return direction, steps

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from stiefelkit.errors import OptionError
+from stiefelkit.functional._reads import reads_are_free
 
 __all__ = [
     "BETAS",
@@ -88,6 +89,8 @@ def one_of(*values: Any) -> Check:
 
 def _is_rate(lr: Any) -> bool:
     if isinstance(lr, Tensor) and lr.numel() == 1:
+        if not reads_are_free(lr):
+            return True
         lr = lr.item()
     return bool(is_number(lr) and 0 <= lr < math.inf)
 
@@ -123,6 +126,14 @@ SHARED = (
     Setting("precision", "exact", one_of(*PRECISIONS), '"exact" or "fast", see `TangentOptimizer`.'),
     Setting("foreach", None, SWITCH, OF_PLAIN),
     Setting("maximize", False, one_of(False, True), "ascend instead."),
+    Setting(
+        "capturable",
+        False,
+        one_of(False, True),
+        "for steps in a CUDA graph: frames go as on any device beside a CPU, without a value that is read, on a CPU "
+        "as well; of the groups without a manifold as in torch's optimizer. A rate that shall change in a graph is "
+        "a tensor on the device.",
+    ),
 )
 """What every optimizer of frames has."""
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from stiefelkit.errors import OptionError
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import (
     FINITE,
@@ -22,7 +24,7 @@ from stiefelkit.optim.settings import (
     is_number,
     one_of,
 )
-from stiefelkit.optim.steps import as_factor
+from stiefelkit.optim.steps import as_factor, rate, shares
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["SGDG"]
@@ -102,22 +104,22 @@ class SGDG(TangentOptimizer):
                 param_group["weight_decay"] = 0.0
         super().add_param_group(param_group)
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric, clip = group["manifold"].partition(":")[2], group["grad_clip"]
         if clip is not None:
-            g = g * as_factor([min(1.0, clip / norm) if norm > 0 else 1.0 for norm in norms_of(g)[0]], g)
+            g = g * as_factor(shares(norms_of(g)[0], clip, 1.0), g)
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         direction = riemannian_gradient(w, g, metric)
         if group["momentum"]:
             bucket.stage("momentum_buffer", direction.covector(w, metric))
-        lr = float(group["lr"])
-        return direction, [min(lr, 2 * group["q"] / norm) if norm > 0 else 0.0 for norm in _generator_norms(direction)]
+        return direction, shares(_generator_norms(direction), 2 * group["q"], rate(group))
 
 
-def _generator_norms(direction: Tangent) -> list[float]:
+def _generator_norms(direction: Tangent) -> Norms:
     """||A||_1 of the generators W Omega W^H of square frames, on the side where they are Omega; else ||A||_F."""
     if direction.rest is not None:
         return direction.generator_norms()
-    return torch.linalg.matrix_norm(direction.rotation, ord=1).reshape(-1).tolist()
+    norms = torch.linalg.matrix_norm(direction.rotation, ord=1).reshape(-1)
+    return norms.tolist() if reads_are_free(norms) else [norms]

@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
+from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import above_rounding, as_factor, length_of
+from stiefelkit.optim.steps import above_rounding, as_factor
 from stiefelkit.optim.tangent_optimizer import CayleyStep
 
 __all__ = ["AFTER", "BEFORE", "PolarStep", "averaged_gradient"]
@@ -30,12 +31,12 @@ class PolarStep(CayleyStep):
     """To the frame nearest to W - step; the direction may be any whose W - step has full rank."""
 
     def increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
-        return polar_increment(w, direction, as_factor(steps, w), defect=defect), length_of(direction, steps)
+        return polar_increment(w, direction, as_factor(steps, w), defect=defect), None
 
-    def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""
         return direction.vector(w) * (-as_factor(steps, w))  # the nearest frame follows
 
@@ -51,6 +52,6 @@ def averaged_gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tenso
         g = bucket.state("momentum_buffer").mul(momentum).add_(g, alpha=1 - momentum)
         bucket.stage("momentum_buffer", g)
     gradient = riemannian_gradient(w, g, "euclidean")
-    if not math.isfinite(sum(gradient.rotation_norms) + sum(gradient.rest_norms)):
+    if bucket.is_read and not math.isfinite(sum(gradient.rotation_norms) + sum(gradient.rest_norms)):
         raise OverflowError
     return above_rounding(gradient, g)

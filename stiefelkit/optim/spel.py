@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, msign
+from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._stiefel.spectral import split, steepest
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.spectral import AFTER, BEFORE, PolarStep, averaged_gradient
+from stiefelkit.optim.steps import rate
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["SPEL"]
@@ -41,11 +43,11 @@ class SPEL(TangentOptimizer):
     steady: ClassVar = {"momentum": 0.0}
     retraction = PolarStep()
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         gradient = averaged_gradient(group, bucket, w, g)
         if gradient.rest is None:
             along, _ = steepest(w, gradient, 1)
         else:
             along = split(w, msign(gradient.vector(w), precision="fast"), is_tangent=False)
-        return along, [float(group["lr"])] * len(along.rotation_norms)
+        return along, [rate(group)] * len(along.rotation_norms)

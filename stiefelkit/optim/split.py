@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from stiefelkit.functional import Tangent
+from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._stiefel.split_step import carried_momentum, split_increment, turn
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.optim.steps import as_factor
 from stiefelkit.optim.tangent_optimizer import CayleyStep, TangentOptimizer
 
 __all__ = ["Moving", "SplitOptimizer", "turned"]
@@ -26,12 +27,12 @@ class SplitStep(CayleyStep):
     """First within the columns of W, then out of them."""
 
     def increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
-        return split_increment(w, direction, as_factor(steps, w), defect=defect), length_of(direction, steps)
+        return split_increment(w, direction, as_factor(steps, w), defect=defect), None
 
-    def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """See `Retraction`."""
         return split_increment(w, direction, as_factor(steps, w), unscaled=True)
 
@@ -47,7 +48,7 @@ class SplitOptimizer(TangentOptimizer):
         group: dict[str, Any],
         bucket: Bucket,
         direction: Tangent,
-        steps: list[float],
+        steps: Norms,
         w: Tensor,
         increment: Tensor | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ def is_canonical(group: dict[str, Any]) -> bool:
     return group["manifold"].endswith(":canonical")
 
 
-def turned(group: dict[str, Any], direction: Tangent, steps: list[float], *rests: Tensor | None) -> list[Tensor | None]:
+def turned(group: dict[str, Any], direction: Tangent, steps: Norms, *rests: Tensor | None) -> list[Tensor | None]:
     """V of momenta after the rotation of their own, dV = -V Y dt in the Euclidean metric, nothing in the canonical."""
     if direction.rest is None or is_canonical(group):
         return list(rests)

@@ -18,7 +18,7 @@ __all__ = ["check_entries", "check_states"]
 
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
 """Means of squares: not negative."""
-LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear")
+LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear", "refused")
 """May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
 LATE_OF_TORCH = ("momentum_buffer",)
 """The same of other parameters: a momentum that was zero so far has none."""
@@ -94,7 +94,10 @@ def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict
     # Hooks, and what a scheduler has put over `step`, belong to the optimizer itself.
     attributes = {key: value for key, value in vars(optimizer).items() if key not in ("step", "_inner")}
     hooks = {key: OrderedDict() for key in attributes if key.endswith("_hooks")}
-    fresh = {"state": defaultdict(dict), "param_groups": [{**group, "params": [small], "lr": 0.0}], "_versions": {}}
+    own_group = {**group, "params": [small], "lr": 0.0}
+    if group["manifold"] is None:
+        own_group["capturable"] = False  # which torch has on a GPU alone
+    fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_versions": {}}
     vars(twin).update(attributes | hooks | fresh)
     kind.step(twin)
     return {key: _shape_of(value, small) for key, value in twin.state[small].items()}
@@ -123,6 +126,8 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
         if key not in template and key != "lo":  # the user's own, or of other settings
             continue
         kind = template.get(key, "parameter")
+        if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
+            value = int(value) if value == value.round() else value  # as steps count where no value is read
         if key == "momentum_buffer" and value is None:
             continue
         shape = shapes.get(kind)

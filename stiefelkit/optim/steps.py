@@ -1,25 +1,46 @@
 """How far a frame goes."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of
+from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.unread import counted
 
-__all__ = ["above_rounding", "as_factor", "bounded_steps", "inverse", "length_of", "second_moments"]
+__all__ = ["above_rounding", "as_factor", "bounded_steps", "inverse", "length_of", "rate", "second_moments", "shares"]
 
 _ROUNDING = 4.0
 """What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
 
 
-def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tuple[int, float]]:
+def rate(group: dict[str, Any]) -> float | Tensor:
+    """The learning rate of a group; a tensor that lives on a device stays there."""
+    lr = group["lr"]
+    return lr if isinstance(lr, Tensor) and not reads_are_free(lr) else float(lr)
+
+
+def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any, Any]]:
     """Stages the next count of steps and v <- decay v + (1 - decay) ||G||^2; returns both for each matrix of the batch.
+
+    Where no value is read, one pair of tensors of all of them.
 
     Raises:
         OverflowError: a moment is not finite in the dtype of the frame.
     """
+    if not bucket.is_read:
+        shapes = [p.shape[:-2] for p in bucket.params]
+        for state, shape in zip(bucket.states, shapes, strict=True):
+            if "exp_avg_sq" not in state:
+                state["exp_avg_sq"] = torch.zeros(shape, dtype=norms[0].dtype, device=norms[0].device)
+        old_squares = torch.cat([state["exp_avg_sq"].reshape(-1) for state in bucket.states])
+        mixed = decay * old_squares + (1 - decay) * norms[0].square()
+        bucket.stage("exp_avg_sq", list(mixed.split([math.prod(shape) for shape in shapes])))
+        return [(counted(bucket), mixed)]
     counts: list[int] = []
     squares: list[float] = []
     for p, state in zip(bucket.params, bucket.states, strict=True):
@@ -38,29 +59,40 @@ def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tup
     return list(zip(counts, squares, strict=True))
 
 
-def inverse(x: float) -> float:
+def inverse(x: Any) -> Any:
     """1 / x, and 0 where nothing has been measured yet."""
+    if isinstance(x, Tensor):
+        return torch.where(x > 0, x.reciprocal(), 0.0)
     return 1 / x if x > 0 else 0.0
 
 
-def bounded_steps(direction: Tangent, scales: list[float], lr: float, q: float) -> list[float]:
+def bounded_steps(direction: Tangent, scales: Norms, lr: float | Tensor, q: float) -> Norms:
     """min(lr, 2 q / ||A||_F) along each direction times its scale, A its generator: factors of the unscaled directions.
 
     Where the norm of a direction is too small to be told from zero, nothing moves.
     """
     generators = [s * norm for s, norm in zip(scales, direction.generator_norms(), strict=True)]
-    return [s * min(lr, 2 * q / a) if a > 0 else 0.0 for s, a in zip(scales, generators, strict=True)]
+    return [s * t for s, t in zip(scales, shares(generators, 2 * q, lr), strict=True)]
 
 
-def as_factor(steps: list[float], like: Tensor) -> float | Tensor:
+def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
+    """min(most, bound / norm) of each norm, and 0 of those that are 0."""
+    if isinstance(norms[0], Tensor):
+        return [torch.where(norm > 0, bound / norm, 0.0).clamp(max=most) for norm in norms]
+    return [min(most, bound / norm) if norm > 0 else 0.0 for norm in norms]
+
+
+def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
     """One number if all are the same, else a tensor (*, 1, 1)."""
+    if isinstance(steps[0], Tensor):
+        return steps[0].to(like.real.dtype).view((1, 1) if like.dim() == 2 else (-1, 1, 1))
     if len(set(steps)) == 1:
         return steps[0]
     return torch.tensor(steps, dtype=like.real.dtype, device=like.device)[:, None, None]
 
 
-def length_of(direction: Tangent, steps: list[float]) -> float:
-    """Frobenius norm of the longest of the increments, to first order."""
+def length_of(direction: Tangent, steps: Norms) -> Any:
+    """Frobenius norm of the longest of the increments, to first order; where none is read, a tensor of all."""
     return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
 
 
@@ -78,7 +110,10 @@ def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
     return Tangent(rotation, rest, rotation_norms, rest_norms, gradient.along_norms)
 
 
-def _above(lost: list[float], part: Tensor, norms: list[float]) -> tuple[Tensor, list[float]]:
+def _above(lost: Norms, part: Tensor, norms: Norms) -> tuple[Tensor, Norms]:
+    if isinstance(norms[0], Tensor):
+        above = norms[0] > lost[0]
+        return part * above.view(*part.shape[:-2], 1, 1), [norms[0] * above]
     kept = [norm > bound for norm, bound in zip(norms, lost, strict=True)]
     if all(kept):
         return part, norms

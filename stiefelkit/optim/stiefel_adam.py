@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
+from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._product import plus_product
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import Moving, SplitOptimizer, turned
-from stiefelkit.optim.steps import as_factor
+from stiefelkit.optim.steps import as_factor, rate
+from stiefelkit.optim.unread import counted
 
 __all__ = ["StiefelAdam"]
 
@@ -55,13 +57,14 @@ class StiefelAdam(SplitOptimizer):
     )
     examples = ({}, {"betas": (0.0, 0.999), "precision": "fast"}, {"amsgrad": True})
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         metric = group["manifold"].partition(":")[2]
         first, second = group["betas"]
         gradient = riemannian_gradient(w, g, metric)
         most = torch.finfo(w.dtype).max
-        if not all(o * o + r * r < most for o, r in zip(gradient.rotation_norms, gradient.rest_norms, strict=True)):
+        norms = zip(gradient.rotation_norms, gradient.rest_norms, strict=True)
+        if bucket.is_read and not all(o * o + r * r < most for o, r in norms):
             raise OverflowError
         # Noise would come out as large as anything else.
         noise = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True) * (_ROUNDING * torch.finfo(g.dtype).eps)
@@ -72,11 +75,14 @@ class StiefelAdam(SplitOptimizer):
         momentum.rotation = momentum.rotation * first + gradient.rotation * (1 - first)
         if momentum.rest is not None and gradient.rest is not None:
             momentum.rest = momentum.rest * first + gradient.rest * (1 - first)
-        counts = [state.get("step", 0) + 1 for state in bucket.states]
-        bucket.stage("step", counts)
-        ks = [k for k, p in zip(counts, bucket.params, strict=True) for _ in range(math.prod(p.shape[:-2]))]
+        if bucket.is_read:
+            counts = [state.get("step", 0) + 1 for state in bucket.states]
+            bucket.stage("step", counts)
+            ks = [k for k, p in zip(counts, bucket.params, strict=True) for _ in range(math.prod(p.shape[:-2]))]
+        else:
+            ks = [counted(bucket)]
         roots = as_factor([(1 - second**k) ** -0.5 for k in ks], w)
-        steps = [float(group["lr"]) / (1 - first**k) for k in ks]
+        steps = [rate(group) / (1 - first**k) for k in ks]
 
         def divided(key: str, moment: Tensor, part: Tensor, of_columns: bool = False) -> Tensor:
             squares = bucket.state(key, is_real=True, of_columns=of_columns).mul(second)

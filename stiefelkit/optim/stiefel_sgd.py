@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
+from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import SplitOptimizer, turned
+from stiefelkit.optim.steps import rate
 
 __all__ = ["StiefelSGD"]
 
@@ -50,11 +52,11 @@ class StiefelSGD(SplitOptimizer):
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"nesterov": True})
     steady: ClassVar = {"momentum": 0.0}
 
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """See `TangentOptimizer`."""
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         along = riemannian_gradient(w, g, group["manifold"].partition(":")[2])
-        steps = [float(group["lr"])] * len(along.rotation_norms)
+        steps = [rate(group)] * len(along.rotation_norms)
         (along.rest,) = turned(group, along, steps, along.rest)
         return along, steps

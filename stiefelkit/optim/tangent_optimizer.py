@@ -8,35 +8,38 @@ from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import Tangent, cayley_increment
+from stiefelkit.functional._norms import Norms
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import not_finite
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
 from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.optim.unread import LOST, commit, is_zero, land_unread, refuse, shortened, write
 from stiefelkit.optim.upkeep import leap, measured, polish_wholly, wear_left
 
 __all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
 
 _LONGEST = 2.0
 """Length of an increment over sqrt(p) from which it is worked out in float64."""
-_LOST = 0.1
-"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
 
 
 class Retraction(ABC):
     """How a frame goes along a tangent vector, and what is done afterwards so that it is one."""
 
+    polishes: ClassVar[int] = 1
+    """How many it takes after a step of length sqrt(p), where none is told from another."""
+
     @abstractmethod
     def increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
-        """Returns what is added to W, shape (*, n, p), and its length, the largest of the batch.
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Returns what is added to W, shape (*, n, p), and its length, the largest of a batch; None for the steps' own.
 
         `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
         """
 
-    def leap(self, w: Tensor, direction: Tangent, steps: list[float]) -> Tensor:
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
         """Returns what is added to exact frames, in float64 or complex128, where a step is no small increment.
 
         The frame nearest to that is taken.
@@ -52,11 +55,11 @@ class CayleyStep(Retraction):
     """By the Cayley transform; rounding is taken away with the next increment, unless it is urgent."""
 
     def increment(
-        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: list[float], defect: Tensor | None
-    ) -> tuple[Tensor, float]:
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
         """See `Retraction`."""
         increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
-        return increment, length_of(direction, steps)
+        return increment, None
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
@@ -73,14 +76,15 @@ class TangentOptimizer(FrameOptimizer):
     that it may have come to 0.6 rounding limits, and is taken away with the next increment. So ||W^H W - I||_F stays
     within 2 rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays
     within 30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both
-    keep them within 20 limits. To each of these bounds comes one eps below 16 columns.
+    keep them within 20 limits. To each of these bounds comes one eps below 16 columns. On devices whose values are not
+    read, and with `capturable=True`, every step ends with a polish, and steps longer than sqrt(p) are shortened to it.
     """
 
     retraction: ClassVar[Retraction] = CayleyStep()
     """How a frame goes there."""
 
     @abstractmethod
-    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, list[float]]:
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
         """Returns a tangent vector, and how far against it each matrix of the batch goes; stages what it keeps.
 
         w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimised.
@@ -94,7 +98,7 @@ class TangentOptimizer(FrameOptimizer):
         group: dict[str, Any],
         bucket: Bucket,
         direction: Tangent,
-        steps: list[float],
+        steps: Norms,
         w: Tensor,
         increment: Tensor | None = None,
     ) -> None:
@@ -123,7 +127,8 @@ class TangentOptimizer(FrameOptimizer):
             return
         root = math.sqrt(w.shape[-1])
         worn = wear(direction, steps)
-        if length_of(direction, steps) > _LONGEST * root or worn > HOPELESS:
+        length = length_of(direction, steps)
+        if length > _LONGEST * root or worn > HOPELESS:
             exact = leap(who, bucket, w, direction, steps, self.retraction.leap)
             self.carry(group, bucket, direction, steps, exact.to(w.dtype))
             bucket.commit()
@@ -133,16 +138,38 @@ class TangentOptimizer(FrameOptimizer):
         defect, before = None, bucket.wear * growth(direction, steps)
         if before >= due(w, precision):
             defect, norm = measured(bucket, w)
-            if not norm <= _LOST * root:
+            if not norm <= LOST * root:
                 raise NotAFrameError(
                     f"{who} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
                     "assign a frame with sk.assign_."
                 )
             limit = rounding_limit(w.shape[-1], w.dtype)
             before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
-        increment, length = self.retraction.increment(group, w, direction, steps, defect)
+        increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
+        length = length if shorter is None else shorter
         self.carry(group, bucket, direction, steps, w, increment)
         bucket.commit()
         bucket.add(increment)
         bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))
         self.retraction.settle(group, bucket, length)
+
+    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
+        """See `FrameOptimizer`."""
+        w, exact = bucket.frames(), group["precision"] == "exact"
+        if group["maximize"]:
+            g = -g
+        bucket.refresh(exact and w.dtype != working_dtype(w.dtype))
+        direction, steps = self.direction(group, bucket, w, g)
+        length = length_of(direction, steps)
+        sound = sound & (length < math.inf).all()  # not where it is NaN
+        if is_zero(group["lr"]):
+            self.carry(group, bucket, direction, steps, w)
+        else:
+            steps = shortened(steps, length, math.sqrt(w.shape[-1]))
+            increment, _ = self.retraction.increment(group, w, direction, steps, None)
+            self.carry(group, bucket, direction, steps, w, increment)
+            moved, lo, near = land_unread(w, bucket.remainders(), increment, self.retraction.polishes, exact)
+            sound = sound & near
+            write(bucket, sound, moved, lo)
+        commit(bucket, sound)
+        refuse(bucket, sound)

@@ -22,7 +22,7 @@ import torch
 
 from stiefelkit.errors import OptionError
 from stiefelkit.param import OrthogonalParam
-from stiefelkit.testing import forward, numerical, portable, seeds
+from stiefelkit.testing import forward, numerical, portable, seeds, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.failure import (
@@ -42,6 +42,7 @@ from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retractio
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
+from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
     "ACTIVATION_LAWS",
@@ -62,6 +63,7 @@ __all__ = [
     "parametrize_optimizers_with_checks",
     "parametrize_with_checks",
     "random_coordinates",
+    "refusing_reads",
     "retraction_order",
 ]
 
@@ -85,6 +87,8 @@ LAWS: dict[str, Callable[[Case], None]] = named(
         "functional_call": portable.law_functional_call,
         "compile": portable.law_compile,
         "contract": portable.law_contract,
+        "reads": unread.law_reads,
+        "meta": unread.law_meta,
     }
 )
 """Name to law. Each takes a case and raises `LawBroken`."""
@@ -146,7 +150,9 @@ def _checks(
                 kind: tuple[Any, ...] = (law, case.dtype.is_complex, len(case.shape), case.shape[-1] == case.shape[-2])
                 if law == "threads":
                     kind = (*kind, case.dtype, str(case.options))
-                if law in ("compile", "threads") and (kind in seen or case.shape[-1] < 2):
+                if law in ("reads", "meta"):
+                    kind = (*kind, str(case.options))
+                if law in ("compile", "threads", "reads", "meta") and (kind in seen or case.shape[-1] < 2):
                     continue
                 seen.add(kind)
                 yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)

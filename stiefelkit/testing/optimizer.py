@@ -35,6 +35,7 @@ from stiefelkit.testing.optimizer_cases import (
     walk,
 )
 from stiefelkit.testing.require import require, require_refused
+from stiefelkit.testing.unread import law_of_steps_on_meta, law_of_unread_steps, law_refusal
 
 __all__ = ["OPTIMIZER_LAWS", "check_optimizer", "optimizer_checks"]
 
@@ -295,6 +296,9 @@ OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = named(
         "guard": law_guard,
         "groups": law_groups,
         "settings": law_settings,
+        "reads": law_of_unread_steps,
+        "refusal": law_refusal,
+        "meta": law_of_steps_on_meta,
     }
 )
 """Name to law. Each takes a case and raises `LawBroken`."""

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._product import opaque
+from stiefelkit.functional._reads import switch
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["inverse_of_accretive"]
 
 _SMALLEST_BLOCKED = 128
-_SMALLEST_BLOCKED_ON_CUDA = 512
 _LEAF = 64
 _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e3, torch.complex128: 5e3}
 """Frobenius norm up to which blocks serve: their error grows with its square, which the Schur complements may reach."""
@@ -19,10 +19,9 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     """Inverse of matrices whose Hermitian part is at least the identity.
 
     So are their Schur complements, which is why 2 x 2 blocks can be eliminated without pivoting. On a CPU this takes
-    0.9 times an LU factorisation's time at n = 128 and half of it from 256 on; smaller ones, and those below 512 on a
-    GPU, where each step is a launch, are left to LU.
-
-    Large matrices of float32 are inverted in float64, and larger ones by LU.
+    0.9 times an LU factorisation's time at n = 128 and half of it from 256 on; smaller ones are left to LU. There large
+    matrices of float32 are inverted in float64, and larger ones by LU. On other devices, where each step is a launch
+    and the norm is not read, all are left to LU, in the dtype that they have.
 
     Args:
         m: matrices of shape (*, n, n), any of torch's four LAPACK dtypes.
@@ -30,12 +29,13 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     Returns:
         Their inverses: of float32 to about 20 eps sqrt(n), of float64 to 1e-10 or better. NaN propagates.
     """
-    smallest = _SMALLEST_BLOCKED_ON_CUDA if m.is_cuda else _SMALLEST_BLOCKED
-    return torch.linalg.inv_ex(m)[0] if m.shape[-1] < smallest else _blocked(m)
+    return torch.linalg.inv_ex(m)[0] if m.shape[-1] < _SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
 
 
 @opaque(lambda m: torch.empty_like(m, memory_format=torch.contiguous_format))
 def _blocked(m: Tensor) -> Tensor:
+    if switch.forbidden or not m.is_cpu:
+        return torch.linalg.inv_ex(m)[0].contiguous()
     inverse = torch.empty_like(m, memory_format=torch.contiguous_format)
     n = m.shape[-1]
     for matrix, out in zip(m.reshape(-1, n, n), inverse.view(-1, n, n), strict=True):

@@ -1,11 +1,14 @@
 """-2 Q (I + Q)^-1, by which the Cayley transform (I + Q)^-1 (I - Q) differs from I, to the digits that a step needs."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
 from stiefelkit.functional._norms import largest_of_square, norms_of
 from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._reads import reads_are_free
 
 __all__ = ["quotient_of_accretive", "quotient_of_skew"]
 
@@ -22,8 +25,11 @@ _CONTRACTS = 0.25
 def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: float | None) -> Tensor:
     """-2 Q (I + Q)^-1 for Q = scale A, A skew with the given norms if any, to a relative error; 16 eps when None.
 
-    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse.
+    While Q is small by (Q - Q^2) (I - Q^2)^-1 with a polynomial in Q^2 for the last factor, else by an inverse; where
+    no norm is read always by that, to a few eps.
     """
+    if not reads_are_free(a):
+        return _by_inverse(a * scale)
     tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
     square = _square_of_hermitian(a)
     (fourths,) = norms_of(square)
@@ -51,6 +57,8 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
 
 def quotient_of_accretive(q: Tensor) -> Tensor:
     """-2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
+    if not reads_are_free(q):
+        return _by_inverse(q)
     square = q @ q
     size = max(norms_of(square)[0])
     first = q - square
@@ -74,7 +82,7 @@ def _permitted(tolerance: float, total: float, q: Tensor) -> float:
     return min(tolerance, share / (4 * total)) if total > 0 else tolerance
 
 
-def _by_inverse(q: Tensor, size: float) -> Tensor:
+def _by_inverse(q: Tensor, size: float = math.inf) -> Tensor:
     shifted = q.clone()
     shifted.diagonal(dim1=-2, dim2=-1).add_(1)
     doubled = q @ inverse_of_accretive(shifted).mul_(-2)

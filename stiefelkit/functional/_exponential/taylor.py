@@ -1,11 +1,9 @@
 """The matrix exponential by scaling and squaring, with its exact adjoint.
 
-Taylor's polynomial of degree 12 takes four products (Bader, Blanes, Casas 2019; the coefficients, one of a family, were
-solved for in 50 digits). The scaling depends on the norm of the matrix, so it is decided inside an opaque operator:
-nothing outside branches on values, and no TF32 enters.
+The scaling depends on the norm of the matrix, so it is decided inside an opaque operator: nothing outside branches on
+values, and no TF32 enters. Where values may not be read inside either, `unread` does it.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +12,18 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_view
+from stiefelkit.functional._exponential.polynomial import (
+    DEGREE,
+    LOG_FACTORIAL,
+    polynomial,
+    polynomial_adjoint,
+)
+from stiefelkit.functional._exponential.unread import unread_adjoint, unread_exponential
 from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._norms import finite, probe
-from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import FullPrecision, add_product_, is_plain, opaque
+from stiefelkit.functional._reads import switch
 from stiefelkit.functional._shapes import check_square
 from stiefelkit.metrics import working_dtype
 
@@ -27,22 +32,13 @@ __all__ = ["exponential"]
 _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
 
-_DEGREE = 12
-_LOG_FACTORIAL = math.log2(math.factorial(_DEGREE + 1))
-_CONSTANTS = (0.0, 5.3159789575987123025, 0.18188869982170451712, 0.0)
-_POWERS = (
-    (0.46932117595418217043, -0.20099424927047284253, -0.046239461340630719291),
-    (1.1992679041713223157, 0.011792962409929970316, 0.01108844528519167989),
-    (0.055027984399308985572, 0.09351590770536261043, 0.0061070052889834025576),
-    (-0.13181061013830184016, -0.020278555405892590793, -0.0067595184686308635978),
-)
-"""B_k = constant + combination of A, A^2, A^3; then A6 = B2 + B3^2 and sum_{j <= 12} A^j / j! = B0 + (B1 + A6) A6."""
-
 
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
     """Exponential of square matrices, twice differentiable, once of them in forward mode.
 
-    Takes 4 + s products and 7 + 2 s more backward (8 + 2 s if not skew), s = log2(||A|| / 2) or so in float32.
+    Takes 4 + s products and 7 + 2 s more backward (8 + 2 s if not skew), s = log2(||A|| / 2) or so in float32. On
+    devices beside CPUs no norm is read: s is 20, of which as many count as it takes, all in float64, and an A of norm
+    beyond some 2e5 is taken for that multiple of it which has that norm.
 
     Args:
         a: square matrices, shape (*, n, n), float32, float64, complex64 or complex128; one scaling serves a batch.
@@ -170,13 +166,15 @@ def _shaped(w: Tensor, a: Tensor) -> Tensor:
 
 
 def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The exponential, and what its adjoint takes: powers of A, those of its polynomial's parts, and what was squared.
+    """The exponential, and what its adjoint takes: powers of A, parts of its polynomial, and what was squared.
 
-    The parts are W, B1 + A6, A6 and B3. The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
+    The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
     """
+    if switch.forbidden or not a.is_cpu:
+        return unread_exponential(a, skew, truncation)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
-    times, _ = _products(a)
+    times = torch.mm if a.dim() == 2 else torch.bmm
     powers = a.new_empty(3, *a.shape)
     powers[0] = a
     a2, a3 = powers[1], powers[2]
@@ -188,14 +186,10 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
         return _taylor(a.to(working_dtype(a.dtype)), skew, truncation)
     # The error of A 2^-s, squared s times, is 2^(-12 s) of that of A.
     unit = 3.5 * torch.finfo(a.dtype).eps if truncation is None else truncation
-    log_worst = max(log_error, 13 * _log2(norm) - _LOG_FACTORIAL - 3, math.log2(unit))
-    s = math.ceil((log_worst - math.log2(unit)) / _DEGREE) if log_worst < math.inf else 0
-    b = _combine(powers, s, False)
-    for k in (1, 2):
-        b[k].diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[k])
-    a6 = add_product_(b[2], b[3], b[3])
-    left = b[1].add_(a6)
-    w = add_product_(b[0], left, a6)
+    log_norm = math.log2(norm) if norm > 0 else -math.inf
+    log_worst = max(log_error, 13 * log_norm - LOG_FACTORIAL - 3, math.log2(unit))
+    s = math.ceil((log_worst - math.log2(unit)) / DEGREE) if log_worst < math.inf else 0
+    w, b = polynomial(powers, s)
     squared = []
     for k in range(s):
         # Squaring doubles the distance from a unitary matrix: at huge norms it would end in infinity.
@@ -206,57 +200,21 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
 
 
 def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
-    (a, a2, _), b, *squared = factors
-    _, left, a6, b3 = b
-    shape, g = g.shape, g.reshape(a.shape)
-    times, add_product = _products(a)
+    if len(factors) > 2 and factors[2].dtype is torch.int64:
+        return unread_adjoint(g, factors, skew)
+    powers, b, *squared = factors
+    shape, g = g.shape, g.reshape(powers.shape[1:])
+    times = torch.mm if g.dim() == 2 else torch.bmm
     for w in reversed(squared):
         wh = w.mH
         g = add_product_(times(g, wh), wh, g)
-    gb = torch.empty_like(b)
-    gb[0] = g
-    times(g, a6.mH, out=gb[1])
-    add_product(gb[1], left.mH, g, out=gb[2])
-    times(gb[2], b3.mH, out=gb[3])
-    add_product_(gb[3], b3.mH, gb[2])
-    ga, ga2, ga3 = _combine(gb, len(squared), True)
-    if skew:
-        # A^2 can change by Hermitian, A^3 by skew matrices only: -(S A + A S) and -2 S A have the same skew part.
-        ga3 = minus_adjoint(ga3)
-        add_product_(ga2, ga3, a, alpha=-0.5)
-        add_product_(ga, a2, ga3, alpha=0.5)
-        return add_product_(ga, ga2 + ga2.mH, a, alpha=-1).view(shape)
-    add_product_(ga2, ga3, a.mH)
-    add_product_(ga, a2.mH, ga3)
-    add_product_(ga, ga2, a.mH)
-    return add_product_(ga, a.mH, ga2).view(shape)
-
-
-def _products(a: Tensor) -> tuple[Any, Any]:
-    """A B and C + A B for one matrix or for a batch."""
-    return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
-
-
-@functools.lru_cache(maxsize=256)
-def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Coefficients of the powers for A 2^-s, one row for each combination."""
-    rows = [[c * 0.5 ** (s * (k + 1)) for k, c in enumerate(row)] for row in _POWERS]
-    with torch.inference_mode(False):
-        table = torch.tensor(rows, dtype=dtype, device=device)
-        return table.mT.contiguous() if transposed else table
-
-
-def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
-    """Linear combinations of the matrices stacked in m, by one product."""
-    flat = (torch.view_as_real(m) if m.is_complex() else m).view(len(m), -1)
-    rows = _coefficients(s, transposed, flat.dtype, flat.device) @ flat
-    return torch.view_as_complex(rows.view(-1, *m.shape[1:], 2)) if m.is_complex() else rows.view(-1, *m.shape[1:])
+    return polynomial_adjoint(g, powers, b, len(squared), skew).view(shape)
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:
     """Binary logarithm of what the polynomial leaves out, relative to ||W||_F, and a bound of ||A||_2, for any A."""
     norm = float(finite(torch.linalg.matrix_norm(a, 1)).amax())
-    return 13 * _log2(norm) - _LOG_FACTORIAL, norm
+    return 13 * _log2(norm) - LOG_FACTORIAL, norm
 
 
 def _skew_truncation(powers: Tensor) -> tuple[float, float]:
@@ -269,8 +227,8 @@ def _skew_truncation(powers: Tensor) -> tuple[float, float]:
     if not 0 < bound < math.inf:
         return -math.inf, bound if bound == 0 else math.inf
     if bound > 2 * top:
-        return 13 * _log2(bound) - _LOG_FACTORIAL, bound
-    return _log2(length) + 12 * _log2(bound) + _log2(min(top / 1.05, bound)) - _LOG_FACTORIAL, min(top, bound)
+        return 13 * math.log2(bound) - LOG_FACTORIAL, bound
+    return _log2(length) + 12 * math.log2(bound) + _log2(min(top / 1.05, bound)) - LOG_FACTORIAL, min(top, bound)
 
 
 def _log2(x: float) -> float:

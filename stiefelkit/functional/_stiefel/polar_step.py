@@ -11,8 +11,10 @@ rounding is, too. For a tangent vector C is skew and E of second order.
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._msign import quintics
 from stiefelkit.functional._norms import norms_of
 from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
 
@@ -22,6 +24,8 @@ _SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)
 """Of (1 + x)^(-1/2) - 1, from x on."""
 _DEFECT = 1 / 48
 """What the truncation may add to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
+_LOWEST = 1e-2
+"""Where no value is read: smallest singular value of W - t U, over the largest, that the root is right for."""
 
 
 def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
@@ -49,7 +53,12 @@ def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defe
 
 
 def inverse_root_less_one(e: Tensor) -> Tensor:
-    """(I + E)^(-1/2) - I for Hermitian E to relative rounding: a series near multiples of I, eigenvectors elsewhere."""
+    """(I + E)^(-1/2) - I for Hermitian E to relative rounding: a series near multiples of I, eigenvectors elsewhere.
+
+    Where no value is read by products, to rounding of I, which a polish takes away since the error is Hermitian.
+    """
+    if not reads_are_free(e):
+        return _by_products(e)
     p = e.shape[-1]
     mean = e.diagonal(dim1=-2, dim2=-1).real.mean(-1)[..., None, None]
     eye = torch.eye(p, dtype=e.dtype, device=e.device)
@@ -70,6 +79,17 @@ def inverse_root_less_one(e: Tensor) -> Tensor:
     for coefficient in reversed(series[:-1]):
         f = plus_product(centred * coefficient, centred, f)
     return (1 + less) * f + less * eye
+
+
+def _by_products(e: Tensor) -> Tensor:
+    """With A = I + E <= c: polynomials that take G = A / c to I take Z = c^(-1/2) I to A^(-1/2)."""
+    eye = torch.eye(e.shape[-1], dtype=e.dtype, device=e.device)
+    bound = 1 + torch.linalg.matrix_norm(e, keepdim=True)
+    gram, root = (e + eye) / bound, eye * bound.rsqrt()
+    for a, b, c in quintics(_LOWEST, e.dtype == working_dtype(e.dtype)):
+        share = plus_product(a * eye + b * gram, gram, gram, c)
+        root, gram = root @ share, share @ gram @ share
+    return (root + root.mH) / 2 - eye
 
 
 def _by_eigenvectors(e: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from stiefelkit.functional._msign import msign
 from stiefelkit.functional._norms import norms_of
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._reads import reads_are_free, switch
 from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
 from stiefelkit.metrics import working_dtype
 
@@ -26,8 +28,9 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
     For any Hermitian L the value is at most ||G + 2 W L||_*, and the L returned makes that nearly equal: what is
     between the two bounds how much a better A could gain. A square frame takes one `msign`, and A is the best at once
     (but for singular values of the skew part of W^H G below 1e-3 of the largest). A tall one takes Douglas-Rachford
-    iterations of one p x p eigenvalue problem each; A is tangent and within the unit ball after any number of them. Of
-    <G, A> is missing, for Gaussian matrices, at most
+    iterations of one p x p eigenvalue problem each; A is tangent and within the unit ball after any number of them. On
+    devices, which would have to be waited for with eigenvalues, products take their place, in the dtype of W, and A is
+    within the ball to 1 %. Of <G, A> is missing, for Gaussian matrices, at most
 
         iterations           5        10       20       40      100
         n >= 4p           5e-3      4e-4     1e-6     1e-9    1e-14
@@ -71,9 +74,12 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
         signed = minus_adjoint(msign(k, precision="fast")).mul_(0.5)
         (norms,) = norms_of(signed)
         return Tangent(signed, None, norms, [0.0] * len(norms)), torch.zeros_like(k)
-    fine, wide = k.to(working_dtype(k.dtype)), rest.to(working_dtype(k.dtype))
+    is_read = reads_are_free(k)
+    dtype = working_dtype(k.dtype) if is_read else k.dtype
+    fine, wide = k.to(dtype), rest.to(dtype)
     gram = wide.mH @ wide
-    mean = _singular_values(fine.mH @ fine + gram).mean(-1)[..., None, None]
+    whole = fine.mH @ fine + gram
+    mean = (_singular_values(whole).mean(-1) if is_read else _mean_root(whole))[..., None, None]
     tau = torch.where(mean > 0, mean, 1.0).reciprocal()
     fine, gram = fine * tau, gram * tau.square()
     eye = torch.eye(k.shape[-1], dtype=fine.dtype, device=k.device)
@@ -85,7 +91,9 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
         clipped = _clip(2 * skew - a, 2 * lower - b, gram)
         a, b = a + clipped[0] - skew, b + clipped[1] - lower
     skew, lower = minus_adjoint(clipped[0]) / 2, clipped[1]
-    longest = _singular_values(skew.mH @ skew + lower.mH @ gram @ lower).amax(-1)[..., None, None].clamp(min=1)
+    whole = skew.mH @ skew + lower.mH @ gram @ lower
+    largest = _singular_values(whole).amax(-1) if is_read else _largest_root(whole)
+    longest = largest[..., None, None].clamp(min=1)
     vector = w @ (skew / longest).to(w.dtype) + rest @ (lower * (tau / longest)).to(w.dtype)
     return split(w, vector, is_tangent=True), ((along + along.mH) / (-4 * tau)).to(w.dtype)
 
@@ -100,9 +108,38 @@ def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
 
 def _clip(a: Tensor, b: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
     """W a + P b with no singular value above 1, where `gram` is P^H P."""
-    squares, v = torch.linalg.eigh(a.mH @ a + b.mH @ gram @ b)
+    whole = a.mH @ a + b.mH @ gram @ b
+    if switch.forbidden or not whole.is_cpu:
+        # min(1, x^(-1/2)) = (1 + max(x - 1, 0))^(-1/2), and |H| = msign(H) H.
+        beyond = whole - torch.eye(whole.shape[-1], dtype=whole.dtype, device=whole.device)
+        size = msign(beyond, precision="fast") @ beyond
+        less = inverse_root_less_one((beyond + (size + size.mH) / 2) / 2)
+        return plus_product(a, a, less), plus_product(b, b, less)
+    squares, v = torch.linalg.eigh(whole)
     shrunk = (v * squares.clamp(min=1).rsqrt().unsqueeze(-2)) @ v.mH
     return a @ shrunk, b @ shrunk
+
+
+def _mean_root(gram: Tensor) -> Tensor:
+    """The mean of the singular values, shape (*), by products: tr(G G^(-1/2)) / p; those far below it count less."""
+    mean_square = gram.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+    scaled = gram / torch.where(mean_square > 0, mean_square, 1.0)[..., None, None]
+    less = inverse_root_less_one(scaled - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+    root = scaled + scaled @ less
+    return root.diagonal(dim1=-2, dim2=-1).real.mean(-1) * mean_square.sqrt()
+
+
+def _largest_root(gram: Tensor) -> Tensor:
+    """The largest singular value, shape (*), or a mean of those within a hundredth of it: by the 128th power."""
+    power = gram
+    for _ in range(7):
+        power = _of_unit_trace(power @ power)
+    return (_of_unit_trace(power) @ gram).diagonal(dim1=-2, dim2=-1).real.sum(-1).sqrt()
+
+
+def _of_unit_trace(gram: Tensor) -> Tensor:
+    trace = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
+    return gram / torch.where(trace > 0, trace, 1.0)
 
 
 def _singular_values(gram: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.functional._norms import norms_of
+from stiefelkit.functional._norms import Norms, norms_of
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._reads import reads_are_free
 
 __all__ = [
     "METRICS",
@@ -88,7 +89,7 @@ class Tangent:
     Attributes:
         rotation: Omega, skew, shape (*, p, p).
         rest: P, W^H P = 0, shape (*, n, p); None where it is 0.
-        rotation_norms: ||Omega||_F of each matrix of the batch, as numbers.
+        rotation_norms: ||Omega||_F of each matrix of the batch, as `norms_of` gives them.
         rest_norms: ||P||_F of each.
         along_norms: ||S||_F of each, where P = G - W S is what one projection has left: P then has errors as large as
             those of W S, and -(W^H W - I) S along W. Zeros where it was projected twice, or is None.
@@ -96,17 +97,20 @@ class Tangent:
 
     rotation: Tensor
     rest: Tensor | None
-    rotation_norms: list[float]
-    rest_norms: list[float]
-    along_norms: list[float] = field(default_factory=list)
+    rotation_norms: Norms
+    rest_norms: Norms
+    along_norms: Norms = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Fills what was left out."""
         self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
-    def norms(self, metric: str) -> list[float]:
+    def norms(self, metric: str) -> Norms:
         """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
         share = METRICS[metric] / 2
+        if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
+            o, r = self.rotation_norms[0], self.rest_norms[0]
+            return [(share * o * o + r * r).sqrt() if isinstance(r, Tensor) else o * share**0.5]
         return [math.sqrt(share * o * o + r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
 
     def vector(self, w: Tensor) -> Tensor:
@@ -120,8 +124,11 @@ class Tangent:
             return Tangent(self.rotation * 0.5, self.rest, self.rotation_norms, self.rest_norms).vector(w)
         return self.vector(w)
 
-    def generator_norms(self) -> list[float]:
+    def generator_norms(self) -> Norms:
         """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
+        if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
+            o, r = self.rotation_norms[0], self.rest_norms[0]
+            return [(o * o + 2 * r * r).sqrt() if isinstance(r, Tensor) else o]
         return [math.sqrt(o * o + 2 * r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
 
 
@@ -129,7 +136,8 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
     """Splits the Riemannian gradient of a Euclidean one.
 
     Canonical: R = G - W G^H W, Omega = W^H G - G^H W. Euclidean: R = G - W sym(W^H G), half that Omega. P = G - W W^H G
-    in both; where little is left of G it is projected twice, since the first time leaves eps ||G|| along W.
+    in both; where little is left of G it is projected twice, since the first time leaves eps ||G|| along W. On devices
+    whose values are not read it always is.
 
     Args:
         w: frames, shape (*, n, p).
@@ -161,6 +169,9 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         (norms,) = norms_of(rotation)
         return Tangent(rotation, None, norms, [0.0] * len(norms))
     rest = plus_product(g, w, s, -1)
+    if not reads_are_free(w):
+        rest = plus_product(rest, w, w.mH @ rest, -1)
+        return Tangent(rotation, rest, *norms_of(rotation, rest))
     norms, rest_norms, along = norms_of(rotation, rest, s)
     left = [math.hypot(o, r) < _CANCELLED * math.hypot(a, r) for o, r, a in zip(norms, rest_norms, along, strict=True)]
     if any(left):

@@ -80,9 +80,11 @@ class ParametrizationRace(EntrantPlan, Rules):
     Args:
         operations: forward, forward_backward, step, separated by commas.
         peers: race torch's own maps, geoopt, and geotorch if it is installed.
+        launches: count what a device has to launch, and how often it is waited for, instead of timing.
     """
 
     operations: tuple[str, ...] = ("forward_backward", "step")
+    launches: bool = False
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.races.contenders import OPERATIONS
@@ -125,12 +127,14 @@ class OptimizerRace(FramePlan, Rules):
         step_length: of the first step, at most 100.
         peers: race geoopt's RiemannianSGD and RiemannianAdam, or those of them that --optimizers names; what takes over
             20 s for a step is left out.
+        launches: count what a device has to launch, and how often it is waited for, instead of timing.
     """
 
     sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512), (1024, 64), (2048, 32))
     optimizers: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("exact", "fast")
     step_length: float = 0.1
+    launches: bool = False
 
     dtypes: ClassVar[Collection[str]] = DTYPES
 

@@ -10,7 +10,7 @@ from typing import Any
 from stiefelkit.errors import RunError
 from stiefelkit.training.files import write_json
 
-__all__ = ["FrameRow", "ScanRow", "check_place", "write_rows"]
+__all__ = ["FrameRow", "LaunchRow", "ScanRow", "check_place", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,31 @@ class FrameRow:
     gemm_units: float
     ratio_to_best_peer: float | None
     error_over_limit: float | None
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """What a device has to do for one contender in one operation at one size.
+
+    Args:
+        operation: as in `FrameRow`.
+        contender: as in `FrameRow`.
+        n: rows of the frame.
+        p: columns.
+        batch: number of frames.
+        dtype: of the frame.
+        launches: operators that are no views, forward and backward or one step.
+        reads: operators that wait for a value, or for what an algorithm says of its success.
+    """
+
+    operation: str
+    contender: str
+    n: int
+    p: int
+    batch: int
+    dtype: str
+    launches: int
+    reads: int
 
 
 @dataclass(frozen=True)

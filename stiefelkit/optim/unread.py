@@ -1,0 +1,130 @@
+"""Steps where no value is read: on devices beside CPUs, which would have to be waited for, and in captured graphs.
+
+What else depends on a number is worked out always and chosen, if it has to be, by `torch.where`: a frame goes by an
+inverse and not by a series, every step ends with a polish, and one longer than sqrt(p) is shortened to that. A gradient
+with NaN or infinity, or a frame that is none, cannot be an error: then nothing of a group moves, and "refused" in its
+states counts that.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._polish import rounded_defect
+from stiefelkit.metrics import defect as defect_of
+from stiefelkit.optim.bucket import Bucket
+from stiefelkit.sharding import local_part
+
+__all__ = [
+    "LOST",
+    "are_sound",
+    "commit",
+    "counted",
+    "is_zero",
+    "land_unread",
+    "refuse",
+    "shortened",
+    "write",
+]
+
+LOST = 0.1
+"""||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
+
+
+def are_sound(gradients: Sequence[Tensor]) -> Tensor:
+    """Whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
+    sound = None
+    for g in gradients:
+        most = math.sqrt(torch.finfo(g.dtype).max / g.numel())
+        here = torch.linalg.vector_norm(g, ord=math.inf) < most  # not where it is NaN
+        sound = here if sound is None else sound & here.to(sound.device)
+    assert sound is not None
+    return sound
+
+
+def is_zero(lr: float | Tensor) -> bool:
+    """Whether a rate is known to be zero, as of a step that is made for the states alone; a tensor's is not known."""
+    return not isinstance(lr, Tensor) and float(lr) == 0
+
+
+def counted(bucket: Bucket) -> Tensor:
+    """Stages the next count of steps of every frame, and returns it for each matrix of the batch, in float64."""
+    after = [_counter(state, "step", p) + 1 for p, state in zip(bucket.params, bucket.states, strict=True)]
+    bucket.stage("step", after)
+    sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
+    return torch.cat([k.expand(size) for k, size in zip(after, sizes, strict=True)]).double()
+
+
+def refuse(bucket: Bucket, sound: Tensor) -> None:
+    """Counts a step that is none."""
+    missed = ~sound
+    for p, state in zip(bucket.params, bucket.states, strict=True):
+        _counter(state, "refused", p).add_(missed)
+        state.pop("wear", None)  # as no error model is kept up here
+
+
+def _counter(state: dict[str, Any], key: str, p: Tensor) -> Tensor:
+    """A number of a state on the device of its frame, zero at first."""
+    value = state.get(key, 0.0)
+    if not isinstance(value, Tensor) or value.device != p.device:
+        value = torch.full((), float(value), dtype=torch.float32, device=p.device)
+        state[key] = value
+    return value
+
+
+def shortened(steps: list[Any], length: Tensor, longest: float) -> list[Tensor]:
+    """Steps of which none is longer than permitted."""
+    share = (longest / length).clamp(max=1)
+    return [step * share for step in steps]
+
+
+def land_unread(
+    w: Tensor, lo: Tensor | None, increment: Tensor, turns: int, exact: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """W + lo + increment after so many polishes, the last one worked out in float64 if `exact`.
+
+    Returns:
+        W; lo, what it would have beyond; and whether each was near enough to a frame for that.
+    """
+    root = math.sqrt(w.shape[-1])
+    w, lo = _sum(w, lo, increment)
+    near = torch.ones((), dtype=torch.bool, device=w.device)
+    for turn in range(turns):
+        is_last = turn == turns - 1
+        defect = rounded_defect(w, lo) if exact and is_last else defect_of(w)
+        if is_last:
+            near = torch.linalg.matrix_norm(defect).amax() <= LOST * root
+        w, lo = _sum(w, lo, (w @ defect).mul_(-0.5))
+    return w, lo, near
+
+
+def _sum(w: Tensor, lo: Tensor | None, increment: Tensor) -> tuple[Tensor, Tensor | None]:
+    """W + lo + increment as what rounds to the dtype, and the rest, if there was one."""
+    if lo is None:
+        return w + increment, None
+    increment = lo + increment
+    total = w + increment
+    return total, increment + (w - total)
+
+
+def write(bucket: Bucket, sound: Tensor, w: Tensor, lo: Tensor | None) -> None:
+    """Has the frames be W, and their remainders lo, where that is sound; in place, as all that a graph writes."""
+    _choose(sound, bucket.scatter(w), list(bucket.params))
+    if lo is not None:
+        _choose(sound, bucket.scatter(lo), [state["lo"] for state in bucket.states])
+
+
+def commit(bucket: Bucket, sound: Tensor) -> None:
+    """Writes what was staged, where that is sound."""
+    for key, value in bucket.taken():
+        olds = [state[key] for state in bucket.states]
+        _choose(sound, value if isinstance(value, list) else bucket.scatter(value, olds), olds)
+
+
+def _choose(sound: Tensor, parts: Sequence[Tensor], olds: Sequence[Tensor]) -> None:
+    locals_ = [local_part(old).detach() for old in olds]
+    for part, old in zip(parts, locals_, strict=True):
+        torch.where(sound, part.reshape(old.shape).to(old.dtype), old, out=old)
