@@ -205,7 +205,7 @@ class CoordinateList(parametrize.ParametrizationList):
         seat = self.seat
         if seat is None or (x is not None and seat.group.can_skip_weight):
             return self._evaluate(x)
-        w = seat.read()
+        w = seat.traced() if torch.compiler.is_compiling() else seat.read()
         if w is None or not seat.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)
