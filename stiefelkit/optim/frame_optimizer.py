@@ -13,7 +13,7 @@ from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
-from stiefelkit.optim.bucket import Bucket, buckets
+from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import (
     ask_readers,
     check_gradients,
@@ -23,8 +23,8 @@ from stiefelkit.optim.checks import (
     check_spelling,
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
+from stiefelkit.optim.sorting import Sorting
 from stiefelkit.optim.states import check_entries, check_states
-from stiefelkit.sharding import is_sharded
 
 __all__ = ["FrameOptimizer"]
 
@@ -71,7 +71,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         call.apply_defaults()
         chosen = {key: value for key, value in call.arguments.items() if key != "params"}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
-        self._versions = {}
+        self._versions, self._sortings = {}, {}
         super().__init__(params, defaults)
         if not self._of_frames():
             warnings.warn(
@@ -148,6 +148,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
         self._versions: dict[int, int] = {}
+        self._sortings: dict[int, Sorting] = {}
         for group in self.param_groups:
             ask_readers(group)
 
@@ -165,7 +166,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        batches = [(group, bucket) for group in self._of_frames() for bucket in buckets(group["params"], self.state)]
+        batches = self._batches()
         for group in self.param_groups:
             if not RATE.holds(group["lr"]):
                 RATE.require(type(self).__name__, "lr", group["lr"])
@@ -174,8 +175,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for group, bucket in batches:
             if self._were_changed(bucket):
                 bucket.forget()
-            with FullPrecision(bucket.params[0].device):
-                self.move(group, bucket)
+            try:
+                with FullPrecision(bucket.params[0].device):
+                    self.move(group, bucket)
+            finally:
+                bucket.write_back()
             self._remember(bucket)
         self._step_plain()
         return loss
@@ -191,16 +195,30 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             NotAFrameError: a frame was changed from outside and is none any more.
         """
 
+    def _batches(self) -> list[tuple[dict[str, Any], Bucket]]:
+        """The frames that have a gradient, sorted as in the last step where that still holds."""
+        batches, states = [], list(self.state.values())
+        for i, group in enumerate(self.param_groups):
+            if group["manifold"] is None:
+                continue
+            sorting = self._sortings.get(i)
+            if sorting is None or not sorting.holds(group["params"], states):
+                sorting = self._sortings[i] = Sorting(group["params"], self.state)
+            batches += [(group, bucket) for bucket in sorting.begun()]
+        return batches
+
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
 
     def _were_changed(self, bucket: Bucket) -> bool:
         """Whether a frame was written to by somebody else since the last step, as far as is known."""
-        return any((now := write_count(p)) != self._versions.get(id(p), now) for p in bucket.params)
+        now = [*map(write_count, bucket.params)]
+        return now != [*map(self._versions.get, bucket.ids, now)]
 
     def _remember(self, bucket: Bucket) -> None:
         # FSDP2 writes to the tensors of sharded parameters without changing their values.
-        self._versions.update({id(p): write_count(p) for p in bucket.params if not is_sharded(p)})
+        if not bucket.is_sharded:
+            self._versions.update(zip(bucket.ids, map(write_count, bucket.params), strict=True))
 
     def _step_plain(self) -> None:
         rest = [group for group in self.param_groups if group["manifold"] is None]

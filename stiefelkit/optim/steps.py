@@ -1,5 +1,6 @@
 """How far a frame goes."""
 
+import itertools
 import math
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.optim.bucket import Bucket
 
-__all__ = ["above_rounding", "as_factor", "bounded_steps", "inverse", "length_of", "second_moments"]
+__all__ = ["above_rounding", "as_factor", "bounded_steps", "count_steps", "inverse", "length_of", "second_moments"]
 
 _ROUNDING = 4.0
 """What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
@@ -20,22 +21,22 @@ def second_moments(bucket: Bucket, norms: list[float], decay: float) -> list[tup
     Raises:
         OverflowError: a moment is not finite in the dtype of the frame.
     """
-    counts: list[int] = []
-    squares: list[float] = []
-    for p, state in zip(bucket.params, bucket.states, strict=True):
-        moment = state.get("exp_avg_sq")
-        old = [0.0] * math.prod(p.shape[:-2]) if moment is None else moment.reshape(-1).tolist()
-        gradient_norms = norms[len(squares) : len(squares) + len(old)]
-        squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, gradient_norms, strict=True)]
-        counts += [state.get("step", 0) + 1] * len(old)
-    largest = torch.finfo(bucket.params[0].dtype).max
-    if not all(square < largest for square in squares):  # also for NaN
+    p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
+    old = [0.0] * len(norms) if moments is None else moments.tolist()
+    squares = [decay * v + (1 - decay) * x * x for v, x in zip(old, norms, strict=True)]
+    largest = torch.finfo(p.dtype).max
+    if not all([square < largest for square in squares]):  # also for NaN
         raise OverflowError
-    sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
-    new = torch.tensor(squares, dtype=bucket.params[0].real.dtype, device=bucket.params[0].device).split(sizes)
-    bucket.stage("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
-    bucket.stage("step", [state.get("step", 0) + 1 for state in bucket.states])
-    return list(zip(counts, squares, strict=True))
+    bucket.stage("exp_avg_sq", torch.tensor(squares, dtype=p.real.dtype, device=p.device))
+    return list(zip(count_steps(bucket), squares, strict=True))
+
+
+def count_steps(bucket: Bucket) -> list[int]:
+    """Stages the next count of steps, and returns it for each matrix of the batch."""
+    counts = [k + 1 for k in map(dict.get, bucket.states, itertools.repeat("step"), itertools.repeat(0))]
+    bucket.stage("step", counts)
+    matrices = math.prod(bucket.params[0].shape[:-2])
+    return counts if matrices == 1 else [k for k in counts for _ in range(matrices)]
 
 
 def inverse(x: float) -> float:
