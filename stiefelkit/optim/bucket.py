@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import copy_each
+from stiefelkit._torch import copy_each, write_count
 from stiefelkit.sharding import is_sharded, local_part, placed_like, whole
 
 __all__ = ["Bucket", "buckets", "gradient_of"]
@@ -22,8 +22,7 @@ _SMALL = 1 << 14
 """Numbers of a frame above which calls cost less than the memory of a copy that is kept."""
 
 gradient_of = operator.attrgetter("grad")
-_layout_of = operator.attrgetter("layout")
-_nothing = itertools.repeat(None)
+_is_sparse = operator.attrgetter("is_sparse")
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,35 @@ class Bucket:
     def __init__(self, params: list[Tensor], states: list[dict[str, Any]]):
         self.params = params
         self.states = states
-        self.ids = list(map(id, params))
         self.is_sharded = is_sharded(params[0])
         self.is_single = len(params) == 1 and params[0].dim() == 2
         self.is_stacked = len(params) > 1 and not self.is_sharded
         self._stacks: dict[str, _Stack] = {}
         self._frames: _Stack | None = None
-        self.begin()
+        self._writes: list[int] | None = None
+        self.begin([*map(gradient_of, params)])
 
-    def begin(self) -> None:
+    def begin(self, gradients: Sequence[Tensor]) -> None:
         """Forgets what may have changed since the last step."""
+        self._gradients = gradients
         self._wear: float | None = None
         self._is_current = self._is_ahead = False
         self._staged: list[tuple[str, Tensor | list[Any]]] = []
+        self._seen: set[str] = set()
+
+    def were_changed(self, writes: Mapping[int, int]) -> bool:
+        """Whether a frame was written to by somebody else since `write_back`, or since it had so many `writes`, by id.
+
+        As far as is known.
+        """
+        now = [*map(write_count, self.params)]
+        if self._writes is None:
+            return now != [*map(writes.get, map(id, self.params), now)]
+        return now != self._writes
+
+    def writes(self) -> dict[int, int]:
+        """How often each frame had been written to after the last step, by id, as far as there was one."""
+        return dict(zip(map(id, self.params), self._writes or (), strict=False))
 
     @property
     def wear(self) -> float:
@@ -81,16 +96,15 @@ class Bucket:
         if self._frames is None:
             self._frames = _Stack(torch.stack(self.params).detach())
         elif not self._is_current:
-            torch.stack(self.params, out=self._frames.whole)
+            torch.stack(self._plain, out=self._frames.whole)
         self._is_current = True
         return self._as_matrices(self._frames.whole)
 
     def gradients(self) -> Tensor:
         """dL/dW, in the dtype of W."""
-        gradients = [*map(gradient_of, self.params)]
-        if {*map(_layout_of, gradients)} != {torch.strided}:
+        gradients, dtype = self._gradients, self.params[0].dtype
+        if any(map(_is_sparse, gradients)):
             gradients = [_dense(g) for g in gradients]
-        dtype = self.params[0].dtype
         if self.is_stacked:
             return self._as_matrices(torch.stack(gradients).to(dtype))
         return self.gather([g.to(dtype) for g in gradients])
@@ -100,14 +114,14 @@ class Bucket:
         p = self.params[0]
         most = torch.finfo(p.dtype).max ** 0.5
         if self.is_sharded:  # the largest of all ranks would lose a NaN, a sum does not
-            norms = [whole(torch.linalg.vector_norm(_dense(q.grad))).double() for q in self.params]
+            norms = [whole(torch.linalg.vector_norm(_dense(g))).double() for g in self._gradients]
             return torch.stack(norms) / most
         largest = torch.linalg.vector_norm(self.gradients().reshape(len(self.params), -1), ord=math.inf, dim=1)
         return largest.double() * (p.numel() ** 0.5 / most)
 
     def local_gradients(self) -> list[Tensor]:
         """The gradients, of sharded frames this rank's part."""
-        return [local_part(_dense(p.grad)) for p in self.params]
+        return [local_part(_dense(g)) for g in self._gradients]
 
     def refresh(self, with_remainder: bool) -> None:
         """Gives frames a remainder, or takes one away that they shall not have or that is of another dtype."""
@@ -128,15 +142,14 @@ class Bucket:
     def forget(self) -> None:
         """Drops the remainders, which belong to other values of the frames, and has the next step polish."""
         self._wear = None
+        self._stacks.pop("lo", None)
         for state in self.states:
             state.pop("lo", None)
             state.pop("wear", None)
 
     def remainders(self) -> Tensor | None:
         """What the frames would have beyond W in a wider dtype, or None."""
-        if not all(map(operator.contains, self.states, itertools.repeat("lo"))):
-            return None
-        return self._gathered("lo")
+        return self._gathered("lo") if self._have("lo") else None
 
     def add(self, increment: Tensor) -> None:
         """W + lo += increment, where W is what rounds to the dtype."""
@@ -159,8 +172,10 @@ class Bucket:
     def write_back(self) -> None:
         """Has the parameters be W, at the end of a step."""
         if self._is_ahead and self._frames is not None:
-            copy_each(self.params, self._frames.rows)
+            copy_each(self._plain, self._frames.rows)
         self._is_ahead = False
+        # FSDP2 writes to the tensors of sharded parameters without changing their values.
+        self._writes = None if self.is_sharded else [*map(write_count, self.params)]
         if self.params[0].numel() > _SMALL:
             self._frames = None
 
@@ -213,11 +228,16 @@ class Bucket:
         return self._gathered(key)
 
     def numbers(self, key: str) -> Tensor | None:
-        """A state that is one number for each matrix of the batch, or None before there is one."""
-        if not all(map(operator.contains, self.states, itertools.repeat(key))):
-            return None
+        """A state that is one real number for each matrix of the batch, zero at first; None if no frame has it."""
         stack = self._held(key)
-        return (stack.whole if stack else torch.stack([state[key] for state in self.states])).reshape(-1)
+        if stack is not None:
+            return stack.whole.reshape(-1)
+        present = [state.get(key) for state in self.states]
+        if all(numbers is None for numbers in present):
+            return None
+        *batch, _, _ = self.params[0].shape
+        zero = torch.zeros(batch, dtype=self.params[0].dtype.to_real(), device=self.params[0].device)
+        return torch.stack([zero if numbers is None else numbers.to(zero) for numbers in present]).reshape(-1)
 
     def stage(self, key: str, value: Tensor | list[Any]) -> None:
         """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
@@ -241,15 +261,27 @@ class Bucket:
                     local_part(state[key]).copy_(part)
         self._staged.clear()
 
+    @cached_property
+    def _plain(self) -> list[Tensor]:
+        # They count writes together with the parameters, and operators take them faster.
+        return [p.detach() for p in self.params]
+
     def _as_matrices(self, stack: Tensor) -> Tensor:
         return stack.view(-1, *stack.shape[-2:])
 
     def _held(self, key: str) -> _Stack | None:
         """The tensor whose rows the states are, unless somebody has put others in their place."""
         stack = self._stacks.get(key)
-        if stack is None:
-            return None
-        return stack if all(map(operator.is_, map(dict.get, self.states, itertools.repeat(key)), stack.rows)) else None
+        if stack is None or key in self._seen:
+            return stack
+        if all(map(operator.is_, map(dict.get, self.states, itertools.repeat(key)), stack.rows)):
+            self._seen.add(key)
+            return stack
+        del self._stacks[key]
+        return None
+
+    def _have(self, key: str) -> bool:
+        return self._held(key) is not None or all(map(operator.contains, self.states, itertools.repeat(key)))
 
     def _hold(self, key: str, stack: _Stack) -> None:
         """Has the states be the rows of one tensor."""
@@ -257,6 +289,7 @@ class Bucket:
             state[key] = row
         if self.is_stacked:
             self._stacks[key] = stack
+            self._seen.add(key)
 
     def _gathered(self, key: str) -> Tensor:
         """A state that all frames have."""

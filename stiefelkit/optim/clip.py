@@ -1,5 +1,6 @@
 """Clipping in the norm of the tangent space."""
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -66,9 +67,7 @@ def clip_grad_norm_(
     # an infinite norm stays unscaled if it is only to be measured
     factor = max_norm / (total.item() + 1e-6) if max_norm < math.inf else 1.0
     if not factor >= 1:
-        for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
-            assert p.grad is not None
-            p.grad.mul_(factor)
+        nn.utils.clip_grads_with_norm_([*plain, *itertools.chain(*by_manifold.values())], max_norm, total)
     return total
 
 

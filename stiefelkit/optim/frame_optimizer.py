@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import frames
@@ -71,7 +70,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         call.apply_defaults()
         chosen = {key: value for key, value in call.arguments.items() if key != "params"}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
-        self._versions, self._sortings = {}, {}
+        self._writes, self._sortings = {}, {}
         super().__init__(params, defaults)
         if not self._of_frames():
             warnings.warn(
@@ -147,7 +146,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             # A copied optimizer may come before the module that holds its frames.
             check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
-        self._versions: dict[int, int] = {}
+        self._writes: dict[int, int] = {}
         self._sortings: dict[int, Sorting] = {}
         for group in self.param_groups:
             ask_readers(group)
@@ -173,14 +172,13 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if len(batches) > 1:  # a single one is checked on the way
             check_gradients(type(self).__name__, [bucket for _, bucket in batches])
         for group, bucket in batches:
-            if self._were_changed(bucket):
+            if bucket.were_changed(self._writes):
                 bucket.forget()
             try:
                 with FullPrecision(bucket.params[0].device):
                     self.move(group, bucket)
             finally:
                 bucket.write_back()
-            self._remember(bucket)
         self._step_plain()
         return loss
 
@@ -202,23 +200,15 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             if group["manifold"] is None:
                 continue
             sorting = self._sortings.get(i)
-            if sorting is None or not sorting.holds(group["params"], states):
+            if sorting is None or not sorting.begin(group["params"], states):
+                if sorting is not None:
+                    self._writes.update(sorting.writes())
                 sorting = self._sortings[i] = Sorting(group["params"], self.state)
-            batches += [(group, bucket) for bucket in sorting.begun()]
+            batches += [(group, bucket) for bucket in sorting.buckets]
         return batches
 
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
-
-    def _were_changed(self, bucket: Bucket) -> bool:
-        """Whether a frame was written to by somebody else since the last step, as far as is known."""
-        now = [*map(write_count, bucket.params)]
-        return now != [*map(self._versions.get, bucket.ids, now)]
-
-    def _remember(self, bucket: Bucket) -> None:
-        # FSDP2 writes to the tensors of sharded parameters without changing their values.
-        if not bucket.is_sharded:
-            self._versions.update(zip(bucket.ids, map(write_count, bucket.params), strict=True))
 
     def _step_plain(self) -> None:
         rest = [group for group in self.param_groups if group["manifold"] is None]

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from stiefelkit.optim.bucket import Bucket, buckets, gradient_of
+from stiefelkit.optim.bucket import buckets, gradient_of
 
 __all__ = ["Sorting"]
 
-_dtype_of = operator.attrgetter("dtype")
 _nothing = itertools.repeat(None)
 
 
@@ -25,36 +24,38 @@ class Sorting:
 
     def __init__(self, params: list[Tensor], states: MutableMapping[Tensor, dict[str, Any]]):
         self._params = list(params)
-        self._lack = self._lacking()
-        self._buckets = buckets(params, states)
+        self.buckets = buckets(params, states)
         self._states = list(states.values())
-        self._dtypes = [p.dtype for p in params]
-        self._is_kept = not any(bucket.is_sharded for bucket in self._buckets)
-        self._places = self._present_places() if self._is_kept else []
+        self._is_kept = not any(bucket.is_sharded for bucket in self.buckets)
+        if self._is_kept:
+            self._lack = [p.grad is None for p in params]
+            self._places = [*map(Tensor.data_ptr, params)]
+            self._dtypes = [bucket.params[0].dtype for bucket in self.buckets]
+            indices = {id(p): i for i, p in enumerate(params)}
+            self._indices = [[indices[id(p)] for p in bucket.params] for bucket in self.buckets]
 
-    def begun(self) -> list[Bucket]:
-        """The buckets, at the beginning of a step."""
-        for bucket in self._buckets:
-            bucket.begin()
-        return self._buckets
+    def begin(self, params: list[Tensor], states: list[dict[str, Any]]) -> bool:
+        """Begins a step of each bucket; False if other frames have a gradient by now, or they are not where they were.
 
-    def holds(self, params: list[Tensor], states: list[dict[str, Any]]) -> bool:
-        """Whether the same frames have a gradient, in the same dtypes and places, and the same states."""
-        return (
-            self._is_kept
-            and _are_same(self._params, params)
-            and _are_same(self._states, states)
-            and self._lack == self._lacking()
-            and self._dtypes == [*map(_dtype_of, params)]
-            and self._places == self._present_places()
-        )
+        Args:
+            params: the frames of the group now.
+            states: all states of the optimizer.
+        """
+        if not (self._is_kept and _are_same(self._params, params) and _are_same(self._states, states)):
+            return False
+        gradients = [*map(gradient_of, params)]
+        # What is assigned to `.data` is elsewhere.
+        if self._lack != [*map(operator.is_, gradients, _nothing)] or self._places != [*map(Tensor.data_ptr, params)]:
+            return False
+        if self._dtypes != [bucket.params[0].dtype for bucket in self.buckets]:
+            return False
+        for bucket, indices in zip(self.buckets, self._indices, strict=True):
+            bucket.begin([*map(gradients.__getitem__, indices)])
+        return True
 
-    def _lacking(self) -> list[bool]:
-        return [*map(operator.is_, map(gradient_of, self._params), _nothing)]
-
-    def _present_places(self) -> list[int]:
-        # Whatever is assigned to `.data` is elsewhere.
-        return [*map(Tensor.data_ptr, self._params)]
+    def writes(self) -> dict[int, int]:
+        """How often each frame had been written to after the last step, by id."""
+        return {key: count for bucket in self.buckets for key, count in bucket.writes().items()}
 
 
 def _are_same(ours: list[Any], theirs: list[Any]) -> bool:

@@ -94,8 +94,12 @@ def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict
     # Hooks, and what a scheduler has put over `step`, belong to the optimizer itself.
     attributes = {key: value for key, value in vars(optimizer).items() if key not in ("step", "_inner")}
     hooks = {key: OrderedDict() for key in attributes if key.endswith("_hooks")}
-    fresh = {"state": defaultdict(dict), "param_groups": [{**group, "params": [small], "lr": 0.0}], "_versions": {}}
-    fresh["_sortings"] = {}
+    fresh = {
+        "state": defaultdict(dict),
+        "param_groups": [{**group, "params": [small], "lr": 0.0}],
+        "_writes": {},
+        "_sortings": {},
+    }
     vars(twin).update(attributes | hooks | fresh)
     kind.step(twin)
     return {key: _shape_of(value, small) for key, value in twin.state[small].items()}

@@ -62,7 +62,7 @@ def as_factor(steps: list[float], like: Tensor) -> float | Tensor:
 
 def length_of(direction: Tangent, steps: list[float]) -> float:
     """Frobenius norm of the longest of the increments, to first order."""
-    return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
+    return max([step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True)])
 
 
 def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
