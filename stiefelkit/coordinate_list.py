@@ -162,7 +162,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """
         if torch.compiler.is_compiling() or is_transformed():
             return
-        written = self._notes.written()
+        written = self._notes.written(guard.was_moved)
         if written:
             mend_(self.param, self.coordinates, written, self.weight)
             self.note_written()
