@@ -44,7 +44,7 @@ def test_frames_by_themselves_go_where_those_of_a_batch_go(name, dtype, shape, p
         give([batch, *params], [g, *g])
         for optimizer in optimizers:
             optimizer.step()
-    moved = torch.stack(params)
+    moved = torch.stack(list[torch.Tensor](params))
     assert torch.linalg.vector_norm(moved - batch, dim=(-2, -1)).max() <= 20 * near(batch)
     assert excess(moved) <= {"exact": 2.0, "fast": 30.0}[precision] * (20 if dtype == torch.complex128 else 1) + 4
     alone = OPTIMIZERS[name](group(frame(shape, dtype)), **settings)
@@ -191,7 +191,7 @@ def test_a_refused_step_changes_no_frame_and_no_state():
         give(params, gradient((COUNT, 5, 4), seed=i))
         optimizer.step()
     frames, states = copy.deepcopy(params), copy.deepcopy(optimizer.state_dict()["state"])
-    params[3].grad[0, 0] = math.nan
+    params[3].grad = torch.full_like(params[3], math.nan)
     with pytest.raises(sk.errors.NonFiniteError):
         optimizer.step()
     assert all(map(torch.equal, frames, params))

@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -54,7 +54,7 @@ class Bucket:
         self._writes: list[int] | None = None
         self.begin([*map(gradient_of, params)])
 
-    def begin(self, gradients: Sequence[Tensor]) -> None:
+    def begin(self, gradients: list[Tensor]) -> None:
         """Forgets what may have changed since the last step."""
         self._gradients = gradients
         self._wear: float | None = None
@@ -246,7 +246,7 @@ class Bucket:
     def commit(self) -> None:
         """Writes what was staged."""
         for key, value in self._staged:
-            if value.__class__ is list:
+            if not isinstance(value, Tensor):
                 for state, entry in zip(self.states, value, strict=True):
                     state[key] = entry
                 continue
