@@ -27,6 +27,7 @@ __all__ = [
     "batched",
     "check_capture",
     "constant_in_traced_code",
+    "copy_each",
     "forward_hooks",
     "forward_pre_hooks",
     "has_saved_tensor_hooks",
@@ -65,6 +66,8 @@ is_transformed = torch._C._are_functorch_transforms_active
 is_view = Tensor._is_view
 write_count = operator.attrgetter("_version")
 """How often a tensor has been written to."""
+copy_each = torch._foreach_copy_
+"""Copies tensors into others, pair by pair, in one call."""
 held_parameters = operator.attrgetter("_parameters")
 """Name to parameter, or None, of a module without those inside it; not by getattr, which a wrapper may pass on."""
 held_buffers = operator.attrgetter("_buffers")

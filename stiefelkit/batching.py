@@ -86,15 +86,35 @@ class _Backward:
 class _Evaluation:
     """The weights of a group, and what they were computed from.
 
-    `seen` has, for each coordinate and tensor of the chart, those of all weights, their counts of writes, and whether
-    they are trained.
+    `tensors` and `counts` have, weight by weight, its coordinates and its chart, and how often each had been written
+    to; `trained` tells which of them get a gradient, the same for all weights.
     """
 
-    __slots__ = ("backward", "has_graph", "is_inference", "seen", "stacked", "trains", "weights", "writes")
+    __slots__ = (
+        "backward",
+        "counts",
+        "has_graph",
+        "is_inference",
+        "stacked",
+        "tensors",
+        "trained",
+        "trains",
+        "weights",
+        "writes",
+    )
 
-    def __init__(self, stacked: Tensor, weights: Sequence[Tensor], seen: list[Any], backward: Any):
-        self.stacked, self.weights, self.seen, self.backward = stacked, weights, seen, backward
-        self.trains = any([trains for *_, trains in seen])
+    def __init__(
+        self,
+        stacked: Tensor,
+        weights: Sequence[Tensor],
+        columns: list[list[Tensor]],
+        counts: list[list[int]],
+        backward: _Backward,
+    ):
+        self.stacked, self.weights, self.backward = stacked, weights, backward
+        self.tensors, self.counts = list(zip(*columns, strict=True)), list(zip(*counts, strict=True))
+        self.trained = [column[0].requires_grad for column in columns]
+        self.trains = any(self.trained)
         self.has_graph, self.is_inference = stacked.requires_grad, stacked.is_inference()
         self.writes = 0 if self.is_inference else write_count(stacked)
 
@@ -122,7 +142,7 @@ class Group:
         self.is_bound = bool(lists[0].param.manifolds)
         rows = [[*_coordinate_places(one), *_chart_places(one.param)] for one in lists]
         self.size = lists[0].ntensors
-        self.columns: list[tuple[Place, ...]] = list(zip(*rows, strict=True))
+        self.columns = [tuple(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
         self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
         self.latest: _Evaluation | None = None
         self.traced: Sequence[Tensor] | None = None
@@ -132,11 +152,11 @@ class Group:
 
     def evaluate(self) -> _Evaluation | None:
         """Maps all weights at once; None if that cannot be, so that each has to say or to do so by itself."""
-        if any([one._emptied for one in self.lists]):
+        if any(map(_emptied, self.lists)):
             return None
-        columns: Any = [[held.get(key) for held, key in column] for column in self.columns]
+        columns: Any = [list(map(dict.get, *column)) for column in self.columns]
         for column in columns[: self.size]:
-            if set(map(type, column)) - _PLAIN or len({c.requires_grad for c in column}) > 1:
+            if set(map(type, column)) - _PLAIN or len(set(map(_is_trained, column))) > 1:
                 structure.change()  # sharded, replaced, frozen since
                 return None
         if columns[0][0].is_meta:
@@ -157,8 +177,7 @@ class Group:
             stacked = self.map(coordinates)
             weights = stacked.unbind()
         backward = _watched(coordinates, weights) if stacked.requires_grad else _Backward()
-        seen = [(tensors, noted, tensors[0].requires_grad) for tensors, noted in zip(columns, counts, strict=True)]
-        return _Evaluation(stacked, weights, seen, backward)
+        return _Evaluation(stacked, weights, columns, counts, backward)
 
     def trace(self) -> None:
         """Maps all weights at once in compiled code, until `untrace`."""
@@ -193,20 +212,19 @@ class Seat:
         is_whole: whether the map gives the weight, with nothing on top.
     """
 
-    __slots__ = ("group", "index", "is_whole", "places")
+    __slots__ = ("group", "held", "index", "is_whole", "keys")
 
     def __init__(self, group: Group, index: int, places: Sequence[Place]):
-        self.group, self.index, self.places = group, index, places
+        self.group, self.index = group, index
+        self.held, self.keys = zip(*places, strict=True)
         one = group.lists[index]
         self.is_whole = len(one) == 1 and not one.is_sparse
 
     def read(self) -> Tensor | None:
-        """The weight, of one evaluation of the group; None if it is to be evaluated by itself."""
-        group = self.group
-        if torch.compiler.is_compiling():
-            return None if group.traced is None else group.traced[self.index]
+        """The weight, of one evaluation of the group; None if it is to be evaluated by itself. Not in compiled code."""
         if is_intercepted():
             return None
+        group = self.group
         if is_in_backward():
             # A checkpoint computes anew what it saved, and has to find the same; the other kind wants a graph of its
             # own, and sets no hooks.
@@ -225,12 +243,16 @@ class Seat:
         w = evaluation.weights[self.index]
         return w if wants_graph or not evaluation.has_graph else w.detach()
 
+    def traced(self) -> Tensor | None:
+        """The same in compiled code."""
+        return None if self.group.traced is None else self.group.traced[self.index]
+
     def _fits(self, evaluation: _Evaluation) -> bool:
         """Whether the weight's coordinates and chart are those that the evaluation has seen."""
         i = self.index
-        for (held, key), (tensors, counts, trains) in zip(self.places, evaluation.seen, strict=True):
-            t = held.get(key)
-            if t is not tensors[i] or write_count(t) != counts[i] or t.requires_grad is not trains:  # type: ignore[union-attr]
+        places = zip(self.held, self.keys, evaluation.tensors[i], evaluation.counts[i], evaluation.trained, strict=True)
+        for held, key, t, count, trains in places:
+            if held.get(key) is not t or write_count(t) != count or t.requires_grad is not trains:
                 return False
         return True
 
@@ -266,6 +288,8 @@ class _StackOfMaps:
 
 
 _PLAIN = {nn.Parameter, Tensor}
+_emptied = operator.attrgetter("_emptied")
+_is_trained = operator.attrgetter("requires_grad")
 _NOTHING = nullcontext()
 
 

@@ -163,7 +163,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """
         if torch.compiler.is_compiling() or is_transformed():
             return
-        written = self._notes.written()
+        written = self._notes.written(guard.was_moved)
         if written:
             mend_(self.param, self.coordinates, written, self.weight)
             self.note_written()
@@ -206,7 +206,7 @@ class CoordinateList(parametrize.ParametrizationList):
         seat = self.seat
         if seat is None or (x is not None and seat.group.can_skip_weight):
             return self._evaluate(x)
-        w = seat.read()
+        w = seat.traced() if torch.compiler.is_compiling() else seat.read()
         if w is None or not seat.is_whole:
             with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
                 w = self._evaluate() if w is None else self._finished(w)

@@ -5,6 +5,7 @@ in the tensors, which FSDP2 and casts replace: which parameter is a frame is loo
 coordinate lists and the tensors that are still alive.
 """
 
+import itertools
 import sys
 import weakref
 from typing import Any, NamedTuple, Protocol
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from stiefelkit._torch import write_count
 from stiefelkit.errors import OptimizerError
 
-__all__ = ["MANIFOLDS", "Frame", "coordinate_lists", "frames", "frames_alone", "watch", "watch_frame"]
+__all__ = ["MANIFOLDS", "Frame", "coordinate_lists", "frames", "frames_alone", "was_moved", "watch", "watch_frame"]
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
@@ -31,8 +33,6 @@ class SupportsCoordinates(Protocol):
 
     @property
     def coordinates(self) -> dict[str, nn.Parameter]: ...
-
-    def note_written(self) -> None: ...
 
 
 class Frame(NamedTuple):
@@ -52,6 +52,8 @@ class Frame(NamedTuple):
 _coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()
 _alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 _hooks: list[Any] = []
+_moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
+"""How often each frame had been written to after its optimizer's last step, by id."""
 
 
 def watch(coordinate_list: SupportsCoordinates) -> None:
@@ -95,6 +97,12 @@ def frames() -> dict[int, Frame]:
     return watched
 
 
+def was_moved(frame: Tensor) -> bool:
+    """Whether it was an optimizer along its manifold, still alive, that has written to a frame last."""
+    count = write_count(frame)
+    return any(counts.get(id(frame)) == count for counts in list(_moved.values()))
+
+
 def _install() -> None:
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_refuse))
@@ -102,13 +110,12 @@ def _install() -> None:
 
 
 def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Tells the coordinate lists of what an optimizer has moved along its manifold that this was no stranger."""
-    if not _coordinate_lists:
+    """Remembers what an optimizer has moved along its manifold, for `was_moved`."""
+    if not _coordinate_lists or not (getattr(optimizer, "moves_frames", False) or _is_geoopts(optimizer)):
         return
-    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for coordinate_list in list(_coordinate_lists):
-        if coordinate_list.param.manifolds and not moved.isdisjoint(map(id, coordinate_list.coordinates.values())):
-            coordinate_list.note_written()
+    groups = [group["params"] for group in optimizer.param_groups if group.get("manifold", "any") is not None]
+    moved = list(itertools.chain.from_iterable(groups))
+    _moved[optimizer] = dict(zip(map(id, moved), map(write_count, moved), strict=True))
 
 
 def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -37,13 +37,21 @@ class Notes:
             if not (t.is_inference() or t.is_meta or is_sharded(t))
         ]
 
-    def written(self) -> list[Tensor]:
-        """Those that were written to since; others in their place, as functional_call puts there, do not count."""
-        return [
-            t
-            for held, key, noted, version in self._noted
-            if (t := held.get(key)) is not None and id(t) == noted and write_count(t) != version
-        ]
+    def written(self, may_stay: Callable[[Tensor], bool]) -> list[Tensor]:
+        """Those that were written to since; others in their place, as functional_call puts there, do not count.
+
+        Nor do those that may stay as they are; they are noted anew.
+        """
+        strange = []
+        for i, (held, key, noted, version) in enumerate(self._noted):
+            t = held.get(key)
+            if t is None or id(t) != noted or write_count(t) == version:
+                continue
+            if may_stay(t):
+                self._noted[i] = held, key, noted, write_count(t)
+            else:
+                strange.append(t)
+        return strange
 
 
 def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:

@@ -14,7 +14,7 @@ from stiefelkit import parametrizations as maps
 from stiefelkit.cli import main
 from stiefelkit.measuring.races import course, peers
 from stiefelkit.measuring.races.clock import race
-from stiefelkit.measuring.races.contenders import OPERATIONS, Contender
+from stiefelkit.measuring.races.contenders import OPERATIONS, Contender, our_contenders
 from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.parametrizations import heats
 from stiefelkit.measuring.races.rows import FrameRow
@@ -144,6 +144,29 @@ def test_the_ratio_is_the_best_peers_time_over_its_own_within_family_and_heat():
             ]
             assert row.ratio_to_best_peer == (min(like) / row.seconds if like else None)
             assert row.gemm_units == row.seconds / heat.unit
+
+
+def test_a_batch_races_apart_and_grouped_on_coordinates_of_the_same_draw():
+    names = [f"{name} (exact)" for name in ("cayley", "stiefel")]
+    for heat in heats(plan(parametrizations=("cayley", "stiefel"), precisions=("exact",), batch=3, apart=True)):
+        raced = {row.contender for row in heat.rows} | set(heat.left_out)
+        assert raced >= {name + end for name in names for end in ("", ", apart", ", grouped")}
+        for row in heat.rows:
+            assert row.batch == 3
+    apart = our_contenders(["cayley"], ["exact"], {}, apart=True)
+    problem = plan(batch=3).problem(4, 4)
+    frames = []
+    for word in ("apart", "grouped"):
+        seeds.reseed()  # signs are drawn from torch's own generator
+        frames.append(apart[f"cayley (exact), {word}"].enter(dataclasses.replace(problem)).weight())
+    assert torch.allclose(*frames, atol=1e-6)
+
+
+def test_the_command_says_what_a_batch_costs_apart(capsys):
+    assert bench("--sizes 4 --batch 2 --apart --parametrizations cayley --precisions exact") == 0
+    out = capsys.readouterr().out
+    assert "/ batch" in out
+    assert "cayley (exact), grouped" in out
 
 
 def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
@@ -295,6 +318,7 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
         ("--precisions exakt", 'did you mean "exact"'),
         ("--operations forwards", 'did you mean "forward"'),
         ("--operations ,", "one operation"),
+        ("--apart", "a batch of two frames or more"),
         ("--options.reflection 2", 'did you mean "reflections"'),
         ("--options.reflections 2 --parametrizations cayley", "reflections"),
         ("--json nowhere/rows.json", "nowhere"),

@@ -8,7 +8,7 @@ import torch
 
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, peer_optimizers
+from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, peer_optimizers, start, start_apart
 from stiefelkit.measuring.races import optimizers
 from stiefelkit.measuring.races.frame_plans import OptimizerRace
 from stiefelkit.measuring.races.optimizers import GRADIENTS, heats
@@ -52,6 +52,22 @@ def test_the_ratio_is_to_the_faster_of_geoopts_two_sgd():
     assert all(row.gemm_units == row.seconds / heat.unit for row in heat.rows)
     (heat,) = heats(plan(peers=False))
     assert {row.ratio_to_best_peer for row in heat.rows} == {None}
+
+
+def test_a_batch_races_apart_with_the_same_steps_beside_peers_apart():
+    (heat,) = heats(plan(batch=3, apart=True, precisions=("exact",)))
+    names = [*(f"{name} (exact)" for name in own_optimizers()), *peer_optimizers.names()]
+    assert {row.contender for row in heat.rows} == {name + end for name in names for end in ("", ", apart")}
+    assert not heat.left_out
+    for name in ("cayley_adam:exact", "geoopt_sgd_euclidean"):
+        problem = plan(batch=3).problem(5, 3)
+        batch, gradient = problem.exact_frame(), problem.gradient()
+        one = start(name, batch, gradient, 0.1, torch.float32)
+        apart = start_apart(name, batch, gradient, 0.1, torch.float32)
+        for moved in (one, apart):
+            moved.step(gradient.clone())
+            moved.step(2 * gradient)
+        assert torch.allclose(one.frame, apart.frame, atol=1e-5)
 
 
 def test_the_error_is_that_after_all_steps_of_the_race():

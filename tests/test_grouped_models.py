@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_grouped import evaluations, loss, several
+from test_grouped import evaluations, loss, several, weights
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from two_ranks import on_two_ranks
@@ -86,7 +86,7 @@ def test_copies_of_a_grouped_model_are_grouped_by_themselves(replicate, monkeypa
 
 
 def test_a_part_and_the_whole_may_both_be_grouped(monkeypatch):
-    net = Stack()
+    net: Any = Stack()
     whole, parts = sk.group_(net), [sk.group_(block) for block in net.blocks]
     seen = evaluations(net, monkeypatch)
     whole(data())
@@ -194,6 +194,34 @@ def run_ddp(rank):
             assert torch.equal(*both)
 
 
+def run_ddp_unused(rank):
+    """A block that no loss depends on, though its weights are mapped with the others."""
+    nets: Any = [sk.group_(Stack()), Stack()]
+    for net in nets:
+        wrapped = nn.parallel.DistributedDataParallel(Tapped(net), find_unused_parameters=True)
+        for part in data()[rank::2].split(2):
+            wrapped(part).square().mean().backward()
+    for ours, theirs in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        assert ours.grad is None or torch.allclose(ours.grad, theirs.grad, atol=1e-5)
+    assert all(p.grad is None for p in nets[0].blocks[2].parameters())
+
+
+class Tapped(nn.Module):
+    """Gives what a stack has after two of its blocks."""
+
+    def __init__(self, net: Any):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        seen = []
+        hook = self.net.blocks[1].register_forward_hook(lambda module, args, out: seen.append(out))
+        self.net(x)
+        hook.remove()
+        return seen[0]
+
+
 def run_fsdp(rank):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -226,9 +254,21 @@ def run_fsdp(rank):
             assert torch.allclose(ours.full_tensor(), theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("run", [run_ddp, run_fsdp])
+@pytest.mark.parametrize("run", [run_ddp, run_ddp_unused, run_fsdp])
 def test_two_processes_agree_with_one(run, tmp_path):
     on_two_ranks(run, tmp_path / "store")
+
+
+def test_under_autocast_and_after_a_load_weights_are_those_by_themselves():
+    net, other = several(), several()
+    with sk.grouped(net):
+        with torch.autocast("cpu", torch.bfloat16):
+            lowered = weights(net)
+        assert all(a is b for a, b in zip(weights(net), lowered, strict=True))
+        for assign in (False, True):
+            net.load_state_dict(other.state_dict(), assign=assign)
+            for a, b in zip(weights(net), weights(other), strict=True):
+                assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_frames_that_an_optimizer_moves_are_grouped_too():

@@ -49,6 +49,15 @@ def test_write_count_grows_with_what_is_written_in_place() -> None:
     assert _torch.write_count(x) > before
 
 
+def test_copy_each_writes_to_tensors_and_counts_it() -> None:
+    ours, theirs = [nn.Parameter(torch.zeros(2)) for _ in range(2)], list(torch.ones(2, 2))
+    before = [_torch.write_count(x) for x in ours]
+    with torch.no_grad():
+        _torch.copy_each([x.detach() for x in ours], theirs)
+    assert all(map(torch.equal, ours, theirs))
+    assert [_torch.write_count(x) for x in ours] == [1 + count for count in before]
+
+
 def test_a_module_holds_what_was_registered_by_name() -> None:
     net = nn.Sequential(nn.BatchNorm1d(2))
     assert list(_torch.held_modules(net)) == ["0"]

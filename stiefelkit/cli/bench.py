@@ -12,8 +12,7 @@ from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.races import RowsFile, raced, three_digits
-from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
-from stiefelkit.measuring.races.rules import FramePlan
+from stiefelkit.measuring.races.frame_plans import ApartPlan, OptimizerRace, ParametrizationRace
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.course import FrameHeat
@@ -45,6 +44,9 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
     geotorch map A / 2 by Cayley, and get 2 A); entries of reflectors N(0, 1), those of peers with 1 on top; angles and
     phases uniform on (-pi, pi); other coordinates by the parametrization's default init; dL/dW with E |g|^2 = 1/n.
 
+    With --apart the batch races also as so many weights of their own, "apart" one by one, "grouped" inside sk.grouped;
+    "/ batch" is the time over that of the batch as one weight.
+
     The ratio compares with the fastest peer of the same map in the same table: 2 means twice as fast as it. The error
     is ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs.
 
@@ -72,6 +74,9 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     multiplicative Cayley update, and what is as long as that for the others, found by a tiny step in float64. Our
     optimizers have no momentum here but Adam's, as geoopt's have none.
 
+    With --apart the frames of the batch race also as parameters of their own, in one group of one optimizer; "/ batch"
+    is the time over that of the batch as one parameter.
+
     The ratio compares with the faster of geoopt's RiemannianSGD, in the canonical and the Euclidean metric: 2 means
     twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
     error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
@@ -87,7 +92,7 @@ def _counted(plan: ParametrizationRace | OptimizerRace, json: RowsFile) -> int:
     return raced(heats, plan, _launches, json)
 
 
-def _launches(plan: FramePlan, heat: "LaunchHeat") -> Table:
+def _launches(plan: ApartPlan, heat: "LaunchHeat") -> Table:
     title = f"{heat.operation}, {heat.problem}, {plan.dtype}"
     caption = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
     table = table_of(title, caption, ["contender"], ["launches", "reads"])
@@ -96,16 +101,18 @@ def _launches(plan: FramePlan, heat: "LaunchHeat") -> Table:
     return table
 
 
-def _table(plan: FramePlan, heat: "FrameHeat") -> Table:
+def _table(plan: ApartPlan, heat: "FrameHeat") -> Table:
     title = f"{heat.operation}, {heat.problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
     columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if isinstance(plan, OptimizerRace) else [])]
+    columns += ["/ batch"] if plan.apart else []
     table = table_of(title, caption, ["contender"], columns)
-    of_fast = _exact_over_fast(heat.rows)
+    of_fast, of_batch = _exact_over_fast(heat.rows), _apart_over_batch(heat.rows)
     following = [*heat.families[1:], None]
     for row, family, after in zip(heat.rows, heat.families, following, strict=True):
         figures = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
         figures += [of_fast.get(row.contender)] if isinstance(plan, OptimizerRace) else []
+        figures += [of_batch.get(row.contender)] if plan.apart else []
         table.add_row(row.contender, *map(three_digits, figures), end_section=family != after)
     return table
 
@@ -115,3 +122,10 @@ def _exact_over_fast(rows: "list[FrameRow]") -> dict[str, float]:
     seconds = {row.contender: row.seconds for row in rows}
     pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}
     return {name: seconds[name] / seconds[fast] for name, fast in pairs.items() if fast in seconds}
+
+
+def _apart_over_batch(rows: "list[FrameRow]") -> dict[str, float]:
+    """Time of each contender whose frames are apart over that of the same with a batch."""
+    seconds = {row.contender: row.seconds for row in rows}
+    pairs = {name: name.removesuffix(", apart").removesuffix(", grouped") for name in seconds}
+    return {name: seconds[name] / seconds[batch] for name, batch in pairs.items() if batch in seconds and batch != name}

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -16,7 +16,16 @@ from stiefelkit.optim import optimizers
 from stiefelkit.optim.settings import PRECISIONS
 from stiefelkit.registry import Registry
 
-__all__ = ["MovedFrame", "PeerOptimizer", "check_method", "own_optimizers", "peer_optimizers", "start"]
+__all__ = [
+    "MovedApart",
+    "MovedFrame",
+    "PeerOptimizer",
+    "check_method",
+    "own_optimizers",
+    "peer_optimizers",
+    "start",
+    "start_apart",
+]
 
 MANIFOLD = "stiefel:canonical"
 TRIAL = 1e-6
@@ -33,6 +42,28 @@ class MovedFrame:
     def step(self, gradient: Tensor) -> None:
         """One step with that gradient, which belongs to the frame from then on."""
         self.frame.grad = gradient
+        self.optimizer.step()
+
+
+class MovedApart:
+    """The frames of a batch as parameters of their own, in one group of one optimizer."""
+
+    def __init__(self, moved: Sequence[MovedFrame]):
+        self.optimizer = moved[0].optimizer
+        self._params = [one.frame for one in moved]
+        self.optimizer.param_groups[0]["params"] = self._params
+        self._gradient = torch.empty_like(self.frame)
+        for p, g in zip(self._params, self._gradient.unbind(), strict=True):
+            p.grad = g
+
+    @property
+    def frame(self) -> Tensor:
+        """All of them, in a copy."""
+        return torch.stack([p.detach() for p in self._params])
+
+    def step(self, gradient: Tensor) -> None:
+        """One step with that gradient of the batch."""
+        self._gradient.copy_(gradient)
         self.optimizer.step()
 
 
@@ -107,6 +138,20 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
     Raises:
         UnknownNameError, OptionError: as `check_method` says.
     """
+    make, lr = _maker(method), _rate(method, frame, gradient, length)
+    return make(frame.to(dtype or frame.dtype, copy=True), lr)
+
+
+def start_apart(
+    method: str, batch: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None
+) -> MovedApart:
+    """The same for the frames of a batch, shape (b, n, p), as parameters of their own."""
+    make, lr = _maker(method), _rate(method, batch, gradient, length)
+    return MovedApart([make(w.to(dtype or w.dtype, copy=True), lr) for w in batch])
+
+
+def _rate(method: str, frame: Tensor, gradient: Tensor, length: float) -> float:
+    """The learning rate that `start` gives an optimizer."""
     make = _maker(method)
     w = frame.reshape(-1, *frame.shape[-2:])[0]
     g = gradient.reshape(-1, *gradient.shape[-2:])[0].to(w.dtype)
@@ -117,7 +162,7 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
     turn = _turn(w, trial.frame.detach() - w) / lr
     if not turn > TRIAL * min(size, 1.0):
         turn = 1.0  # nowhere to go, as on the real 1 x 1 frames
-    return make(frame.to(dtype or frame.dtype, copy=True), length / turn)
+    return length / turn
 
 
 def _maker(method: str) -> Make:

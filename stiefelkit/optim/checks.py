@@ -145,7 +145,7 @@ def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
     """Raises NonFiniteError unless all gradients, and the squares of their norms, are finite."""
     for device in {bucket.params[0].device for bucket in buckets}:
         here = [bucket for bucket in buckets if bucket.params[0].device == device]
-        shares = torch.stack([share for bucket in here for share in bucket.shares_of_overflow()])
+        shares = torch.cat([bucket.shares_of_overflow() for bucket in here])
         if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
             raise not_finite(who, here)
 

@@ -1,5 +1,6 @@
 """Clipping in the norm of the tangent space."""
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -70,23 +71,12 @@ def clip_grad_norm_(
             squares.append(torch.tensor(largest**2 * sum(norm * norm for norm in norms), dtype=torch.float64))
     where = next((square.device for square in squares if not square.is_cpu), torch.device("cpu"))
     total = torch.stack([square.to(where) for square in squares]).sum().sqrt() if squares else torch.zeros(()).double()
-    if not reads_are_free(total) and not error_if_nonfinite:
-        _scale(plain, by_manifold, (max_norm / (total + 1e-6)).clamp(max=1) if max_norm < math.inf else None)
-        return total
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured
-    factor = max_norm / (total.item() + 1e-6) if max_norm < math.inf else 1.0
-    _scale(plain, by_manifold, None if factor >= 1 else factor)
+    if max_norm < math.inf and not (reads_are_free(total) and max_norm >= total.item() + 1e-6):
+        nn.utils.clip_grads_with_norm_([*plain, *itertools.chain(*by_manifold.values())], max_norm, total)
     return total
-
-
-def _scale(plain: list[Tensor], by_manifold: dict[str, list[Tensor]], factor: float | Tensor | None) -> None:
-    if factor is None:
-        return
-    for p in [*plain, *(p for members in by_manifold.values() for p in members)]:
-        assert p.grad is not None
-        p.grad.mul_(factor.to(p.grad.device) if isinstance(factor, Tensor) else factor)
 
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:

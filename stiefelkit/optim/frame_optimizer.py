@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import check_capture, write_count
+from stiefelkit._torch import check_capture
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free, without_reads
 from stiefelkit.guard import frames
-from stiefelkit.optim.bucket import Bucket, buckets
+from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import (
     ask_readers,
     check_gradients,
@@ -25,9 +25,9 @@ from stiefelkit.optim.checks import (
     check_spelling,
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
+from stiefelkit.optim.sorting import Sorting
 from stiefelkit.optim.states import check_entries, check_states
 from stiefelkit.optim.unread import are_sound
-from stiefelkit.sharding import is_sharded
 
 __all__ = ["FrameOptimizer"]
 
@@ -78,7 +78,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         call.apply_defaults()
         chosen = {key: value for key, value in call.arguments.items() if key != "params"}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
-        self._versions = {}
+        self._writes, self._sortings = {}, {}
         super().__init__(params, defaults)
         if not self._of_frames():
             warnings.warn(
@@ -155,7 +155,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             # A copied optimizer may come before the module that holds its frames.
             check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
         super().__setstate__(state)
-        self._versions: dict[int, int] = {}
+        self._writes: dict[int, int] = {}
+        self._sortings: dict[int, Sorting] = {}
         for group in self.param_groups:
             ask_readers(group)
             for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
@@ -177,23 +178,25 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        read: list[tuple[dict[str, Any], Bucket]] = []
-        unread: list[tuple[dict[str, Any], Bucket]] = []
+        batches = self._batches()
         for group in self.param_groups:
             lr = group["lr"]
             if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
                 RATE.require(type(self).__name__, "lr", lr)
-            if group["manifold"] is not None:
-                for bucket in buckets(group["params"], self.state):
-                    (read if bucket.is_read and not group.get("capturable") else unread).append((group, bucket))
+        read: list[tuple[dict[str, Any], Bucket]] = []
+        unread: list[tuple[dict[str, Any], Bucket]] = []
+        for group, bucket in batches:
+            (read if bucket.is_read and not group.get("capturable") else unread).append((group, bucket))
         if len(read) > 1:  # a single one is checked on the way
             check_gradients(type(self).__name__, [bucket for _, bucket in read])
         for group, bucket in read:
-            if self._were_changed(bucket):
+            if bucket.were_changed(self._writes):
                 bucket.forget()
-            with FullPrecision(bucket.params[0].device):
-                self.move(group, bucket)
-            self._remember(bucket)
+            try:
+                with FullPrecision(bucket.params[0].device):
+                    self.move(group, bucket)
+            finally:
+                bucket.write_back()
         if unread:
             self._step_unread(unread)
         self._step_plain()
@@ -208,12 +211,12 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             sound = are_sound(gradients) if own else None
             for bucket, g in zip(own, gradients, strict=True):
                 bucket.is_read = False
-                if self._were_changed(bucket):
+                if bucket.were_changed(self._writes):
                     bucket.forget()
                 with FullPrecision(bucket.params[0].device), without_reads():
                     assert sound is not None
                     self.move_unread(group, bucket, g, sound.to(g.device))
-                self._remember(bucket)
+                bucket.write_back()
 
     @abstractmethod
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
@@ -242,16 +245,22 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             f"on {g.device}."
         )
 
+    def _batches(self) -> list[tuple[dict[str, Any], Bucket]]:
+        """The frames that have a gradient, sorted as in the last step where that still holds."""
+        batches, states = [], list(self.state.values())
+        for i, group in enumerate(self.param_groups):
+            if group["manifold"] is None:
+                continue
+            sorting = self._sortings.get(i)
+            if sorting is None or not sorting.begin(group["params"], states):
+                if sorting is not None:
+                    self._writes.update(sorting.writes())
+                sorting = self._sortings[i] = Sorting(group["params"], self.state)
+            batches += [(group, bucket) for bucket in sorting.buckets]
+        return batches
+
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
-
-    def _were_changed(self, bucket: Bucket) -> bool:
-        """Whether a frame was written to by somebody else since the last step, as far as is known."""
-        return any((now := write_count(p)) != self._versions.get(id(p), now) for p in bucket.params)
-
-    def _remember(self, bucket: Bucket) -> None:
-        # FSDP2 writes to the tensors of sharded parameters without changing their values.
-        self._versions.update({id(p): write_count(p) for p in bucket.params if not is_sharded(p)})
 
     def _step_plain(self) -> None:
         rest = [group for group in self.param_groups if group["manifold"] is None]

@@ -60,14 +60,13 @@ def wear(direction: Tangent, steps: list[float]) -> float:
 
 def growth(direction: Tangent, steps: list[float]) -> float:
     """By what a step multiplies the wear that there is, at most: 4 above."""
-    return max(
-        1 + 2 * t * s if r else 1.0 for t, r, s in zip(steps, direction.rest_norms, direction.along_norms, strict=True)
-    )
+    norms = zip(steps, direction.rest_norms, direction.along_norms, strict=True)
+    return max([1 + 2 * t * s if r else 1.0 for t, r, s in norms])
 
 
 def left_behind(direction: Tangent, steps: list[float]) -> float:
     """The share of a defect that an increment which shall take it away leaves, at most: 5 above."""
-    return max(t * a for t, a in zip(steps, direction.generator_norms(), strict=True))
+    return max([t * a for t, a in zip(steps, direction.generator_norms(), strict=True)])
 
 
 def wear_of_rounding(w: Tensor, precision: str) -> float:

@@ -1,5 +1,6 @@
 """How far a frame goes."""
 
+import itertools
 import math
 from typing import Any
 
@@ -12,7 +13,17 @@ from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.unread import counted
 
-__all__ = ["above_rounding", "as_factor", "bounded_steps", "inverse", "length_of", "rate", "second_moments", "shares"]
+__all__ = [
+    "above_rounding",
+    "as_factor",
+    "bounded_steps",
+    "count_steps",
+    "inverse",
+    "length_of",
+    "rate",
+    "second_moments",
+    "shares",
+]
 
 _ROUNDING = 4.0
 """What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
@@ -37,26 +48,29 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any
         for state, shape in zip(bucket.states, shapes, strict=True):
             if "exp_avg_sq" not in state:
                 state["exp_avg_sq"] = torch.zeros(shape, dtype=norms[0].dtype, device=norms[0].device)
-        old_squares = torch.cat([state["exp_avg_sq"].reshape(-1) for state in bucket.states])
-        mixed = decay * old_squares + (1 - decay) * norms[0].square()
-        bucket.stage("exp_avg_sq", list(mixed.split([math.prod(shape) for shape in shapes])))
+        moments = bucket.numbers("exp_avg_sq")
+        assert moments is not None
+        mixed = decay * moments + (1 - decay) * norms[0].square()
+        bucket.stage("exp_avg_sq", mixed)
         return [(counted(bucket), mixed)]
-    counts: list[int] = []
-    squares: list[float] = []
-    for p, state in zip(bucket.params, bucket.states, strict=True):
-        moment = state.get("exp_avg_sq")
-        old = [0.0] * math.prod(p.shape[:-2]) if moment is None else moment.reshape(-1).tolist()
-        gradient_norms = norms[len(squares) : len(squares) + len(old)]
-        squares += [decay * v + (1 - decay) * x * x for v, x in zip(old, gradient_norms, strict=True)]
-        counts += [state.get("step", 0) + 1] * len(old)
-    largest = torch.finfo(bucket.params[0].dtype).max
-    if not all(square < largest for square in squares):  # also for NaN
+    p, moments = bucket.params[0], bucket.numbers("exp_avg_sq")
+    old = [0.0] * len(norms) if moments is None else moments.tolist()
+    squares = [decay * v + (1 - decay) * x * x for v, x in zip(old, norms, strict=True)]
+    largest = torch.finfo(p.dtype).max
+    if not all([square < largest for square in squares]):  # also for NaN
         raise OverflowError
-    sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
-    new = torch.tensor(squares, dtype=bucket.params[0].real.dtype, device=bucket.params[0].device).split(sizes)
-    bucket.stage("exp_avg_sq", [v.view(p.shape[:-2]).clone() for v, p in zip(new, bucket.params, strict=True)])
-    bucket.stage("step", [state.get("step", 0) + 1 for state in bucket.states])
-    return list(zip(counts, squares, strict=True))
+    bucket.stage("exp_avg_sq", torch.tensor(squares, dtype=p.real.dtype, device=p.device))
+    return list(zip(count_steps(bucket), squares, strict=True))
+
+
+def count_steps(bucket: Bucket) -> list[Any]:
+    """Stages the next count of steps, and returns it for each matrix of the batch: where none is read, a tensor."""
+    if not bucket.is_read:
+        return [counted(bucket)]
+    counts = [k + 1 for k in map(dict.get, bucket.states, itertools.repeat("step"), itertools.repeat(0))]
+    bucket.stage("step", counts)
+    matrices = math.prod(bucket.params[0].shape[:-2])
+    return counts if matrices == 1 else [k for k in counts for _ in range(matrices)]
 
 
 def inverse(x: Any) -> Any:
@@ -93,7 +107,7 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
 
 def length_of(direction: Tangent, steps: Norms) -> Any:
     """Frobenius norm of the longest of the increments, to first order; where none is read, a tensor of all."""
-    return max(step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True))
+    return max([step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True)])
 
 
 def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:

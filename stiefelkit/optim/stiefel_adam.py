@@ -1,6 +1,5 @@
 """Adam on the Stiefel manifold, entry by entry, with a momentum that stays in the tangent bundle by itself."""
 
-import math
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ from stiefelkit.functional._product import plus_product
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import Moving, SplitOptimizer, turned
-from stiefelkit.optim.steps import as_factor, rate
-from stiefelkit.optim.unread import counted
+from stiefelkit.optim.steps import as_factor, count_steps, rate
 
 __all__ = ["StiefelAdam"]
 
@@ -75,12 +73,7 @@ class StiefelAdam(SplitOptimizer):
         momentum.rotation = momentum.rotation * first + gradient.rotation * (1 - first)
         if momentum.rest is not None and gradient.rest is not None:
             momentum.rest = momentum.rest * first + gradient.rest * (1 - first)
-        if bucket.is_read:
-            counts = [state.get("step", 0) + 1 for state in bucket.states]
-            bucket.stage("step", counts)
-            ks = [k for k, p in zip(counts, bucket.params, strict=True) for _ in range(math.prod(p.shape[:-2]))]
-        else:
-            ks = [counted(bucket)]
+        ks = count_steps(bucket)
         roots = as_factor([(1 - second**k) ** -0.5 for k in ks], w)
         steps = [rate(group) / (1 - first**k) for k in ks]
 

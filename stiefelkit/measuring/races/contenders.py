@@ -1,22 +1,39 @@
 """Who takes part in a race of parametrizations, and what they do in it."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from stiefelkit.attach import available, coordinates, orthogonal
 from stiefelkit.errors import DtypeError, OptimizerError
+from stiefelkit.grouping import grouped
 from stiefelkit.host import coordinate_manifolds
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.optim import parameter_groups
 from stiefelkit.param import OrthogonalParam
 
-__all__ = ["LEARNING_RATE", "OPERATIONS", "Contender", "Entry", "Holder", "options_of", "our_contenders"]
+__all__ = [
+    "APART",
+    "GROUPED",
+    "LEARNING_RATE",
+    "OPERATIONS",
+    "Contender",
+    "Entry",
+    "Holder",
+    "options_of",
+    "our_contenders",
+]
+
+APART = ", apart"
+GROUPED = ", grouped"
+"""Behind the name of a contender that has the frames of a batch as weights or parameters of their own."""
 
 LEARNING_RATE = 1e-4
 """Of the plain SGD in "step": so small that the coordinates stay what was drawn."""
@@ -89,13 +106,17 @@ class Holder(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
-def our_contenders(names: Iterable[str], precisions: Collection[str], options: dict[str, Any]) -> dict[str, Contender]:
+def our_contenders(
+    names: Iterable[str], precisions: Collection[str], options: dict[str, Any], apart: bool = False
+) -> dict[str, Contender]:
     """Returns "name (precision)" to contender, for parametrizations of the registry in each precision that they have.
 
     Args:
         names: registered names.
         precisions: which precisions; all if empty.
         options: given to those parametrizations that have them, and named with the precision.
+        apart: also "name (precision), apart" and "..., grouped": the batch as so many weights of their own, mapped one
+            by one, or by `sk.grouped`.
     """
     classes, contenders = available(), {}
     for name in names:
@@ -104,7 +125,11 @@ def our_contenders(names: Iterable[str], precisions: Collection[str], options: d
         for precision in cls.precisions:
             if not precisions or precision in precisions:
                 words = ", ".join([precision, *(f"{key}={value}" for key, value in taken.items())])
-                contenders[f"{name} ({words})"] = Contender(name, partial(_enter, name, precision, taken))
+                layer = partial(_layer, name, precision, taken)
+                contenders[f"{name} ({words})"] = Contender(name, partial(_enter, layer))
+                if apart:
+                    contenders[f"{name} ({words}){APART}"] = Contender(name, partial(_enter_apart, layer, nullcontext))
+                    contenders[f"{name} ({words}){GROUPED}"] = Contender(name, partial(_enter_apart, layer, grouped))
     return contenders
 
 
@@ -114,7 +139,31 @@ def options_of(cls: type[OrthogonalParam]) -> list[str]:
     return [name for name in inspect.signature(cls.__init__).parameters if name not in of_contract]
 
 
-def _enter(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> Entry:
+def _enter(make: Callable[[FrameProblem], nn.Module], problem: FrameProblem) -> Entry:
+    layer = make(problem)
+    return Entry(lambda: cast(Tensor, layer.weight), list(layer.parameters()), _optimizer(layer))
+
+
+def _enter_apart(
+    make: Callable[[FrameProblem], nn.Module], context: Callable[[nn.Module], Any], problem: FrameProblem
+) -> Entry:
+    one = dataclasses.replace(problem, batch=1)
+    layers = [make(one) for _ in range(problem.batch)]
+    net = nn.ModuleList(layers)
+
+    def weights() -> Tensor:
+        with context(net):
+            return torch.stack([cast(Tensor, layer.weight) for layer in layers])
+
+    return Entry(weights, list(net.parameters()), _optimizer(net))
+
+
+def _optimizer(module: nn.Module) -> torch.optim.Optimizer | None:
+    groups = parameter_groups(module, lr=LEARNING_RATE)
+    return None if coordinate_manifolds(module) else torch.optim.SGD(groups, lr=LEARNING_RATE)
+
+
+def _layer(name: str, precision: str, options: dict[str, Any], problem: FrameProblem) -> nn.Module:
     reason = available()[name].supports(problem.shape, problem.dtype, **options)
     if reason is not None:
         raise DtypeError(f"it needs {reason}.")
@@ -124,9 +173,7 @@ def _enter(name: str, precision: str, options: dict[str, Any], problem: FramePro
         for coordinate, c in coordinates(layer, "weight").items():
             drawn = _drawn(coordinate, c, problem)
             c.copy_(c * problem.scale if drawn is None else drawn)
-    groups = parameter_groups(layer, lr=LEARNING_RATE)
-    optimizer = None if coordinate_manifolds(layer) else torch.optim.SGD(groups, lr=LEARNING_RATE)
-    return Entry(lambda: layer.weight, list(layer.parameters()), optimizer)
+    return layer
 
 
 def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor | None:

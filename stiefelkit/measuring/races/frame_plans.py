@@ -15,7 +15,23 @@ from stiefelkit.training.recipes import Option
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.contenders import Contender
 
-__all__ = ["EntrantPlan", "NormPlan", "OptimizerRace", "ParametrizationRace"]
+__all__ = ["ApartPlan", "EntrantPlan", "NormPlan", "OptimizerRace", "ParametrizationRace"]
+
+
+@dataclass(frozen=True)
+class ApartPlan(FramePlan):
+    """Whether the frames of a batch race apart too.
+
+    Args:
+        apart: race the batch also as so many weights or parameters of their own.
+    """
+
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.apart and self.batch < 2:
+            raise OptionError(f"{WHO} needs a batch of two frames or more to take them apart, got {self.batch}.")
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,7 @@ class EntrantPlan(FramePlan):
 
 
 @dataclass(frozen=True)
-class ParametrizationRace(EntrantPlan, Rules):
+class ParametrizationRace(EntrantPlan, ApartPlan, Rules):
     """Which parametrizations race, beside their peers.
 
     Args:
@@ -93,6 +109,13 @@ class ParametrizationRace(EntrantPlan, Rules):
         if not self.operations:
             raise OptionError(f"{WHO} needs one operation or more, got none.")
         super().__post_init__()
+
+    def contenders(self) -> dict[str, Contender]:
+        """Name to parametrization, in each precision asked for; with the batch apart, by itself and grouped, too."""
+        from stiefelkit.attach import available
+        from stiefelkit.measuring.races.contenders import our_contenders
+
+        return our_contenders(self.parametrizations or available(), self.precisions, self.options, self.apart)
 
 
 @dataclass(frozen=True)
@@ -116,7 +139,7 @@ class NormPlan(EntrantPlan):
 
 
 @dataclass(frozen=True)
-class OptimizerRace(FramePlan, Rules):
+class OptimizerRace(ApartPlan, Rules):
     """Which optimizers of frames race.
 
     Args:
