@@ -1,6 +1,6 @@
 r"""The curve that a Cayley transform draws on the Stiefel manifold: its points, its slopes, and what it carries along.
 
-With U = W Om + V, W^H V = 0, and K(t) = I - t Om / 2 + t^2 V^H V / 4, the point that `cayley_retraction` gives for t U is
+With U = W Om + V, W^H V = 0, and K(t) = I - t Om / 2 + t^2 V^H V / 4, `cayley_retraction` takes t U to
 
     c(t) = (2 W + t V) K^-1 - W,    c'(t) = (V - (c + W) K') K^-1,
 
@@ -40,7 +40,7 @@ class CayleyCurve:
         if self.gram is not None:
             k.add_(self.gram, alpha=0.25 * t * t)
         k.diagonal(dim1=-2, dim2=-1).add_(1)
-        inverse = torch.linalg.inv(k)
+        inverse = torch.linalg.inv_ex(k).inverse
         doubled = 2 * self.w if self.rest is None else torch.add(2 * self.w, self.rest, alpha=t)
         return CayleyPoint(self, t, inverse, (doubled @ inverse).sub_(self.w))
 

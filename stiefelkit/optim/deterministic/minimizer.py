@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit import guard
 from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, did_you_mean
 from stiefelkit.functional._product import FullPrecision
@@ -175,7 +174,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         try:
             with FullPrecision(params[0].device):
                 first = here = objective.start()
-                for iterations in range(settings["max_iter"] + 1):  # noqa: B007
+                for iterations in range(settings["max_iter"] + 1):
                     is_done = here.norm <= max(settings["tolerance_grad"], here.floor)
                     if is_done or iterations == settings["max_iter"]:
                         break

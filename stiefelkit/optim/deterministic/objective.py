@@ -99,17 +99,26 @@ class Objective:
         """A position at a place, once it is the next: on the manifold, which changes nothing but rounding."""
         return Position(**{**vars(there), "points": self.space.settled(place.points)})
 
-    def hessian(self, here: Position, u: Tensor) -> Tensor:
-        """The flat Hessian along a flat vector: from the graph of the gradients, else by their difference."""
-        self.products += 1
-        space, us = self.space, self.space.directions(here.points, u)
-        if here.graph is not None:
-            hs = self._differentiated(here.graph, us)
-        else:
-            step = math.sqrt(self.eps) * space.reach / max(torch.linalg.vector_norm(u).item(), 1e-300)
-            there = self.at(space.path(here.points, step * u).at(1.0).points)
-            hs = [(b - a) / step for a, b in zip(here.gradients, there.gradients, strict=True)]
-        return space.hessian(here.points, here.gradients, hs, us)
+    def hessian(self, here: Position) -> Callable[[Tensor], Tensor]:
+        """The flat Hessian at a position, as a map of flat vectors.
+
+        It comes from the graph of the gradients; where there is none from their differences.
+        """
+        space = self.space
+        bends = space.bends(here.points, here.gradients)
+
+        def product(u: Tensor) -> Tensor:
+            self.products += 1
+            us = space.directions(here.points, u)
+            if here.graph is not None:
+                hs = self._differentiated(here.graph, us)
+            else:
+                step = math.sqrt(self.eps) * space.reach / max(torch.linalg.vector_norm(u).item(), 1e-300)
+                there = self.at(space.path(here.points, step * u).at(1.0).points)
+                hs = [(b - a) / step for a, b in zip(here.gradients, there.gradients, strict=True)]
+            return space.hessian(bends, hs, us)
+
+        return product
 
     def _differentiated(self, graph: list[Tensor], us: Sequence[Tensor]) -> list[Tensor]:
         pairs = [(g, u.to(g.dtype)) for g, u in zip(graph, us, strict=True) if g.requires_grad]
@@ -128,8 +137,7 @@ class Objective:
             graph, is_curved = self._graph(returned)
         gradients = [g.detach().to(w.dtype) for g, w in zip(graph, points, strict=True)]
         flat = self.space.gradient(points, gradients)
-        size = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])).item()
-        length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(w) for w in points])).item()
+        size = math.sqrt(sum(torch.linalg.vector_norm(g).item() ** 2 for g in gradients))
         loss = float(returned)
         return Position(
             points=points,
@@ -137,7 +145,7 @@ class Objective:
             gradients=gradients,
             gradient=flat,
             norm=torch.linalg.vector_norm(flat).item(),
-            noise=NOISE * self.eps * max(abs(loss), size * length),
+            noise=NOISE * self.eps * max(abs(loss), size * self.space.length(points)),
             floor=UNREACHED * self.eps * self.space.reach * size,
             graph=graph if is_curved else None,
             returned=returned,

@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import METRICS, cayley_curve, riemannian_hessian
-from stiefelkit.metrics import defect
+from stiefelkit.functional import METRICS, cayley_curve
 
 __all__ = ["Path", "Place", "Space"]
 
@@ -57,9 +56,9 @@ class Free:
         """G itself."""
         return g
 
-    def hessian(self, w: Tensor, g: Tensor, h: Tensor, u: Tensor) -> Tensor:
-        """H itself."""
-        return h
+    def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The flat Hessian along U, from U and the Euclidean one H: H itself."""
+        return lambda u, h: h
 
     def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Spot]:
         """The straight line along U, by its points."""
@@ -85,10 +84,25 @@ class Frames(Free):
         s = w.mH @ g
         return g - w @ torch.add((1 - self.scale / 2) * s, s.mH, alpha=self.scale / 2)
 
-    def hessian(self, w: Tensor, g: Tensor, h: Tensor, u: Tensor) -> Tensor:
-        """The flat Hessian along U, from the Euclidean one H; the Riemannian one is stretched by s twice."""
-        hessian = riemannian_hessian(w, g, h, u, self.metric)
-        return hessian if self.scale == 1 else torch.add(hessian, w @ (w.mH @ hessian), alpha=1 / self.scale - 1)
+    def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The flat Hessian along U, from U and the Euclidean one H: `riemannian_hessian` with G put in before."""
+        s, a = w.mH @ g, 1 - METRICS[self.metric] / 2
+        normal = (s + s.mH) / 2
+        beside = g - w @ s
+
+        def along(u: Tensor, h: Tensor) -> Tensor:
+            if a == 0:
+                e = h - u @ normal
+                c = w.mH @ e
+                return e - w @ ((c + c.mH) / 2)
+            y = w.mH @ u
+            inside = w.mH @ h
+            e = h - u @ normal - beside @ (a * y)
+            c = inside + a * (u.mH @ beside) - (s @ y + y @ s) / 2
+            # E is W (inside - Y normal) within the columns of W, and shall be W (C - C^H) s / 2 there.
+            return e + w @ ((0.5 * self.scale) * (c - c.mH) - inside + y @ normal)
+
+        return along
 
     def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Spot]:
         """The curve along U, by its points."""
@@ -96,7 +110,9 @@ class Frames(Free):
 
     def settled(self, w: Tensor) -> Tensor:
         """W after a Newton step towards the nearest frame."""
-        return w - w @ (0.5 * defect(w))
+        gram = w.mH @ w
+        gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+        return w - w @ gram.mul_(0.5)
 
 
 class Space:
@@ -115,7 +131,8 @@ class Space:
         self.size = sum(self._sizes)
         self.is_bounded = None not in manifolds
         within = [like.numel() // like.shape[-2] for like, name in zip(likes, manifolds, strict=True) if name]
-        self.reach = math.sqrt(sum(within) or 1)
+        self._columns = math.sqrt(sum(within))
+        self.reach = self._columns or 1.0
         """How far apart points are: the square root of how many columns the frames have."""
 
     def gradient(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
@@ -126,10 +143,20 @@ class Space:
         """Where a flat vector points, for each parameter."""
         return [f.stretched(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)]
 
-    def hessian(self, ws: Sequence[Tensor], gs: Sequence[Tensor], hs: Sequence[Tensor], us: Sequence[Tensor]) -> Tensor:
+    def bends(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> list[Callable[[Tensor, Tensor], Tensor]]:
+        """What `hessian` needs to know of a point and its Euclidean gradients."""
+        return [f.bend(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)]
+
+    def hessian(
+        self, bends: Sequence[Callable[[Tensor, Tensor], Tensor]], hs: Sequence[Tensor], us: Sequence[Tensor]
+    ) -> Tensor:
         """The flat Hessian along directions, from the Euclidean one."""
-        each = zip(self._factors, ws, gs, hs, us, strict=True)
-        return self._flat([f.hessian(w, g, h, u) for f, w, g, h, u in each])
+        return self._flat([bend(u, h) for bend, u, h in zip(bends, us, hs, strict=True)])
+
+    def length(self, ws: Sequence[Tensor]) -> float:
+        """The Frobenius norm of a point."""
+        loose = (torch.linalg.vector_norm(w).item() for f, w in zip(self._factors, ws, strict=True) if type(f) is Free)
+        return math.hypot(self._columns, *loose)
 
     def path(self, ws: Sequence[Tensor], u: Tensor) -> "Path":
         """The curves along a flat vector."""

@@ -59,7 +59,7 @@ class TrustRegion(Minimizer):
         radius = memory.get("radius", space.reach / 8)
         model = truncated(
             here.gradient,
-            lambda u: objective.hessian(here, u),
+            objective.hessian(here),
             radius,
             settings["kappa"],
             settings["theta"],
