@@ -48,7 +48,7 @@ def ica(n: int, p: int) -> Posed:
 
     There are many stationary points; the start is near enough to the solution for all methods to find that.
     """
-    sources = torch.randn(8 * n + 2000, n, dtype=torch.float64)
+    sources = torch.randn(2 * n + 2000, n, dtype=torch.float64)
     sources[:, :p] = (torch.rand(len(sources), p, dtype=torch.float64) - 0.5) * 12**0.5
     mixing = sk.init.haar((n, n))
     x = sources @ mixing.mT

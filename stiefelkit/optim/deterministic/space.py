@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import METRICS, cayley_curve
+from stiefelkit.metrics import defect
 
 __all__ = ["Path", "Place", "Space"]
 
@@ -110,9 +111,7 @@ class Frames(Free):
 
     def settled(self, w: Tensor) -> Tensor:
         """W after a Newton step towards the nearest frame."""
-        gram = w.mH @ w
-        gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-        return w - w @ gram.mul_(0.5)
+        return w - w @ defect(w).mul_(0.5)
 
 
 class Space:
@@ -179,12 +178,13 @@ class Space:
 
     def _parts(self, u: Tensor) -> list[Tensor]:
         """Of a flat vector, or a stack of them, the part of each parameter."""
-        parts = []
+        parts, lead = [], u.shape[:-1]
         for x, shape, is_complex in zip(u.split(self._sizes, dim=-1), self._shapes, self._complex, strict=True):
-            if is_complex:
-                parts.append(torch.view_as_complex(x.reshape(*x.shape[:-1], *shape, 2)))
+            if is_complex:  # which no view shows if a real part of odd size stands before it
+                whole = x if len(self._sizes) == 1 else x.clone(memory_format=torch.contiguous_format)
+                parts.append(torch.view_as_complex(whole.reshape(*lead, *shape, 2)))
             else:
-                parts.append(x.reshape(*x.shape[:-1], *shape))
+                parts.append(x.reshape(*lead, *shape))
         return parts
 
 
