@@ -19,6 +19,9 @@ NOISE = 1e3
 UNREACHED = 4.0
 """Norm of a gradient that is nothing but rounding, over eps sqrt(p) and the norm of the Euclidean one."""
 
+_CANCELLED = 1e-3
+"""Share of the Euclidean gradient below which what is left of it is projected once more."""
+
 
 def dot(u: Tensor, v: Tensor) -> float:
     """The inner product of flat vectors."""
@@ -86,7 +89,7 @@ class Objective:
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
         """
-        points = self.space.settled([p.detach().to(working_dtype(p.dtype)) for p in self._params])
+        points = self.space.settled([p.detach().to(working_dtype(p.dtype), copy=True) for p in self._params])
         here = self._asked(points)
         if not math.isfinite(here.loss + here.norm):
             raise NonFiniteError(
@@ -136,15 +139,19 @@ class Objective:
             returned = self._closure()
             graph, is_curved = self._graph(returned)
         gradients = [g.detach().to(w.dtype) for g, w in zip(graph, points, strict=True)]
-        flat = self.space.gradient(points, gradients)
         size = math.sqrt(sum(torch.linalg.vector_norm(g).item() ** 2 for g in gradients))
+        flat = self.space.gradient(points, gradients)
+        norm = torch.linalg.vector_norm(flat).item()
+        if norm < _CANCELLED * size:
+            flat = self.space.tangent(points, flat)
+            norm = torch.linalg.vector_norm(flat).item()
         loss = float(returned)
         return Position(
             points=points,
             loss=loss,
             gradients=gradients,
             gradient=flat,
-            norm=torch.linalg.vector_norm(flat).item(),
+            norm=norm,
             noise=NOISE * self.eps * max(abs(loss), size * self.space.length(points)),
             floor=UNREACHED * self.eps * self.space.reach * size,
             graph=graph if is_curved else None,

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import METRICS, cayley_curve
+from stiefelkit.functional import METRICS, cayley_curve, tangent_part
 from stiefelkit.metrics import defect
 
 __all__ = ["Path", "Place", "Space"]
@@ -57,6 +57,10 @@ class Free:
         """G itself."""
         return g
 
+    def tangent(self, w: Tensor, u: Tensor) -> Tensor:
+        """A flat vector without what rounding has put beside the tangent space: U itself."""
+        return u
+
     def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The flat Hessian along U, from U and the Euclidean one H: H itself."""
         return lambda u, h: h
@@ -84,6 +88,10 @@ class Frames(Free):
         """The flat gradient of a Euclidean one: W (S - S^H) s / 2 + G - W S, S = W^H G."""
         s = w.mH @ g
         return g - w @ torch.add((1 - self.scale / 2) * s, s.mH, alpha=self.scale / 2)
+
+    def tangent(self, w: Tensor, u: Tensor) -> Tensor:
+        """U - W sym(W^H U)."""
+        return tangent_part(w, u)
 
     def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The flat Hessian along U, from U and the Euclidean one H: `riemannian_hessian` with G put in before."""
@@ -137,6 +145,10 @@ class Space:
     def gradient(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
         """The flat gradient of Euclidean ones."""
         return self._flat([f.gradient(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)])
+
+    def tangent(self, ws: Sequence[Tensor], u: Tensor) -> Tensor:
+        """A flat vector without what rounding has put beside the tangent spaces."""
+        return self._flat([f.tangent(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)])
 
     def directions(self, ws: Sequence[Tensor], u: Tensor) -> list[Tensor]:
         """Where a flat vector points, for each parameter."""

@@ -64,6 +64,7 @@ class TrustRegion(Minimizer):
             settings["kappa"],
             settings["theta"],
             settings["max_inner"] or space.size,
+            max(here.floor / here.norm, objective.eps ** (0.4 if here.graph is None else 0.8)),
         )
         place = space.path(here.points, model.u).at(1.0)
         there = objective.at(place.points)
@@ -97,7 +98,13 @@ class Model:
 
 
 def truncated(
-    g: Tensor, hessian: Callable[[Tensor], Tensor], radius: float, kappa: float, theta: float, most: int
+    g: Tensor,
+    hessian: Callable[[Tensor], Tensor],
+    radius: float,
+    kappa: float,
+    theta: float,
+    most: int,
+    least: float = 0.0,
 ) -> Model:
     """Minimises <g, u> + <u, H u> / 2 within a radius by conjugate gradients, as far as is worth while.
 
@@ -108,6 +115,7 @@ def truncated(
         kappa: share of g that ||g + H u|| may be.
         theta: power of the length of the first step in that.
         most: products at most.
+        least: share of g that is not gone below, since what is left then is rounding, and no tangent vector.
 
     References:
         Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
@@ -115,15 +123,15 @@ def truncated(
     """
     u, hu = torch.zeros_like(g), torch.zeros_like(g)
     r, d = g, -g
-    rr, uu, ud, dd = (dot(g, g), 0.0, 0.0, 0.0)
-    dd, enough, gain = rr, kappa * kappa * rr, 0.0
+    rr = dd = dot(g, g)
+    uu, ud, gain, enough = 0.0, 0.0, 0.0, kappa * kappa * rr
     for i in range(most):
         hd = hessian(d)
         bend = dot(d, hd)
         step = rr / bend if bend > 0 else math.inf
         if i == 0 and bend > 0:
             q = step * math.sqrt(rr)
-            enough = rr * min(kappa, q**theta) ** 2
+            enough = rr * max(min(kappa, q**theta), least) ** 2
         reached = uu + 2 * step * ud + step * step * dd
         if not reached < radius * radius:
             step = (-ud + math.sqrt(ud * ud + dd * (radius * radius - uu))) / dd
