@@ -68,6 +68,8 @@ class TrustRegion(Minimizer):
         )
         place = space.path(here.points, model.u).at(1.0)
         there = objective.at(place.points)
+        if model.gain <= here.noise and not there.norm < here.norm:
+            return None  # the loss cannot tell any more, and the gradient does not shrink
         gained = here.loss - there.loss + here.noise
         ratio = gained / (model.gain + here.noise) if math.isfinite(there.loss + there.norm) else -math.inf
         if ratio < 0.25:
