@@ -20,7 +20,6 @@ class Products:
     """Inner products at the new point, of its gradient g, what was carried to it, g' and d, and y = g - g'.
 
     Attributes:
-        gg: <g, g>.
         gy: <g, y>.
         yy: <y, y>.
         gd: <g, d>.
@@ -30,7 +29,6 @@ class Products:
         old_gd: <g', d>.
     """
 
-    gg: float
     gy: float
     yy: float
     gd: float
@@ -48,8 +46,6 @@ RULES: dict[str, Callable[[Products], float]] = {
     "hager_zhang": _hager_zhang,
     "hestenes_stiefel": lambda x: max(x.gy / x.dy, 0.0),
     "polak_ribiere": lambda x: max(x.gy / x.old_gg, 0.0),
-    "dai_yuan": lambda x: x.gg / x.dy,
-    "fletcher_reeves": lambda x: x.gg / x.old_gg,
 }
 """How much of the last direction goes into the next one."""
 
@@ -79,12 +75,7 @@ class ConjugateGradient(Minimizer):
         Setting("rule", "hestenes_stiefel", one_of(*RULES), "how beta is chosen."),
         Setting("curvature", 0.4, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
     )
-    examples: ClassVar = (
-        {},
-        {"rule": "hager_zhang"},
-        {"rule": "polak_ribiere"},
-        {"rule": "dai_yuan", "curvature": 0.1},
-    )
+    examples: ClassVar = ({}, {"rule": "hager_zhang", "curvature": 0.1}, {"rule": "polak_ribiere"})
 
     def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
         """See `Minimizer`."""
@@ -114,7 +105,6 @@ class ConjugateGradient(Minimizer):
         g = there.gradient
         gg, with_old, gd = there.norm**2, dot(g, old), dot(g, d)
         products = Products(
-            gg=gg,
             gy=gg - with_old,
             yy=max(gg - 2 * with_old + here.norm**2, 0.0),
             gd=gd,

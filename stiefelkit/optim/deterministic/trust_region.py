@@ -16,6 +16,10 @@ __all__ = ["Model", "TrustRegion", "truncated"]
 
 _ACCEPTED = 0.1
 """What a step has to gain, over what the model says."""
+_PATIENCE = 3
+"""Iterations in a row, of gains that are rounding, that may leave the gradient as long as it is."""
+_LONGER = 10.0
+"""By what such an iteration may make it longer."""
 _WHOLE = Check("a whole {key} >= 1, or None", lambda value: value is None or (type(value) is int and value >= 1))
 
 
@@ -68,10 +72,14 @@ class TrustRegion(Minimizer):
         )
         place = space.path(here.points, model.u).at(1.0)
         there = objective.at(place.points)
-        if model.gain <= here.noise and not there.norm < here.norm:
-            return None  # the loss cannot tell any more, and the gradient does not shrink
+        if model.gain <= here.noise:  # the loss tells no more
+            memory["idle"] = 0 if there.norm < here.norm else memory.get("idle", 0) + 1
+            if memory["idle"] > _PATIENCE:
+                return None
         gained = here.loss - there.loss + here.noise
         ratio = gained / (model.gain + here.noise) if math.isfinite(there.loss + there.norm) else -math.inf
+        if model.gain <= here.noise and not there.norm < _LONGER * here.norm:
+            ratio = -math.inf
         if ratio < 0.25:
             radius *= 0.25
         elif ratio > 0.75 and model.is_at_boundary:
@@ -126,13 +134,16 @@ def truncated(
     u, hu = torch.zeros_like(g), torch.zeros_like(g)
     r, d = g, -g
     rr = dd = dot(g, g)
-    uu, ud, gain, enough = 0.0, 0.0, 0.0, kappa * kappa * rr
+    uu, ud, gain, length = 0.0, 0.0, 0.0, math.sqrt(rr)
+    near = enough = kappa * kappa * rr
     for i in range(most):
         hd = hessian(d)
         bend = dot(d, hd)
+        if rr <= near and bend <= length * dd:
+            break  # along the minima, if they are no points: such a curvature is as small as the gradient
         step = rr / bend if bend > 0 else math.inf
         if i == 0 and bend > 0:
-            q = step * math.sqrt(rr)
+            q = step * length
             enough = rr * max(min(kappa, q**theta), least) ** 2
         reached = uu + 2 * step * ud + step * step * dd
         if not reached < radius * radius:
