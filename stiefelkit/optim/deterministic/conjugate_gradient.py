@@ -1,5 +1,6 @@
 """Conjugate gradients along frames, transported by the Cayley transform."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,6 +49,10 @@ RULES: dict[str, Callable[[Products], float]] = {
     "polak_ribiere": lambda x: max(x.gy / x.old_gg, 0.0),
 }
 """How much of the last direction goes into the next one."""
+_STEEP = 1e-8
+"""Cosine between a direction and the gradient below which it is given up."""
+_FIRST = 0.1
+"""Length of the first step, over the reach of the frames."""
 
 
 class ConjugateGradient(Minimizer):
@@ -82,12 +87,12 @@ class ConjugateGradient(Minimizer):
         settings = self.param_groups[0]
         wolfe = Wolfe(min(0.1, settings["curvature"] / 2), settings["curvature"])
         g, d = here.gradient, memory.get("direction")
-        slope = 0.0 if d is None else dot(g, d)
-        if d is None or not slope < -1e-8 * here.norm * torch.linalg.vector_norm(d).item():
-            d, slope = -g, -(here.norm**2)
-        t = objective.space.reach * 0.1 / here.norm
-        if "step" in memory:
-            t = min(memory["step"] * memory["slope"] / slope, 100 * memory["step"])
+        slope, dd = (0.0, 0.0) if d is None else (dot(g, d), dot(d, d))
+        if d is None or not slope < -_STEEP * here.norm * math.sqrt(dd):
+            d, dd = -g, here.norm**2
+            slope = -dd
+        bend = abs(memory.get("bend", 0.0))
+        t = -slope / (bend * dd) if bend > 0 else _FIRST * objective.space.reach / here.norm
         trial = search(objective, here, d, slope, t, wolfe)
         if trial is None and "direction" in memory:
             memory.clear()
@@ -95,10 +100,9 @@ class ConjugateGradient(Minimizer):
         if trial is None:
             return None
         there = objective.settled(trial.place, trial.position)
-        carried_g, carried_d = trial.place.carry(torch.stack([g, d]))
-        memory.update(
-            step=trial.t, slope=slope, direction=self._next(settings["rule"], here, there, carried_g, carried_d, slope)
-        )
+        carried = trial.place.carry(torch.stack([g, d]))
+        direction = self._next(settings["rule"], here, there, *carried, slope)
+        memory.update(direction=direction, bend=(trial.slope - slope) / (trial.t * dd))
         return there
 
     def _next(self, rule: str, here: Position, there: Position, old: Tensor, d: Tensor, slope: float) -> Tensor:

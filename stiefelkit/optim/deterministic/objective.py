@@ -22,9 +22,6 @@ UNREACHED = 4.0
 _CANCELLED = 1e-3
 """Share of the Euclidean gradient below which what is left of it is projected once more."""
 
-_EVERY = 4
-"""Moves that leave frames as rounding has them; each adds a rounding limit or so."""
-
 
 def dot(u: Tensor, v: Tensor) -> float:
     """The inner product of flat vectors."""
@@ -72,7 +69,7 @@ class Objective:
     def __init__(
         self, who: str, closure: Callable[[], Any], params: Sequence[Tensor], space: Space, is_curved: bool = False
     ):
-        self.who, self.space, self.evaluations, self.products, self._moves = who, space, 0, 0, 0
+        self.who, self.space, self.evaluations, self.products = who, space, 0, 0
         self._closure, self._params, self._is_curved = closure, params, is_curved
         self.eps = torch.finfo(params[0].dtype).eps
 
@@ -102,10 +99,8 @@ class Objective:
         return here
 
     def settled(self, place: Place, there: Position) -> Position:
-        """A position at a place, once it is the next: after every few of them back on the manifold, up to rounding."""
-        self._moves += 1
-        points = place.points
-        return replace(there, points=self.space.settled(points) if self._moves % _EVERY == 0 else points)
+        """A position at a place, once it is the next: without what rounding has put beside the manifold."""
+        return replace(there, points=self.space.settled(place.points))
 
     def hessian(self, here: Position) -> Callable[[Tensor], Tensor]:
         """The flat Hessian at a position, as a map of flat vectors.
