@@ -30,7 +30,6 @@ from stiefelkit.functional._rotations.brickwall import brickwall
 from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations.plan import mesh_size
-from stiefelkit.functional._stiefel.cayley_curve import CayleyCurve, CayleyPoint, cayley_curve
 from stiefelkit.functional._stiefel.cayley_step import cayley_increment, cayley_retraction
 from stiefelkit.functional._stiefel.geodesics import geodesic
 from stiefelkit.functional._stiefel.hessians import riemannian_hessian
@@ -43,8 +42,6 @@ from stiefelkit.functional._stiefel.tangents import METRICS, Tangent, inner_prod
 __all__ = [
     "METRICS",
     "RETRACTIONS",
-    "CayleyCurve",
-    "CayleyPoint",
     "Tangent",
     "band_size",
     "brickwall",
@@ -52,7 +49,6 @@ __all__ = [
     "butterfly",
     "butterfly_inverse",
     "cayley",
-    "cayley_curve",
     "cayley_increment",
     "cayley_inverse",
     "cayley_retraction",

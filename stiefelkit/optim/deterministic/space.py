@@ -13,14 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stiefelkit.functional import METRICS, cayley_curve, tangent_part
+from stiefelkit.functional import METRICS, tangent_part
+from stiefelkit.functional._stiefel.cayley_curve import cayley_curve
 from stiefelkit.metrics import defect
 
 __all__ = ["Path", "Place", "Space"]
 
 
 class Spot(Protocol):
-    """A point of the curve of one parameter, as `functional.CayleyPoint` is."""
+    """A point of the curve of one parameter, as `CayleyPoint` is."""
 
     @property
     def frame(self) -> Tensor: ...
