@@ -10,6 +10,7 @@ where it is not installed (`pip install pymanopt`), its rows are left out.
 """
 
 import argparse
+import importlib
 import importlib.util
 import statistics
 import time
@@ -100,7 +101,7 @@ def ours(method: str) -> Callable[[Loss, Tensor, float], Solved]:
 
 def pymanopts(name: str) -> Callable[[Loss, Tensor, float], Solved]:
     """An optimizer of pymanopt, as such a function."""
-    import pymanopt
+    pymanopt: Any = importlib.import_module("pymanopt")
 
     def solve(loss: Loss, start: Tensor, tolerance: float) -> Solved:
         manifold = pymanopt.manifolds.Stiefel(*start.shape)
