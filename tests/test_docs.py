@@ -25,6 +25,7 @@ def test_printed_python_runs(page, monkeypatch, tmp_path):
     for room, table in (
         (parametrizations, "registered"),
         (optim, "optimizers"),
+        (optim, "minimizers"),
         (activations, "_activations"),
         (models, "_models"),
         (tasks, "tasks"),

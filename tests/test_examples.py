@@ -36,8 +36,8 @@ def test_every_optimizer_solves_procrustes_pca_and_ica_without_a_module(monkeypa
     run("frames", "--steps 120", monkeypatch)
     _, *rows = capsys.readouterr().out.splitlines()
     found = [(row[:24].strip(), row[24:48].strip(), *map(float, row[48:].split())) for row in rows]
-    assert len({name for _, name, *_ in found}) == 5
-    assert len(found) == 3 * 5
+    assert len({name for _, name, *_ in found}) == 6
+    assert len(found) == 3 * 6
     for problem, name, error, drift in found:
         assert error < 0.02, (problem, name)
         assert drift <= 20, (problem, name)

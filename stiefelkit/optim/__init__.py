@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError
+from stiefelkit.optim.deterministic.registry import minimizers
 from stiefelkit.registry import Registry
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from stiefelkit.optim.averages import average_fn, multi_avg_fn
     from stiefelkit.optim.clip import clip_grad_norm_
+    from stiefelkit.optim.deterministic.minimize import Minimum, minimize
+    from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
     from stiefelkit.optim.for_geoopt import geoopt_parameters
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
     from stiefelkit.optim.groups import frames, parameter_groups
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Check",
     "FrameOptimizer",
+    "Minimizer",
+    "Minimum",
     "MixedOptimizer",
+    "Progress",
     "RMSprop",
     "Retraction",
     "Setting",
@@ -35,6 +41,8 @@ __all__ = [
     "clip_grad_norm_",
     "frames",
     "geoopt_parameters",
+    "minimize",
+    "minimizers",
     "multi_avg_fn",
     "parameter_groups",
     "register",
@@ -95,6 +103,8 @@ def register(name: str, optimizer: "type[Optimizer] | str") -> None:
 _HOMES = {
     "averages": ("average_fn", "multi_avg_fn"),
     "clip": ("clip_grad_norm_",),
+    "deterministic.minimize": ("Minimum", "minimize"),
+    "deterministic.minimizer": ("Minimizer", "Progress"),
     "for_geoopt": ("geoopt_parameters",),
     "frame_optimizer": ("FrameOptimizer",),
     "groups": ("frames", "parameter_groups"),
@@ -111,7 +121,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(f"stiefelkit.optim.{home}"), name)
             return value
-    optimizer = None if name.startswith("_") else optimizers.by_class_name(name)
+    public = not name.startswith("_")
+    optimizer = (optimizers.by_class_name(name) or minimizers.by_class_name(name)) if public else None
     if not getattr(optimizer, "moves_frames", False):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return optimizer

@@ -11,7 +11,8 @@ about, and one that breaks some raises `LawBroken`, which lists all of them: law
 coordinates, and one line that repeats it.
 
 `check_activation` does the same for an activation of recurrences, by its name; `check_optimizer` and
-`parametrize_optimizers_with_checks` for an optimizer that moves frames; and `check_manifold` for a Stiefel manifold in
+`parametrize_optimizers_with_checks` for an optimizer that moves frames; `check_minimizer` and
+`parametrize_minimizers_with_checks` for one of deterministic losses; and `check_manifold` for a Stiefel manifold in
 geoopt's interface. `retraction_order` measures how closely a retraction follows the geodesic.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from stiefelkit.errors import OptionError
+from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import forward, numerical, portable, seeds, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
@@ -39,6 +41,13 @@ from stiefelkit.testing.failure import (
 )
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
+from stiefelkit.testing.minimizer import (
+    MINIMIZER_LAWS,
+    MinimizerCase,
+    check_minimizer,
+    minimizer_cases,
+    minimizer_checks,
+)
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
@@ -48,18 +57,23 @@ __all__ = [
     "ACTIVATION_LAWS",
     "LAWS",
     "MANIFOLD_LAWS",
+    "MINIMIZER_LAWS",
     "OPTIMIZER_LAWS",
     "Case",
     "Failure",
     "LawBroken",
+    "MinimizerCase",
     "OptimizerCase",
     "cases",
     "check_activation",
     "check_manifold",
+    "check_minimizer",
     "check_optimizer",
     "check_parametrization",
     "lowered_products",
+    "minimizer_cases",
     "optimizer_cases",
+    "parametrize_minimizers_with_checks",
     "parametrize_optimizers_with_checks",
     "parametrize_with_checks",
     "random_coordinates",
@@ -124,6 +138,11 @@ def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
 def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Any:
     """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers."""
     return _parametrized(optimizer_checks(classes))
+
+
+def parametrize_minimizers_with_checks(classes: Iterable[type[Minimizer]]) -> Any:
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers."""
+    return _parametrized(minimizer_checks(classes))
 
 
 def _parametrized(checks: Iterable[tuple[str, Callable[[], None]]]) -> Any:

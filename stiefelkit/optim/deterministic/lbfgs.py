@@ -1,0 +1,91 @@
+"""L-BFGS along frames, with a memory that is carried by the Cayley transform."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.optim.deterministic.line_search import Wolfe, search
+from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
+from stiefelkit.optim.deterministic.objective import Objective, Position, dot
+from stiefelkit.optim.settings import Setting, at_least, whole
+
+__all__ = ["LBFGS"]
+
+_CAUTION = 1e-8
+"""Cosine between a step and the change of the gradient from which they count."""
+
+
+class LBFGS(Minimizer):
+    r"""Goes along d = -H g, H the inverse Hessian that the last steps and changes of the gradient tell of.
+
+    Steps and changes are carried along to each new point, isometrically, so that what they tell stays true: all in one
+    call, at the cost of 2 `history_size` + 2 transports. The step is a point of the strong Wolfe conditions, mostly the
+    first that is tried. For losses whose gradient is what costs.
+
+    References:
+        Huang, Gallivan, Absil, A Broyden class of quasi-Newton methods for Riemannian optimization, SIAM J. Optim. 25,
+        2015.
+        Huang, Absil, Gallivan, A Riemannian BFGS method without differentiated retraction for nonconvex optimization
+        problems, SIAM J. Optim. 28, 2018: which pairs may count.
+
+    >>> import stiefelkit as sk
+    >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
+    >>> w = torch.nn.Parameter(sk.init.haar((6, 2)))
+    >>> optimizer = LBFGS(sk.optim.frames(w), max_iter=100)
+    >>> _ = optimizer.step(lambda: -torch.trace(w.mT @ a @ w))
+    >>> round(optimizer.progress.loss, 12)
+    -11.0
+    """
+
+    settings = (
+        *OF_ALL,
+        Setting("history_size", 10, whole(1), "steps that are remembered."),
+        Setting("curvature", 0.9, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
+    )
+    examples: ClassVar = ({}, {"history_size": 3})
+
+    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+        """See `Minimizer`."""
+        settings, g = self.param_groups[0], here.gradient
+        wolfe = Wolfe(min(1e-4, settings["curvature"] / 2), settings["curvature"])
+        steps, changes = memory.get("steps"), memory.get("changes")
+        if steps is None or changes is None:
+            d, t = -g, 0.1 * objective.space.reach / here.norm
+        else:
+            d, t = -_two_loops(g, steps, changes), 1.0
+        slope = dot(g, d)
+        trial = None
+        if slope < -1e-8 * here.norm * torch.linalg.vector_norm(d).item():
+            trial = search(objective, here, d, slope, t, wolfe)
+        if trial is None:
+            if steps is None:
+                return None
+            memory.clear()
+            return here
+        there = objective.settled(trial.place, trial.position)
+        kept = [] if steps is None or changes is None else [steps, changes]
+        carried = trial.place.carry(torch.cat([g[None], trial.t * d[None], *kept]))
+        s, y = carried[1], there.gradient - carried[0]
+        count = 0 if steps is None else len(steps)
+        steps, changes = carried[2 : 2 + count], carried[2 + count :]
+        if dot(s, y) > _CAUTION * (dot(s, s) * dot(y, y)) ** 0.5:
+            keep = settings["history_size"] - 1
+            steps = torch.cat([steps[max(count - keep, 0) :], s[None]])
+            changes = torch.cat([changes[max(count - keep, 0) :], y[None]])
+        if len(steps):
+            memory.update(steps=steps, changes=changes)
+        return there
+
+
+def _two_loops(g: Tensor, steps: Tensor, changes: Tensor) -> Tensor:
+    """H g, by the recursion of Nocedal."""
+    inverses = (1 / (steps * changes).sum(-1)).tolist()
+    q, shares = g, []
+    for s, y, inverse in zip(reversed(steps.unbind()), reversed(changes.unbind()), reversed(inverses), strict=True):
+        shares.append(inverse * dot(s, q))
+        q = torch.sub(q, y, alpha=shares[-1])
+    q = q / (inverses[-1] * dot(changes[-1], changes[-1]))
+    for s, y, inverse, share in zip(steps.unbind(), changes.unbind(), inverses, reversed(shares), strict=True):
+        q = torch.add(q, s, alpha=share - inverse * dot(y, q))
+    return q

@@ -1,0 +1,99 @@
+"""How far to go along a curve: to a point of the strong Wolfe conditions, by slopes where losses are only rounding."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stiefelkit.optim.deterministic.objective import Objective, Position
+from stiefelkit.optim.deterministic.space import Place
+
+__all__ = ["Trial", "Wolfe", "search"]
+
+_MOST = 30
+"""Points that are asked for at most."""
+_FURTHER = 10.0
+"""By what a step grows at most from one point to the next."""
+_SHRUNK = 0.66
+"""What is left of a bracket at most, or the next point is its middle."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point of a curve, and what the closure says there."""
+
+    t: float
+    place: Place
+    position: Position
+    slope: float
+
+
+@dataclass(frozen=True)
+class Wolfe:
+    """What a step has to be: f(t) <= f(0) + decrease t f'(0), and |f'(t)| <= curvature |f'(0)|.
+
+    Where f(t) and f(0) differ by no more than rounding, the first is f'(t) <= (2 decrease - 1) f'(0) instead, which is
+    the same for a parabola.
+    """
+
+    decrease: float
+    curvature: float
+
+    def holds(self, start: Position, slope: float, trial: Trial) -> bool:
+        """Whether a trial is such."""
+        loss = trial.position.loss
+        if not abs(trial.slope) <= self.curvature * abs(slope):
+            return False
+        if loss <= start.loss + self.decrease * trial.t * slope:
+            return True
+        return loss <= start.loss + start.noise and trial.slope <= (2 * self.decrease - 1) * slope
+
+
+def search(objective: Objective, start: Position, u: Tensor, slope: float, t: float, wolfe: Wolfe) -> Trial | None:
+    """Looks along a flat vector for a step, t at first.
+
+    Slopes are those of the curve itself. A bracket, at whose left end the curve falls and at whose right it rises or is
+    too high, shrinks by secants of the slopes.
+
+    Returns:
+        A trial; where none keeps the conditions the flattest of those that are lower, or None.
+
+    References:
+        Hager, Zhang, A new conjugate gradient method with guaranteed descent and an efficient line search, SIAM J.
+        Optim. 16, 2005.
+    """
+    path = objective.space.path(start.points, u)
+    left, left_slope, right, right_slope = 0.0, slope, math.inf, math.nan
+    width, best = math.inf, None
+    for _ in range(_MOST):
+        place = path.at(t)
+        position = objective.at(place.points)
+        trial = Trial(t, place, position, place.slope(position.gradients))
+        if wolfe.holds(start, slope, trial):
+            return trial
+        is_low = position.loss <= start.loss + start.noise
+        if is_low and position.norm < math.inf and (best is None or abs(trial.slope) < abs(best.slope)):
+            best = trial
+        if is_low and trial.slope < 0:
+            left, left_slope = t, trial.slope
+        else:
+            right, right_slope = t, trial.slope if is_low else math.nan
+        if right == math.inf:
+            # A secant through the slopes at 0 and t.
+            bend = (left_slope - slope) / left
+            t = min(max(left - left_slope / bend if bend > 0 else math.inf, 1.5 * left), _FURTHER * left)
+            continue
+        if right - left <= 1e-15 * right:
+            break
+        t = left + (right - left) * _share(left_slope, right_slope)
+        if right - left > _SHRUNK * width:
+            t = (left + right) / 2
+        width = right - left
+    if best is None or not (best.position.loss < start.loss or abs(best.slope) < abs(slope)):
+        return None
+    return best
+
+
+def _share(left: float, right: float) -> float:
+    """Where in a bracket a secant of its slopes is 0; nearer to the left end where nothing is known of the right."""
+    return min(max(left / (left - right), 0.05), 0.95) if right > 0 else 0.25

@@ -1,0 +1,254 @@
+"""What optimizers of deterministic losses share: parameters, settings, the closure, when to stop, checkpoints."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit._torch import write_count
+from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, did_you_mean
+from stiefelkit.functional._product import FullPrecision
+from stiefelkit.guard import MANIFOLDS
+from stiefelkit.metrics import working_dtype
+from stiefelkit.optim.checks import ask_readers, check_members, check_spelling
+from stiefelkit.optim.deterministic.objective import Objective, Position
+from stiefelkit.optim.deterministic.space import Space
+from stiefelkit.optim.settings import Setting, at_least, signature, told, whole
+from stiefelkit.optim.states import check_states
+from stiefelkit.sharding import is_sharded
+
+__all__ = ["OF_ALL", "Minimizer", "Progress"]
+
+OF_ALL = (
+    Setting("max_iter", 20, whole(1), "iterations of a step at most, as those of torch.optim.LBFGS."),
+    Setting("tolerance_grad", 1e-10, at_least(0), "length of the Riemannian gradient at which a step ends."),
+)
+"""What every minimizer has."""
+_KEPT = ("manifold", "name", "params", "param_names", "weight_decay", "lr")
+"""What groups may have of their own; settings are the same in all."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a minimizer has come.
+
+    Attributes:
+        loss: where it is.
+        gradient_norm: length of the Riemannian gradient there.
+        iterations: how many the last step took.
+        evaluations: how often it asked the closure.
+        products: how many products with the Hessian it needed.
+        is_done: whether the gradient is as short as was asked for, or as rounding lets it be.
+    """
+
+    loss: float
+    gradient_norm: float
+    iterations: int
+    evaluations: int
+    products: int
+    is_done: bool
+
+
+class Minimizer(torch.optim.Optimizer, ABC):
+    """Minimises a loss that is the same whenever it is asked for; frames stay frames, other parameters move freely.
+
+    All parameters are one point of one product of manifolds. `step(closure)` takes iterations until the gradient is
+    short enough or `max_iter` of them are made, and returns what the closure gave first, as torch.optim.LBFGS does. The
+    closure returns the loss; it may call `backward()`, after clearing the gradients, or leave that to the step.
+    `progress` tells how far the last step has come. Whatever the dtype, points and vectors are worked with in float64.
+
+    A subclass has settings, and `iterate`. Losses are read on the host, on every device; this is no optimizer for
+    batches that are drawn anew, for frames that are sharded (FSDP2), or for graphs that are captured.
+    """
+
+    moves_frames: ClassVar[bool] = True
+    """Tells the guard that frames are in good hands."""
+    plain: ClassVar[type[torch.optim.Optimizer]] = torch.optim.LBFGS
+    """Whose state dicts are told apart in messages."""
+    settings: ClassVar[tuple[Setting, ...]] = OF_ALL
+    """What may be set; the signature and the docstring tell of them."""
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Settings that the laws run with."""
+    needs_products: ClassVar[bool] = False
+    """Whether it asks for products with the Hessian."""
+    progress: Progress | None = None
+    """How far the last step has come."""
+    _call: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__signature__ = cls._call = signature(cls.settings)
+        if cls.__doc__ and "Args:\n" not in cls.__doc__:
+            cls.__doc__ = told(cls.__doc__, cls.settings)
+
+    def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
+        try:
+            call = self._call.bind(params, *args, **settings)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
+        call.apply_defaults()
+        self._versions: dict[int, int] = {}
+        super().__init__(params, {"manifold": None, **{k: v for k, v in call.arguments.items() if k != "params"}})
+
+    @abstractmethod
+    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+        """Goes on to the next point, or returns `here` where a step was refused, or None if nothing is to be gained.
+
+        `memory` is what this method has kept, empty at first: numbers, and real tensors whose last axis is that of flat
+        vectors, tangent where `here` is.
+        """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group after its manifold, its settings and its frames were checked.
+
+        Raises:
+            OptionError: a setting is out of range, or another one than in the other groups; parameters are of several
+                precisions or devices, or sharded.
+            ShapeError, NotAFrameError: a parameter of a manifold is no frame.
+            OptimizerError: a frame stands in a group without a manifold.
+        """
+        name = type(self).__name__
+        if isinstance(param_group, dict):
+            if not isinstance(param_group.get("params"), Tensor | set):
+                param_group = {**param_group, "params": list(param_group["params"])}
+            full = {**self.defaults, **param_group}
+            check_spelling(name, set(param_group), [*self.defaults, *_KEPT])
+            self._check_group(full)
+            entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
+            check_members(name, full["manifold"], [p[1] if isinstance(p, tuple) else p for p in entries])
+        super().add_param_group(param_group)
+        kinds = {(working_dtype(p.dtype).to_real(), p.dtype.to_real(), p.device) for p in self._params()}
+        if len(kinds) > 1 or any(is_sharded(p) for p in self._params()):
+            self.param_groups.pop()
+            got = f"{len(kinds)} of them" if len(kinds) > 1 else "sharded ones"
+            raise OptionError(f"{name} needs whole parameters of one precision on one device, got {got}.")
+        ask_readers(self.param_groups[-1])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raises OptionError unless the settings of a group are in range, and those of the others."""
+        name = type(self).__name__
+        for setting in self.settings:
+            setting.check.require(name, setting.name, group[setting.name])
+            others = self.param_groups[0][setting.name] if self.param_groups else group[setting.name]
+            if others != group[setting.name]:
+                raise OptionError(
+                    f"{name} needs one {setting.name} for all groups, got {others!r} and {group[setting.name]!r}."
+                )
+        if group["manifold"] is not None and group["manifold"] not in MANIFOLDS:
+            raise OptionError(
+                f"{name} knows no manifold {group['manifold']!r}{did_you_mean(group['manifold'], MANIFOLDS)}"
+            )
+        if group.get("weight_decay"):
+            raise OptionError(f"{name} needs weight_decay=0, got {group['weight_decay']!r}; add it to the loss.")
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Takes iterations, and returns what the closure returned at first.
+
+        Args:
+            closure: computes the loss of the parameters as they are, the same each time, and returns it.
+
+        Raises:
+            OptimizerError: there is no closure, or it returns nothing that can be differentiated.
+            NonFiniteError: the loss or a gradient is not finite at the start; nothing is changed.
+        """
+        name = type(self).__name__
+        if closure is None:
+            raise OptimizerError(f"{name} needs a closure that computes the loss, as torch.optim.LBFGS does, got none.")
+        for group in self.param_groups:
+            self._check_group(group)
+        params, settings = self._params(), self.param_groups[0]
+        before = [p.detach().clone() for p in params]
+        manifolds = [group["manifold"] for group in self.param_groups for _ in group["params"]]
+        likes = [p.detach().to(working_dtype(p.dtype)) for p in params]
+        objective = Objective(name, closure, params, Space(likes, manifolds), self.needs_products)
+        memory = self._recall(params)
+        is_done, iterations = False, 0
+        try:
+            with FullPrecision(params[0].device):
+                first = here = objective.start()
+                for iterations in range(settings["max_iter"] + 1):
+                    is_done = here.norm <= max(settings["tolerance_grad"], here.floor)
+                    if is_done or iterations == settings["max_iter"]:
+                        break
+                    there = self.iterate(objective, here, memory)
+                    if there is None:
+                        is_done = True
+                        break
+                    here = there
+                objective.write(here.points)
+        except BaseException:
+            for p, w in zip(params, before, strict=True):
+                p.copy_(w)
+            raise
+        self._keep(params, memory)
+        self.progress = Progress(here.loss, here.norm, iterations, objective.evaluations, objective.products, is_done)
+        return first.returned
+
+    def _recall(self, params: list[Tensor]) -> dict[str, Any]:
+        """What was kept at the last step, unless somebody else has moved the parameters since."""
+        if any(write_count(p) != self._versions.get(id(p), write_count(p)) for p in params):
+            return {}
+        dtype = working_dtype(params[0].dtype).to_real()
+        kept = self.state.get(params[0], {})
+        return {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in kept.items()}
+
+    def _keep(self, params: list[Tensor], memory: dict[str, Any]) -> None:
+        # torch casts what it loads to the dtype of the parameter.
+        dtype = params[0].dtype.to_real()
+        kept = {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in memory.items()}
+        self.state[params[0]] = kept
+        self._versions = {id(p): write_count(p) for p in params}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
+
+        Raises:
+            CheckpointError: it has other groups, manifolds or parameters, or what was kept is of another size.
+            NonFiniteError: what was kept holds NaN or infinity.
+            OptionError: a setting is out of range.
+        """
+        check_states(self, state_dict)  # type: ignore[arg-type]
+        name = type(self).__name__
+        for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            if saved.get("manifold") != group["manifold"]:
+                raise CheckpointError(
+                    f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
+                    f"{saved.get('manifold')!r}."
+                )
+            full = {**self.defaults, **group, **saved}
+            for setting in self.settings:
+                setting.check.require(name, setting.name, full[setting.name])
+        size = sum(p.numel() * (1 + p.is_complex()) for p in self._params())
+        for entry in state_dict["state"].values():
+            for key, value in entry.items():
+                _check_kept(f"{name}: {key}", value, size)
+        super().load_state_dict(state_dict)
+        self._versions = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also what copies, and what loads a state dict."""
+        super().__setstate__(state)
+        self._versions = {}
+        for group in self.param_groups:
+            ask_readers(group)
+
+
+def _check_kept(who: str, value: Any, size: int) -> None:
+    """Raises unless a value is a finite number, or a real tensor (*, size)."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point() or value.dim() == 0 or value.shape[-1] != size:
+            raise CheckpointError(
+                f"{who} needs a real tensor whose last axis is {size}, got {tuple(value.shape)} in {value.dtype}."
+            )
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(f"{who} needs a number or a tensor, got {type(value).__name__}.")
+    if not bool(torch.isfinite(torch.as_tensor(value)).all()):
+        raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")

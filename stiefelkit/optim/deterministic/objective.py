@@ -1,0 +1,173 @@
+"""A closure as a function of points, and its derivatives."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import NonFiniteError, OptimizerError
+from stiefelkit.metrics import working_dtype
+from stiefelkit.optim.deterministic.space import Place, Space
+
+__all__ = ["Objective", "Position", "dot"]
+
+NOISE = 1e3
+"""What rounding may do to a loss, over eps and its size."""
+UNREACHED = 4.0
+"""Norm of a gradient that is nothing but rounding, over eps sqrt(p) and the norm of the Euclidean one."""
+
+_CANCELLED = 1e-3
+"""Share of the Euclidean gradient below which what is left of it is projected once more."""
+
+
+def dot(u: Tensor, v: Tensor) -> float:
+    """The inner product of flat vectors."""
+    return torch.dot(u, v).item()
+
+
+@dataclass(frozen=True)
+class Position:
+    """A point, and what the closure says there.
+
+    Attributes:
+        points: of each parameter, in float64 or complex128.
+        loss: the value.
+        gradients: the Euclidean ones.
+        gradient: the flat one.
+        norm: its length.
+        noise: what rounding may do to the loss.
+        floor: the length below which a gradient is rounding.
+        graph: gradients that can be differentiated, None where the closure gives no such.
+        returned: what the closure returned.
+    """
+
+    points: list[Tensor]
+    loss: float
+    gradients: list[Tensor]
+    gradient: Tensor
+    norm: float
+    noise: float
+    floor: float
+    graph: list[Tensor] | None
+    returned: Any
+
+
+class Objective:
+    """A closure that computes a loss of some parameters: with their gradients, as torch's optimizers ask, or without.
+
+    Args:
+        who: the optimizer's name, for errors.
+        closure: returns the loss; what it does not differentiate itself is differentiated here.
+        params: the parameters, which are written to.
+        space: the product of their manifolds.
+        is_curved: whether gradients shall be such that they can be differentiated, if the closure leaves them to us.
+    """
+
+    def __init__(
+        self, who: str, closure: Callable[[], Any], params: Sequence[Tensor], space: Space, is_curved: bool = False
+    ):
+        self.who, self.space, self.evaluations, self.products = who, space, 0, 0
+        self._closure, self._params, self._is_curved = closure, params, is_curved
+        self.eps = torch.finfo(params[0].dtype).eps
+
+    def write(self, points: Sequence[Tensor]) -> None:
+        """Sets the parameters."""
+        for p, w in zip(self._params, points, strict=True):
+            p.detach().copy_(w)
+
+    def at(self, points: list[Tensor]) -> Position:
+        """Asks the closure at points."""
+        self.write(points)
+        return self._asked(points)
+
+    def start(self) -> Position:
+        """Asks the closure where the parameters are, after frames were taken to the nearest ones.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite.
+        """
+        points = self.space.settled([p.detach().to(working_dtype(p.dtype), copy=True) for p in self._params])
+        here = self._asked(points)
+        if not math.isfinite(here.loss + here.norm):
+            raise NonFiniteError(
+                f"{self.who} needs a finite loss and finite gradients, got {here.loss:.3g} and a gradient of norm "
+                f"{here.norm:.3g}; nothing was changed."
+            )
+        return here
+
+    def settled(self, place: Place, there: Position) -> Position:
+        """A position at a place, once it is the next: without what rounding has put beside the manifold."""
+        return replace(there, points=self.space.settled(place.points))
+
+    def hessian(self, here: Position) -> Callable[[Tensor], Tensor]:
+        """The flat Hessian at a position, as a map of flat vectors.
+
+        It comes from the graph of the gradients; where there is none from their differences.
+        """
+        space = self.space
+        bends = space.bends(here.points, here.gradients)
+
+        def product(u: Tensor) -> Tensor:
+            self.products += 1
+            us = space.directions(here.points, u)
+            if here.graph is not None:
+                hs = self._differentiated(here.graph, us)
+            else:
+                step = math.sqrt(self.eps) * space.reach / max(torch.linalg.vector_norm(u).item(), 1e-300)
+                there = self.at(space.path(here.points, step * u).at(1.0).points)
+                hs = [(b - a) / step for a, b in zip(here.gradients, there.gradients, strict=True)]
+            return space.hessian(bends, hs, us)
+
+        return product
+
+    def _differentiated(self, graph: list[Tensor], us: Sequence[Tensor]) -> list[Tensor]:
+        pairs = [(g, u.to(g.dtype)) for g, u in zip(graph, us, strict=True) if g.requires_grad]
+        if not pairs:
+            return [torch.zeros_like(u) for u in us]
+        grads, along = zip(*pairs, strict=True)
+        hs = torch.autograd.grad(grads, self._params, along, retain_graph=True, materialize_grads=True)
+        return [h.to(u.dtype) for h, u in zip(hs, us, strict=True)]
+
+    def _asked(self, points: list[Tensor]) -> Position:
+        self.evaluations += 1
+        for p in self._params:
+            p.grad = None
+        with torch.enable_grad():
+            returned = self._closure()
+            graph, is_curved = self._graph(returned)
+        gradients = [g.detach().to(w.dtype) for g, w in zip(graph, points, strict=True)]
+        size = math.sqrt(sum(torch.linalg.vector_norm(g).item() ** 2 for g in gradients))
+        flat = self.space.gradient(points, gradients)
+        norm = torch.linalg.vector_norm(flat).item()
+        if norm < _CANCELLED * size:
+            flat = self.space.tangent(points, flat)
+            norm = torch.linalg.vector_norm(flat).item()
+        loss = float(returned)
+        return Position(
+            points=points,
+            loss=loss,
+            gradients=gradients,
+            gradient=flat,
+            norm=norm,
+            noise=NOISE * self.eps * max(abs(loss), size * self.space.length(points)),
+            floor=UNREACHED * self.eps * self.space.reach * size,
+            graph=graph if is_curved else None,
+            returned=returned,
+        )
+
+    def _graph(self, returned: Any) -> tuple[list[Tensor], bool]:
+        """The gradients that the closure has left, or those of the loss, and whether they can be differentiated."""
+        left = [p.grad for p in self._params]
+        if any(g is not None for g in left):
+            gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(left, self._params, strict=True)]
+            return gradients, self._is_curved and any(g.requires_grad for g in gradients)
+        if not (isinstance(returned, Tensor) and returned.requires_grad):
+            raise OptimizerError(
+                f"{self.who} needs a closure that returns the loss, a tensor of its parameters, got "
+                f"{type(returned).__name__} and no gradients; return it, and call backward() or leave that to the step."
+            )
+        gradients = torch.autograd.grad(returned, self._params, create_graph=self._is_curved, materialize_grads=True)
+        return list(gradients), self._is_curved

@@ -1,0 +1,165 @@
+"""A trust region along frames, whose model is minimised by truncated conjugate gradients."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
+from stiefelkit.optim.deterministic.objective import Objective, Position, dot
+from stiefelkit.optim.settings import Check, Setting, at_least
+
+__all__ = ["Model", "TrustRegion", "truncated"]
+
+_ACCEPTED = 0.1
+"""What a step has to gain, over what the model says."""
+_PATIENCE = 3
+"""Iterations in a row, of gains that are rounding, that may leave the gradient as long as it is."""
+_LONGER = 10.0
+"""By what such an iteration may make it longer."""
+_WHOLE = Check("a whole {key} >= 1, or None", lambda value: value is None or (type(value) is int and value >= 1))
+
+
+class TrustRegion(Minimizer):
+    r"""Minimises <g, u> + <u, H u> / 2 within ||u|| <= radius, goes there, and fits the radius to what came of it.
+
+    The model is minimised by conjugate gradients (Steihaug, Toint), until ||g + H u|| <= ||g|| min(kappa, q^theta), q
+    the length of the first of their steps: near a minimum whose Hessian is definite the gradient then shrinks
+    quadratically. H is the Riemannian Hessian. Its products with vectors come from differentiating the gradient again
+    where the closure leaves differentiation to the step, or calls `backward(create_graph=True)`; otherwise from
+    differences of gradients, at one gradient each.
+
+    Both parts of the ratio of gains have 1e3 eps |f| added: without that, rounding would decide about steps as soon as
+    they gain no more.
+
+    References:
+        Absil, Baker, Gallivan, Trust-region methods on Riemannian manifolds, Found. Comput. Math. 7, 2007.
+        Conn, Gould, Toint, Trust-region methods, 2000, section 17.4.2: the ratio.
+
+    >>> import stiefelkit as sk
+    >>> a = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
+    >>> w = torch.nn.Parameter(sk.init.haar((6, 2)))
+    >>> optimizer = TrustRegion(sk.optim.frames(w))
+    >>> _ = optimizer.step(lambda: -torch.trace(w.mT @ a @ w))
+    >>> round(optimizer.progress.loss, 12)
+    -11.0
+    """
+
+    needs_products = True
+    settings = (
+        *OF_ALL,
+        Setting("max_inner", None, _WHOLE, "products with H in an iteration at most; the dimension when None."),
+        Setting("kappa", 0.1, at_least(0, 1), "share of the gradient that an iteration leaves, far from a minimum."),
+        Setting("theta", 1.0, at_least(0), "power of q; 1 + theta is the order of convergence, at most 2."),
+    )
+    examples: ClassVar = ({}, {"max_inner": 8}, {"kappa": 0.01, "theta": 0.5})
+
+    def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
+        """See `Minimizer`."""
+        settings, space = self.param_groups[0], objective.space
+        radius = memory.get("radius", space.reach / 8)
+        model = truncated(
+            here.gradient,
+            objective.hessian(here),
+            radius,
+            settings["kappa"],
+            settings["theta"],
+            settings["max_inner"] or space.size,
+            max(here.floor / here.norm, objective.eps ** (0.4 if here.graph is None else 0.8)),
+        )
+        place = space.path(here.points, model.u).at(1.0)
+        there = objective.at(place.points)
+        if model.gain <= here.noise:  # the loss tells no more
+            memory["idle"] = 0 if there.norm < here.norm else memory.get("idle", 0) + 1
+            if memory["idle"] > _PATIENCE:
+                return None
+        gained = here.loss - there.loss + here.noise
+        ratio = gained / (model.gain + here.noise) if math.isfinite(there.loss + there.norm) else -math.inf
+        if model.gain <= here.noise and not there.norm < _LONGER * here.norm:
+            ratio = -math.inf
+        if ratio < 0.25:
+            radius *= 0.25
+        elif ratio > 0.75 and model.is_at_boundary:
+            radius = min(2 * radius, space.reach) if space.is_bounded else 2 * radius
+        memory["radius"] = radius
+        if ratio > _ACCEPTED:
+            return objective.settled(place, there)
+        if radius < objective.eps * space.reach:
+            return None
+        return objective.at(here.points)  # its graph was of parameters that have been written to
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where a model is least.
+
+    Attributes:
+        u: the flat vector.
+        gain: by how much the model falls.
+        is_at_boundary: whether it is as long as it may be.
+    """
+
+    u: Tensor
+    gain: float
+    is_at_boundary: bool
+
+
+def truncated(
+    g: Tensor,
+    hessian: Callable[[Tensor], Tensor],
+    radius: float,
+    kappa: float,
+    theta: float,
+    most: int,
+    least: float = 0.0,
+) -> Model:
+    """Minimises <g, u> + <u, H u> / 2 within a radius by conjugate gradients, as far as is worth while.
+
+    Args:
+        g: gradient, a vector.
+        hessian: gives H u of u.
+        radius: length of u at most.
+        kappa: share of g that ||g + H u|| may be.
+        theta: power of the length of the first step in that.
+        most: products at most.
+        least: share of g that is not gone below, since what is left then is rounding, and no tangent vector.
+
+    References:
+        Steihaug, The conjugate gradient method and trust regions in large scale optimization, SIAM J. Numer. Anal. 20,
+        1983.
+    """
+    u, hu = torch.zeros_like(g), torch.zeros_like(g)
+    r, d = g, -g
+    rr = dd = dot(g, g)
+    uu, ud, gain, length = 0.0, 0.0, 0.0, math.sqrt(rr)
+    near = enough = kappa * kappa * rr
+    for i in range(most):
+        hd = hessian(d)
+        bend = dot(d, hd)
+        if rr <= near and bend <= length * dd:
+            break  # along the minima, if they are no points: such a curvature is as small as the gradient
+        step = rr / bend if bend > 0 else math.inf
+        if i == 0 and bend > 0:
+            q = step * length
+            enough = rr * max(min(kappa, q**theta), least) ** 2
+        reached = uu + 2 * step * ud + step * step * dd
+        if not reached < radius * radius:
+            step = (-ud + math.sqrt(ud * ud + dd * (radius * radius - uu))) / dd
+            u, hu = torch.add(u, d, alpha=step), torch.add(hu, hd, alpha=step)
+            return Model(u, -dot(g, u) - 0.5 * dot(u, hu), True)
+        new_u, new_hu = torch.add(u, d, alpha=step), torch.add(hu, hd, alpha=step)
+        new_gain = -dot(g, new_u) - 0.5 * dot(new_u, new_hu)
+        if new_gain <= gain:
+            break
+        u, hu, gain = new_u, new_hu, new_gain
+        r = torch.add(r, hd, alpha=step)
+        before, rr = rr, dot(r, r)
+        if rr <= enough:
+            break
+        beta = rr / before
+        uu, ud, dd = reached, beta * (ud + step * dd), rr + beta * beta * dd
+        d = torch.sub(beta * d, r)
+    return Model(u, gain, False)

@@ -1,0 +1,214 @@
+"""What optimizers of deterministic losses promise beyond the laws: orders, ends, and the geometry below."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.functional import cayley_retraction, inner_product, riemannian_hessian
+from stiefelkit.functional._stiefel.cayley_curve import cayley_curve
+from stiefelkit.optim.deterministic.space import Space
+from stiefelkit.optim.deterministic.trust_region import truncated
+from stiefelkit.testing.seeds import generator
+
+METRICS = ("canonical", "euclidean")
+SHAPES = ((6, 6), (7, 3), (5, 4), (4, 1))
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+each_metric = pytest.mark.parametrize("metric", METRICS)
+
+
+def drawn(shape, dtype=torch.float64, number=0):
+    return torch.randn(shape, dtype=dtype, generator=generator(number))
+
+
+def frame(shape, dtype=torch.float64):
+    return sk.init.haar(shape, dtype, generator(9))
+
+
+def spread(n, dtype=torch.float64):
+    """A Hermitian matrix with the eigenvalues 1, ..., n."""
+    basis = frame((n, n), dtype)
+    return (basis * torch.arange(1, n + 1)) @ basis.mH
+
+
+@each_shape
+@each_dtype
+def test_a_cayley_curve_goes_through_the_points_of_the_retraction_and_carries_as_it_does(shape, dtype):
+    w, u, z = frame(shape, dtype), drawn(shape, dtype, 1), drawn((2, *shape), dtype, 2)
+    z = torch.stack([sk.functional.tangent_part(w, x) for x in z])
+    point = cayley_curve(w, u).at(0.7)
+    moved, *carried = cayley_retraction(w, 0.7 * u, *z)
+    torch.testing.assert_close(point.frame, moved)
+    torch.testing.assert_close(point.carry(z), torch.stack(carried))
+
+
+@each_shape
+@each_dtype
+def test_the_slope_of_a_cayley_curve_is_its_derivative(shape, dtype):
+    w, u, g = frame(shape, dtype), drawn(shape, dtype, 1), drawn(shape, dtype, 2)
+    curve = cayley_curve(w, u)
+    t = torch.tensor(0.7, dtype=torch.float64)
+    _, slope = torch.autograd.functional.jvp(
+        lambda t: (g.conj() * cayley_retraction(w, t * u)[0]).sum().real, t, torch.ones_like(t)
+    )
+    torch.testing.assert_close(curve.at(0.7).slope(g), slope)
+
+
+@each_metric
+@each_shape
+@each_dtype
+def test_flat_vectors_have_the_inner_product_and_the_hessian_of_the_metric(shape, dtype, metric):
+    w, g, h = frame(shape, dtype), drawn(shape, dtype, 1), drawn(shape, dtype, 2)
+    space = Space([w], [f"stiefel:{metric}"])
+    x, y = (space.gradient([w], [drawn(shape, dtype, number)]) for number in (3, 4))
+    ((u,), (v,)) = space.directions([w], x), space.directions([w], y)
+    torch.testing.assert_close(torch.dot(x, y), inner_product(w, u, v, metric))
+    (along,) = space.directions([w], space.hessian(space.bends([w], [g]), [h], [u]))
+    torch.testing.assert_close(along, riemannian_hessian(w, g, h, u, metric))
+    moved = space.path([w], x).at(0.7)
+    torch.testing.assert_close(torch.dot(moved.carry(x), moved.carry(y)), torch.dot(x, y))
+
+
+def norms(optimizer, loss, most=40):
+    """Lengths of the gradient after each iteration, until it is done."""
+    found = []
+    for _ in range(most):
+        optimizer.step(loss)
+        found.append(optimizer.progress.gradient_norm)
+        if optimizer.progress.is_done:
+            break
+    return found
+
+
+@each_metric
+@each_dtype
+def test_the_trust_region_converges_quadratically(metric, dtype):
+    a, weights = spread(8, dtype), torch.arange(1, 4)
+    w = nn.Parameter(frame((8, 3), dtype))
+    groups = sk.optim.frames(w, manifold=f"stiefel:{metric}")
+    optimizer = sk.optim.TrustRegion(groups, max_iter=1, tolerance_grad=0.0)
+    found = norms(optimizer, lambda: (w.conj() * (a @ w) * weights).sum().real)
+    last = [norm for norm in found if norm < 0.3]
+    assert any(after < before**1.8 for before, after in itertools.pairwise(last)), found
+    assert found[-1] < 1e-10
+
+
+@each_metric
+def test_the_trust_region_converges_as_fast_where_minima_are_no_points(metric):
+    c = spread(30)
+    result = sk.optim.minimize(lambda w: (w * (c @ w)).sum(), frame((30, 4)), manifold=f"stiefel:{metric}")
+    assert result.is_converged
+    assert result.value == pytest.approx(10, rel=1e-12)
+    assert result.iterations < 20
+    assert result.products < 300
+
+
+def test_differences_of_gradients_lead_the_trust_region_as_far():
+    a, weights, w = spread(8), torch.arange(1, 4), nn.Parameter(frame((8, 3)))
+
+    def closure():
+        w.grad = None
+        loss = (w * (a @ w) * weights).sum()
+        loss.backward()
+        return loss.detach()
+
+    optimizer = sk.optim.TrustRegion(sk.optim.frames(w), max_iter=60)
+    optimizer.step(closure)
+    assert optimizer.progress.gradient_norm < 1e-10
+    assert optimizer.progress.evaluations > optimizer.progress.products > 0
+
+
+@pytest.mark.parametrize("name", ["conjugate_gradient", "lbfgs"])
+def test_on_a_quadratic_loss_with_exact_line_searches_the_dimension_is_enough(name):
+    a, b = spread(6), drawn(6)
+    x = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    settings = {"history_size": 6} if name == "lbfgs" else {}
+    cls = sk.optim.minimizers.get(name)
+    optimizer = cls([x], max_iter=7, curvature=1e-9, tolerance_grad=1e-9, **settings)
+    optimizer.step(lambda: 0.5 * x @ a @ x - b @ x)
+    assert optimizer.progress.is_done
+    torch.testing.assert_close(x.detach(), torch.linalg.solve(a, b))
+
+
+def test_truncated_conjugate_gradients_solve_what_is_definite_and_leave_what_is_not():
+    h, g = spread(7), drawn(7)
+    model = truncated(g, lambda u: h @ u, 100.0, 1e-12, 0.0, 50)
+    torch.testing.assert_close(model.u, -torch.linalg.solve(h, g))
+    assert not model.is_at_boundary
+    assert model.gain == pytest.approx(0.5 * g @ torch.linalg.solve(h, g))
+    model = truncated(g, lambda u: h @ u - 4 * u, 2.5, 0.1, 1.0, 50)
+    assert model.is_at_boundary
+    assert model.u.norm().item() == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_the_size_of_a_loss_does_not_matter(name, size):
+    a, weights = spread(6), torch.arange(1, 3)
+    result = sk.optim.minimize(
+        lambda w: size * (w * (a @ w) * weights).sum(), frame((6, 2)), name, tolerance_grad=1e-8 * size
+    )
+    assert result.is_converged
+    assert result.value == pytest.approx(4 * size, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_frames_and_what_moves_freely_are_minimised_together(name):
+    x, shift = drawn((40, 5)), drawn(3, number=1)
+    truth = frame((5, 3))
+    y = x @ truth + shift
+    w, b = nn.Parameter(sk.init.identity((5, 3))), nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = sk.optim.minimizers.get(name)([*sk.optim.frames(w), {"params": [b]}], max_iter=300)
+    optimizer.step(lambda: (x @ w + b - y).square().sum())
+    torch.testing.assert_close(w.detach(), truth)
+    torch.testing.assert_close(b.detach(), shift)
+
+
+def test_a_frame_that_somebody_else_has_moved_starts_anew():
+    a, w = spread(6), nn.Parameter(frame((6, 2)))
+    optimizer = sk.optim.LBFGS(sk.optim.frames(w), max_iter=5)
+    optimizer.step(lambda: (w * (a @ w)).sum())
+    fresh = sk.optim.LBFGS(sk.optim.frames(w), max_iter=5)
+    with torch.no_grad():
+        w.copy_(sk.init.haar((6, 2), torch.float64, generator(3)))
+    start = w.detach().clone()
+    optimizer.step(lambda: (w * (a @ w)).sum())
+    end = w.detach().clone()
+    with torch.no_grad():
+        w.copy_(start)
+    fresh.step(lambda: (w * (a @ w)).sum())
+    torch.testing.assert_close(w.detach(), end, rtol=0, atol=0)
+
+
+def test_minimize_returns_where_it_ends_and_leaves_the_start_alone():
+    a, start = spread(6, torch.complex128), frame((2, 6, 2), torch.complex128)
+    kept = start.clone()
+    result = sk.optim.minimize(lambda w: (w.conj() * (a @ w)).sum().real, start)
+    assert torch.equal(start, kept)
+    assert result.is_converged
+    assert result.value == pytest.approx(6, abs=1e-10)
+    assert result.point.shape == start.shape
+    assert not result.point.requires_grad
+    assert math.isfinite(result.gradient_norm)
+    assert result.products > 0
+
+
+def test_minimize_refuses_what_it_cannot_minimise():
+    with pytest.raises(errors.UnknownNameError, match="trust_region"):
+        sk.optim.minimize(torch.sum, frame((4, 2)), "trust_regoin")
+    with pytest.raises(errors.DtypeError, match="list"):
+        sk.optim.minimize(torch.sum, [[1.0]])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(errors.NotAFrameError):
+        sk.optim.minimize(torch.sum, 2 * frame((4, 2)))
+    with pytest.raises(errors.OptimizerError, match="returns the loss"):
+        sk.optim.minimize(lambda w: torch.ones(()), frame((4, 2)))
+
+
+def test_only_minimizers_are_registered():
+    with pytest.raises(errors.OptionError, match="needs to be a name or a subclass"):
+        sk.optim.minimizers.check(torch.optim.LBFGS)
