@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefelkit import guard, notices
+from stiefelkit import entries, guard, notices
 from stiefelkit._torch import held_buffers, is_exported, is_transformed, write_count
 from stiefelkit.batching import Seat, leave_seat, saved_plainly
-from stiefelkit.dtypes import coarser, keep_precision
-from stiefelkit.entries import check_description, check_entry, check_frame, check_weight, describe_map, read_description
+from stiefelkit.dtypes import coarser, keep_precision, keeps_values
 from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
@@ -25,7 +24,6 @@ from stiefelkit.sharding import is_sharded, placed_like, whole
 
 __all__ = ["CoordinateList"]
 
-_FORMAT = 1
 _EXTRA = "_extra_state"
 
 
@@ -295,14 +293,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
-        return {
-            "format": _FORMAT,
-            "map": describe_map(self.param),
-            "field": "complex" if self.param.is_complex else "real",
-            "shape": list(self.param.shape),
-            "options": self.param.options(),
-            "coordinates": list(self.param.coordinates),
-        }
+        return entries.describe(self.param)
 
     def get_extra_state(self) -> Tensor:
         """Returns `describe()` as JSON in a uint8 tensor."""
@@ -318,14 +309,15 @@ class CoordinateList(parametrize.ParametrizationList):
         """
         if not any(key.startswith(prefix) for key in state_dict):
             return
-        host, _, name = prefix.removesuffix(".").rpartition("parametrizations.")
-        weight = host + name
+        weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2])
         if prefix + _EXTRA not in state_dict:
             raise CheckpointError(
                 f"{weight} needs a checkpoint that names its map (key {prefix + _EXTRA}), got one without; "
                 "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
             )
-        check_description(read_description(state_dict[prefix + _EXTRA], weight), self.describe(), weight)
+        entries.check_description(
+            entries.read_description(state_dict[prefix + _EXTRA], weight), self.describe(), weight
+        )
         free = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
         places = {name: f"{prefix}original{i}" for i, name in enumerate(self.coordinates) if name in free}
         buffers = dict(self.param.named_buffers())
@@ -334,21 +326,17 @@ class CoordinateList(parametrize.ParametrizationList):
             return  # a shared module saved under another of its names
 
         def entry(name: str, key: str, ours: Tensor) -> Tensor:
-            may_be_meta = assign or ours.is_meta
-            return check_entry(state_dict.get(key), key, f"{weight} ({name})", ours, may_be_meta)
+            return entries.check_entry(state_dict.get(key), key, f"{weight} ({name})", ours, assign or ours.is_meta)
 
         values = {name: entry(name, key, free[name]) for name, key in places.items()}
         for name in set(values) & set(self.param.manifolds):
-            check_frame(values[name], f"{weight} ({name})")
+            entries.check_frame(values[name], f"{weight} ({name})")
         choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
         if any(choice.is_meta for choice in choices.values()):
             return
-        names = {id(choice): name for name, choice in self.param.chart.items()}
-        reason = self.param.check_chart({names[id(c)]: choices[name] for name, c in buffers.items()})
-        if reason is not None:
-            raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
+        entries.check_choices(self.param, choices, weight)
         if len(values) == self.ntensors:
-            check_weight(self.param, values, choices, weight)
+            entries.check_weight(self.param, values, choices, weight)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check(state_dict, prefix, assign=bool(args and args[0].get("assign_to_params_buffers")))
@@ -375,11 +363,7 @@ class CoordinateList(parametrize.ParametrizationList):
             for child in self.children():
                 child._apply(fn)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
-        # torch's to_empty calls fn = empty_like: only what fn does to values known to nobody tells it from a move.
-        sample = torch.rand(64, device="cpu").bfloat16().float()
-        probe = fn(sample.clone())
-        keeps_values = not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), sample)
-        if was_meta or not keeps_values:
+        if was_meta or not keeps_values(fn):
             self._remember_emptied()
         for name, dtype in before.items():
             self._refine_(name, dtype)

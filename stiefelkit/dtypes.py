@@ -13,6 +13,7 @@ __all__ = [
     "dtype_of_parts",
     "followed",
     "keep_precision",
+    "keeps_values",
     "working_dtype",
 ]
 
@@ -59,6 +60,16 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
         return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
 
     return apply
+
+
+def keeps_values(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether what `Module._apply` is given keeps values: to_empty's empty_like does not.
+
+    Only what it does to values that are known to nobody tells it from a move.
+    """
+    sample = torch.rand(64, device="cpu").bfloat16().float()
+    probe = fn(sample.clone())
+    return not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), sample)
 
 
 def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:

@@ -14,15 +14,17 @@ from stiefelkit.param import OrthogonalParam
 from stiefelkit.sharding import local_part, whole
 
 __all__ = [
+    "check_choices",
     "check_description",
     "check_entry",
     "check_frame",
     "check_weight",
-    "describe_map",
+    "describe",
     "in_words",
     "read_description",
 ]
 
+_FORMAT = 1
 _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
 _WITHIN_THE_LAW = 1e4
@@ -34,14 +36,26 @@ _REMEDY = "; to change it, load into the old kind of weight and assign that to t
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
-def describe_map(param: OrthogonalParam) -> dict[str, Any]:
+def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
     """Name in the registry, class and version of a map and of those inside it."""
     cls = type(param)
     return {
         "name": parametrizations.registered.name_of(cls),
         "class": f"{cls.__module__}:{cls.__qualname__}",
         "version": param.version,
-        "inner": [describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
+        "inner": [_describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
+    }
+
+
+def describe(param: OrthogonalParam) -> dict[str, Any]:
+    """What a checkpoint says of a weight: the map, its version, field, shape, options and coordinates."""
+    return {
+        "format": _FORMAT,
+        "map": _describe_map(param),
+        "field": "complex" if param.is_complex else "real",
+        "shape": list(param.shape),
+        "options": param.options(),
+        "coordinates": list(param.coordinates),
     }
 
 
@@ -221,6 +235,14 @@ def check_frame(value: Tensor, what: str) -> None:
 
 
 @torch.no_grad()
+def check_choices(param: OrthogonalParam, choices: dict[str, Tensor], weight: str) -> None:
+    """Raises CheckpointError unless the buffers of a checkpoint, by name, are choices that a chart may have."""
+    names = {id(choice): name for name, choice in param.chart.items()}
+    reason = param.check_chart({names[id(c)]: choices[name] for name, c in param.named_buffers()})
+    if reason is not None:
+        raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
+
+
 def check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
     """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
 

@@ -62,7 +62,7 @@ class StiefelAdam(SplitOptimizer):
         gradient = riemannian_gradient(w, g, metric)
         most = torch.finfo(w.dtype).max
         norms = zip(gradient.rotation_norms, gradient.rest_norms, strict=True)
-        if bucket.is_read and not all(o * o + r * r < most for o, r in norms):
+        if bucket.is_read and not all([o * o + r * r < most for o, r in norms]):
             raise OverflowError
         # Noise would come out as large as anything else.
         noise = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True) * (_ROUNDING * torch.finfo(g.dtype).eps)
@@ -75,7 +75,8 @@ class StiefelAdam(SplitOptimizer):
             momentum.rest = momentum.rest * first + gradient.rest * (1 - first)
         ks = count_steps(bucket)
         roots = as_factor([(1 - second**k) ** -0.5 for k in ks], w)
-        steps = [rate(group) / (1 - first**k) for k in ks]
+        lr = rate(group)
+        steps = [lr / (1 - first**k) for k in ks]
 
         def divided(key: str, moment: Tensor, part: Tensor, of_columns: bool = False) -> Tensor:
             squares = bucket.state(key, is_real=True, of_columns=of_columns).mul(second)
