@@ -66,7 +66,7 @@ is_transformed = torch._C._are_functorch_transforms_active
 is_view = Tensor._is_view
 write_count = operator.attrgetter("_version")
 """How often a tensor has been written to."""
-copy_each = torch._foreach_copy_
+copy_each = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 """Copies tensors into others, pair by pair, in one call."""
 held_parameters = operator.attrgetter("_parameters")
 """Name to parameter, or None, of a module without those inside it; not by getattr, which a wrapper may pass on."""
