@@ -49,11 +49,11 @@ def ica(n: int, p: int) -> Posed:
 
     There are many stationary points; the start is near enough to the solution for all methods to find that.
     """
-    sources = torch.randn(2 * n + 2000, n, dtype=torch.float64)
+    sources = torch.randn(100 * n + 1000, n, dtype=torch.float64)
     sources[:, :p] = (torch.rand(len(sources), p, dtype=torch.float64) - 0.5) * 12**0.5
     mixing = sk.init.haar((n, n))
     x = sources @ mixing.mT
-    start = mixing[:, :p] + 0.4 * torch.randn(n, p, dtype=torch.float64) / n**0.5
+    start = mixing[:, :p] + 0.1 * torch.randn(n, p, dtype=torch.float64) / n**0.5
     return lambda w: -torch.logaddexp(x @ w, -(x @ w)).mean(0).sum(), sk.functional.nearest_frame(start)
 
 
@@ -70,7 +70,7 @@ PROBLEMS = {"pca": pca, "procrustes": procrustes, "ica": ica, "joint_diagonalisa
 SIZES = {
     "pca": ("50x3", "500x10"),
     "procrustes": ("20x20", "500x10"),
-    "ica": ("10x10", "500x5"),
+    "ica": ("10x10", "100x4"),
     "joint_diagonalisation": ("20x20", "500x5"),
 }
 MOST = 3000
