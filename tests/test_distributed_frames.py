@@ -46,7 +46,7 @@ def build(net, name):
     return (
         getattr(sk.optim, name)(groups, eps=1e-3, **STATEFUL[name])
         if "SGD" not in name
-        else getattr(sk.optim, name)(groups)
+        else getattr(sk.optim, name)(groups, momentum=0.9)
     )
 
 

@@ -53,4 +53,5 @@ def test_inside_the_scan_activations_and_kernels_know_no_engine_and_engines_no_d
 
     assert rooms("activations") <= {"activations"}
     assert rooms("kernels") <= {"activations", "kernels"}
-    assert rooms("engines") <= {"activations", "engines", "kernels", "recurrence"}
+    assert rooms("structures") <= {"blocks", "structures"}
+    assert rooms("engines") <= {"activations", "blocks", "engines", "kernels", "recurrence", "structures"}

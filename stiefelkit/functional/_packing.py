@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_traced
+from stiefelkit._torch import constant_in_traced_code, is_traced
 from stiefelkit.functional._diagonal import complex_of
 
 __all__ = [
@@ -199,13 +199,18 @@ def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torc
     key = ("band", n, p, is_complex, bandwidth, device)
     if key in _known and not is_traced():
         return _known[key]
+    with torch.inference_mode(False):
+        index = torch.tensor(_positions_in_band(n, p, is_complex, bandwidth), device=device)
+    return _remember(key, index)
+
+
+@constant_in_traced_code
+def _positions_in_band(n: int, p: int, is_complex: bool, bandwidth: int) -> list[int]:
     # In numpy: how many there are is not known to a device that nobody waits for.
     off = numpy.abs(numpy.subtract.outer(numpy.arange(n), numpy.arange(p)))
     top, below = off[:p], [off[p:].T.ravel()] * (1 + is_complex)
     inside = numpy.concatenate([top.ravel() if is_complex else top[numpy.tril_indices(p, -1)], *below]) <= bandwidth
-    with torch.inference_mode(False):
-        index = torch.tensor(numpy.flatnonzero(inside), device=device)
-    return _remember(key, index)
+    return numpy.flatnonzero(inside).tolist()
 
 
 def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:

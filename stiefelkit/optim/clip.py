@@ -68,7 +68,7 @@ def clip_grad_norm_(
                 largest = g.abs().amax().item()
                 # In units of the largest entry, since squares may overflow.
                 norms = riemannian_gradient(w, g / largest, metric).norms(metric) if 0 < largest < math.inf else [1.0]
-            squares.append(torch.tensor(largest**2 * sum(norm * norm for norm in norms), dtype=torch.float64))
+            squares.append(torch.tensor(largest**2 * sum([norm * norm for norm in norms]), dtype=torch.float64))
     where = next((square.device for square in squares if not square.is_cpu), torch.device("cpu"))
     total = torch.stack([square.to(where) for square in squares]).sum().sqrt() if squares else torch.zeros(()).double()
     if error_if_nonfinite and not math.isfinite(total):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.engines.blocks import row_blocks
+from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.recurrence import Recurrence
 
 __all__ = ["fold", "is_foldable", "one_by_one", "sample_gradients", "unfold"]

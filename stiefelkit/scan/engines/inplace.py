@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.engines.blocks import row_blocks
+from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.engines.chunks import Chunk
 from stiefelkit.scan.engines.loops import Loops
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, shaped

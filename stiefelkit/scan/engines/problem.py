@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.engines.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
+from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
 from stiefelkit.scan.engines.chunks import Chunk, cut
 from stiefelkit.scan.recurrence import Recurrence
 from stiefelkit.scan.structures import STRUCTURES, Structure

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.engines.blocks import from_blocks, row_blocks
+from stiefelkit.scan.blocks import from_blocks, row_blocks
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
 from stiefelkit.scan.kernels import launch
 

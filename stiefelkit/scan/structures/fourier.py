@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.engines.blocks import read_blocks
+from stiefelkit.scan.blocks import read_blocks
 from stiefelkit.scan.structures.low_rank import LowRank
 from stiefelkit.scan.structures.structure import along_circle
 

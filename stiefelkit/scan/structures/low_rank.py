@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.engines.blocks import fold, matrix_blocks
+from stiefelkit.scan.blocks import fold, matrix_blocks
 from stiefelkit.scan.structures.structure import Structure, along_circle
 
 __all__ = ["DiagonalAndLowRank", "LowRank"]
