@@ -104,14 +104,15 @@ def _launches(plan: ApartPlan, heat: "LaunchHeat") -> Table:
 def _table(plan: ApartPlan, heat: "FrameHeat") -> Table:
     title = f"{heat.operation}, {heat.problem}, {plan.dtype}, {plan.device}"
     caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
-    columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if isinstance(plan, OptimizerRace) else [])]
+    compares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
+    columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if compares else [])]
     columns += ["/ batch"] if plan.apart else []
     table = table_of(title, caption, ["contender"], columns)
     of_fast, of_batch = _exact_over_fast(heat.rows), _apart_over_batch(heat.rows)
     following = [*heat.families[1:], None]
     for row, family, after in zip(heat.rows, heat.families, following, strict=True):
         figures = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
-        figures += [of_fast.get(row.contender)] if isinstance(plan, OptimizerRace) else []
+        figures += [of_fast.get(row.contender)] if compares else []
         figures += [of_batch.get(row.contender)] if plan.apart else []
         table.add_row(row.contender, *map(three_digits, figures), end_section=family != after)
     return table

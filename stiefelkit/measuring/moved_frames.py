@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -48,10 +48,9 @@ class MovedFrame:
 class MovedApart:
     """The frames of a batch as parameters of their own, in one group of one optimizer."""
 
-    def __init__(self, moved: Sequence[MovedFrame]):
-        self.optimizer = moved[0].optimizer
-        self._params = [one.frame for one in moved]
-        self.optimizer.param_groups[0]["params"] = self._params
+    def __init__(self, params: list[Tensor], optimizer: torch.optim.Optimizer):
+        self.optimizer, self._params = optimizer, params
+        optimizer.param_groups[0]["params"] = params
         self._gradient = torch.empty_like(self.frame)
         for p, g in zip(self._params, self._gradient.unbind(), strict=True):
             p.grad = g
@@ -147,7 +146,12 @@ def start_apart(
 ) -> MovedApart:
     """The same for the frames of a batch, shape (b, n, p), as parameters of their own."""
     make, lr = _maker(method), _rate(method, batch, gradient, length)
-    return MovedApart([make(w.to(dtype or w.dtype, copy=True), lr) for w in batch])
+    first, *rest = batch.to(dtype or batch.dtype).unbind()
+    moved = make(first.clone(), lr)
+    is_ours = method.partition(":")[0] in own_optimizers()
+    # A peer says itself what its parameters are.
+    others = [nn.Parameter(w.clone()) if is_ours else make(w.clone(), lr).frame for w in rest]
+    return MovedApart([moved.frame, *others], moved.optimizer)
 
 
 def _rate(method: str, frame: Tensor, gradient: Tensor, length: float) -> float:
