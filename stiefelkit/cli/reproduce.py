@@ -113,7 +113,7 @@ def _list(out: Path) -> None:
     table.add_column("where")
     for row in rows():
         finding = _finding(out / row.name)
-        figure = "curve" if row.figure is None else _figure(row, row.figure)
+        figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
         here, epochs = (
             ("", "") if finding is None else (_figure(row, finding.best_test.test), f"{finding.epochs:.3g} of ")
         )
@@ -161,7 +161,7 @@ def _show(row: Row, path: Path) -> None:
     else:
         print(f"  best on validation, as one should:  {said(finding.best_validation)}")
     print(f"  last:                               {said(finding.last)}")
-    figure = "a curve, no figure" if row.figure is None else _figure(row, row.figure)
+    figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
     print(f"  the paper:                          {figure} ({row.paper})")
     if task.known_baseline:
         print(f"  without any memory:                 {_figure(row, task.known_baseline[task.headline])}")

@@ -121,7 +121,7 @@ def _table(runs: list[Run]) -> str:
             f"{_said(finding.best_test.test, percent)} at {finding.best_test.step / row.epoch:.4g}",
             _by_validation(finding, percent) if goal is None else _reached(run, goal),
             _said(finding.last.test, percent),
-            "curve" if row.figure is None else _said(row.figure, percent),
+            row.kind_of_figure if row.figure is None else _said(row.figure, percent),
             *_costs(run),
         ]
         lines.append("| " + " | ".join(cells) + " |")

@@ -22,7 +22,8 @@ class Row:
         model: name of the model.
         settings: how it was trained; what the paper leaves open has the defaults of a run.
         paper: authors, year, and where in the paper.
-        figure: what the paper reports, in the task's headline; None where it draws a curve only.
+        figure: what the paper reports, in the task's headline; None where it draws a curve only, or has no such
+            experiment.
         task_options: the options of the task.
         note: in what this differs from the paper, or what the paper leaves open.
         goal: a loss of the held-out set; the report says at which step a run was first below it.
@@ -48,6 +49,11 @@ class Row:
 
         filled = (settings or Settings()).over(self.settings)
         return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
+
+    @property
+    def kind_of_figure(self) -> str:
+        """What a paper without a figure in numbers has: a curve of the loss, or nothing of an accuracy."""
+        return "none" if self.build_task().headline == "accuracy" else "curve"
 
     @property
     def epoch(self) -> int:
