@@ -1,5 +1,6 @@
 import contextlib
 import os
+import signal
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ settings.load_profile("laws")
 
 
 def pytest_configure(config):
+    # A shell has its background jobs ignore Ctrl-C, and the commands that tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Without an offset hypothesis draws from the source of each test; with one, from the offset.
     if seeds.seed() and getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seeds.seed())
