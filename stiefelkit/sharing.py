@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stiefelkit._torch import is_in_backward, is_intercepted, tree_flatten, tree_unflatten
-from stiefelkit.batching import Backward, Evaluation, Group, Reading, StackOfMaps, omit_unread
+from stiefelkit.batching import Backward, Evaluation, Group, Reading, StackOfMaps, omit_unread, structure
 from stiefelkit.errors import OptionError, PeerError
 from stiefelkit.owners import Kind, Owners, predict, rows_of_ranks, seconds_of
 
@@ -81,6 +81,15 @@ def _real(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Which rows of each kind a rank owns, what maps them, and the vectors in which they travel."""
+
+    rows: list[slice]
+    maps: dict[int, StackOfMaps]
+    vectors: list[_Vector]
+
+
 @dataclass
 class _Share:
     """What a rank has of one kind: its rows, mapped, and the coordinates of the others, row by row."""
@@ -109,8 +118,7 @@ class Sharing:
             for group, p in zip(groups, params, strict=True)
         ]
         self.signature = zlib.crc32("\n".join(self.names).encode())
-        self.maps = [StackOfMaps(param) for param in params]
-        self.layouts: dict[tuple[int, ...], tuple[list[slice], list[_Vector]]] = {}
+        self.layouts: dict[tuple[int, ...], _Layout] = {}
 
     def pays(self) -> bool:
         """Whether shares are to be mapped at all: measured once, by all ranks, which come to one answer.
@@ -181,15 +189,19 @@ class Sharing:
             readings = self._readings()
             if readings:
                 signature = hash((signature, *readings))
-                rows, vectors = self._layout(tuple(readings))
-                shares = {i: self._mapped(i, reading, rows[i]) for i, reading in readings.items()}
+                layout = self._layout(tuple(readings))
+                vectors = layout.vectors
+                shares = {i: self._mapped(i, reading, layout) for i, reading in readings.items()}
                 state = _READY
         except Exception as error:
             state, failure = _FAILED, error
         told = owners.told_numbers(state, signature)
         if any(other == _FAILED for other, _ in told):
             self._tell(failure)
-        if state != _READY or any(numbers != told[0] for numbers in told):
+        if any(numbers != told[0] for numbers in told):
+            structure.change()  # a rank had frozen others when it grouped them
+            return None
+        if state != _READY:
             return None
         return self._exchange(readings, shares, vectors)
 
@@ -214,8 +226,8 @@ class Sharing:
                 readings[i] = reading
         return readings
 
-    def _layout(self, kinds: tuple[int, ...]) -> tuple[list[slice], list[_Vector]]:
-        """This rank's rows of each kind, and what goes on the way."""
+    def _layout(self, kinds: tuple[int, ...]) -> _Layout:
+        """How the kinds that take part are shared."""
         if kinds not in self.layouts:
             counts = [len(group.lists) if i in kinds else 0 for i, group in enumerate(self.groups)]
             rows = rows_of_ranks(counts, self.costs, self.owners.size)
@@ -225,17 +237,18 @@ class Sharing:
                 device = next(iter(one.coordinates.values())).device
                 alike.setdefault((one.param.dtype.to_real(), device), {})[i] = one.param.shape, one.param.dtype
             vectors = [_Vector(part, rows, device) for (_, device), part in alike.items()]
-            self.layouts[kinds] = rows[self.owners.rank], vectors
+            maps = {i: StackOfMaps(self.groups[i].lists[0].param) for i in kinds}
+            self.layouts[kinds] = _Layout(rows[self.owners.rank], maps, vectors)
         return self.layouts[kinds]
 
-    def _mapped(self, i: int, reading: Reading, rows: slice) -> _Share:
+    def _mapped(self, i: int, reading: Reading, layout: _Layout) -> _Share:
         """This rank's weights of one kind, and the coordinates of the others."""
-        group, backward = self.groups[i], Backward()
+        group, rows, backward = self.groups[i], layout.rows[i], Backward()
         trained = [column for column in reading.columns[: group.size] if column[0].requires_grad]
         others = [(j, column[j]) for column in trained for j in (*range(rows.start), *range(rows.stop, len(column)))]
         if rows.start == rows.stop:
             return _Share(rows, None, others, backward)
-        coordinates, stacked = group.map_rows(self.maps[i], _rows_of(reading, rows))
+        coordinates, stacked = group.map_rows(layout.maps[i], _rows_of(reading, rows))
         omit_unread(coordinates, backward)
         return _Share(rows, stacked, others, backward)
 
@@ -337,13 +350,13 @@ def joined(token: Tensor, output: Any) -> Any:
 
     Else a rank whose loss depends on no weight would have the others wait for ever.
     """
-    leaves, structure = tree_flatten(output)
+    leaves, kind = tree_flatten(output)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not places:
         return output
     for i, x in zip(places, _Joined.apply(token, *(leaves[i] for i in places)), strict=True):  # type: ignore[arg-type]
         leaves[i] = x
-    return tree_unflatten(leaves, structure)
+    return tree_unflatten(leaves, kind)
 
 
 def _rows_of(reading: Reading, rows: slice) -> Reading:
