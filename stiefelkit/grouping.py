@@ -170,8 +170,8 @@ class _Switch:
             plan = _open(model)
             self.plan = plan or self.plan
             if self.owners is not None:
-                trains = plan is not None and model.training and torch.is_grad_enabled()
-                self.tokens.append(plan.sharing(self.owners).evaluate() if trains else None)
+                trains = model.training and torch.is_grad_enabled()
+                self.tokens.append(plan.sharing(self.owners).evaluate() if plan is not None and trains else None)
         elif self.plan is not None:
             for group in self.plan.groups:
                 group.trace()

@@ -147,7 +147,7 @@ class Sharing:
             return owners.size > 1 and bool(self.groups)
         slowest = [max(times) for times in zip(*(times for _, _, times in told), strict=True)]
         kinds = [
-            Kind(len(group.lists), group.lists[0].param.shape.numel() * group.lists[0].param.dtype.itemsize, cost, s)
+            Kind(len(group.lists), math.prod(group.lists[0].param.shape) * group.lists[0].param.dtype.itemsize, cost, s)
             for group, cost, s in zip(self.groups, self.costs, slowest, strict=True)
         ]
         prediction = predict(kinds, owners.size, owners.measured_link(device))

@@ -53,7 +53,7 @@ def steps(net, x):
     for _ in range(3):
         optimizer.zero_grad()
         out = net(x)
-        sum((y - 1).square().mean() for y in (out["sum"], *out["also"])).backward()
+        torch.stack([(y - 1).square().mean() for y in (out["sum"], *out["also"])]).sum().backward()
         optimizer.step()
     return list(net.parameters())
 
