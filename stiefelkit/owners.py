@@ -29,13 +29,19 @@ class Kind:
         count: how many there are.
         size: bytes of one of them.
         cost: of one beside one of another kind; ranks get equal shares of it.
-        seconds: of mapping one, forward and backward.
+        seconds: of mapping one more in a stack of them, forward and backward.
+        call: seconds of mapping a stack, beside those of its weights.
     """
 
     count: int
     size: int
     cost: float
     seconds: float
+    call: float = 0.0
+
+    def time(self, count: int) -> float:
+        """Seconds of mapping some of them together."""
+        return self.call + count * self.seconds if count else 0.0
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,10 @@ def predict(kinds: Sequence[Kind], ranks: int, link: Link) -> Prediction:
     """Seconds of a step's mapping by each of the two roads; docs/distributed.md has the model."""
     rows = rows_of_ranks([kind.count for kind in kinds], [kind.cost for kind in kinds], ranks)
     shares = [[part.stop - part.start for part in row] for row in rows]
-    mapping = max(sum(n * kind.seconds for n, kind in zip(share, kinds, strict=True)) for share in shares)
+    mapping = max(sum(kind.time(n) for n, kind in zip(share, kinds, strict=True)) for share in shares)
     chunk = max(sum(n * kind.size for n, kind in zip(share, kinds, strict=True)) for share in shares)
     received = 2 * (ranks - 1) * chunk
-    alone = sum(kind.count * kind.seconds for kind in kinds)
+    alone = sum(kind.time(kind.count) for kind in kinds)
     return Prediction(alone, mapping, _COLLECTIVES * link.latency + received / link.bandwidth, received)
 
 
@@ -131,7 +137,8 @@ class Owners:
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
         self.values = dist.new_group(ranks, use_local_synchronization=ranks is not None)
         self.words = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
-        self.rank, self.size = dist.get_rank(self.words), dist.get_world_size(self.words)
+        words: Any = self.words
+        self.rank, self.size = dist.get_rank(words), dist.get_world_size(words)
 
     def told(self, word: Any) -> list[Any]:
         """What all ranks say, of any kind."""
@@ -166,9 +173,9 @@ class Owners:
         """The link that was given, or what these ranks measure: the slowest of them decides."""
         if self.link is None:
             empty, full = torch.zeros(1, device=device), torch.zeros(_PROBE, device=device)
-            latency = seconds_of(lambda: self.gathered(empty), device, 5)
-            gathering = seconds_of(lambda: self.gathered(full), device, 3)
-            adding = seconds_of(lambda: self.added(full.expand(self.size, -1).contiguous()), device, 3)
+            latency = seconds_of(lambda: self.gathered(empty), device, 10)
+            gathering = seconds_of(lambda: self.gathered(full), device, 5)
+            adding = seconds_of(lambda: self.added(full.expand(self.size, -1).contiguous()), device, 5)
             latency, moving = map(max, zip(*self.told((latency, gathering + adding)), strict=True))
             received = 2 * (self.size - 1) * full.nbytes
             self.link = Link(latency, received / max(moving - 2 * latency, 1e-9))

@@ -145,30 +145,38 @@ class Sharing:
             )
         if owners.when == "always" or owners.size == 1 or not self.groups:
             return owners.size > 1 and bool(self.groups)
-        slowest = [max(times) for times in zip(*(times for _, _, times in told), strict=True)]
+        slowest = [tuple(map(max, zip(*times, strict=True))) for times in zip(*(t for _, _, t in told), strict=True)]
         kinds = [
-            Kind(len(group.lists), math.prod(group.lists[0].param.shape) * group.lists[0].param.dtype.itemsize, cost, s)
-            for group, cost, s in zip(self.groups, self.costs, slowest, strict=True)
+            Kind(len(group.lists), math.prod(param.shape) * param.dtype.itemsize, cost, one_more, call)
+            for group, cost, (one_more, call) in zip(self.groups, self.costs, slowest, strict=True)
+            for param in (group.lists[0].param,)
         ]
         prediction = predict(kinds, owners.size, owners.measured_link(device))
         return prediction.shared < prediction.alone
 
-    def _seconds(self, i: int, reading: Reading | None) -> float:
-        """Of mapping one weight of a kind, forward and backward, in a stack of some of them."""
+    def _seconds(self, i: int, reading: Reading | None) -> tuple[float, float]:
+        """Of one weight more of a kind, forward and backward, and of a call: from all of them, and from a share."""
         group = self.groups[i]
         if reading is None or not any(column[0].requires_grad for column in reading.columns):
-            return 0.0
-        size = self.owners.size
-        some = _rows_of(reading, slice(0, -(-len(group.lists) // size)))
-        sample = StackOfMaps(group.lists[0].param)
+            return 0.0, 0.0
 
-        def run() -> None:
-            with torch.enable_grad():
-                coordinates, stacked = group.map_rows(sample, some)
-                trained = [c for c in coordinates if c.requires_grad]
-                torch.autograd.grad(stacked, trained, torch.ones_like(stacked))
+        def seconds(count: int) -> float:
+            stack_of_maps, some = StackOfMaps(group.lists[0].param), _rows_of(reading, slice(0, count))
 
-        return seconds_of(run, reading.columns[0][0].device, 2) / len(some.columns[0])
+            @torch.enable_grad()
+            def run() -> None:
+                coordinates, stacked = group.map_rows(stack_of_maps, some)
+                torch.autograd.grad(stacked, [c for c in coordinates if c.requires_grad], torch.ones_like(stacked))
+
+            return seconds_of(run, some.columns[0][0].device, 2)
+
+        count = len(group.lists)
+        share = -(-count // self.owners.size)
+        few, all_of_them = seconds(share), seconds(count)
+        if share == count:
+            return 0.0, few
+        one_more = max(all_of_them - few, 0.0) / (count - share)
+        return one_more, max(few - share * one_more, 0.0)
 
     def evaluate(self) -> Tensor | None:
         """Maps this rank's share, gets the others', and leaves all to be read from; None if each rank has to map all.

@@ -77,15 +77,19 @@ def rows_mapped(patch):
     return mapped
 
 
+def rows_of_both(mapped):
+    count = torch.tensor(sum(mapped))
+    dist.all_reduce(count)
+    return count.item()
+
+
 def run_training(rank):
     ddp = nn.parallel.DistributedDataParallel
     ours: Any = ddp(shared(Mixed()))
     with pytest.MonkeyPatch.context() as patch:
         mapped = rows_mapped(patch)
         steps(ours, data()[rank::2])
-    of_both = [torch.empty(1, dtype=torch.int64) for _ in range(2)]
-    dist.all_gather(of_both, torch.tensor([sum(mapped)]))
-    assert sum(of_both) == 3 * (3 + 2 + 3 + 2 + 1 + 2 * 2)  # the frozen ones by each
+    assert rows_of_both(mapped) == 3 * (3 + 2 + 3 + 2 + 1 + 2 * 2)  # the frozen ones by each
     theirs: Any = ddp(Mixed())
     steps(theirs, data()[rank::2])
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -107,7 +111,7 @@ def run_training(rank):
 
 def run_frames(rank):
     net = shared(Stack())
-    frames: list[torch.Tensor] = []
+    frames: list[Any] = []
     for layer in net.modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda module, *_: frames.append(module.weight))
@@ -115,6 +119,13 @@ def run_frames(rank):
     assert_same_on_both(frames)
     for w, layer in zip(frames, (x for x in Stack().modules() if isinstance(x, nn.Linear)), strict=True):
         assert torch.linalg.vector_norm(w - layer.weight) < 1e-6
+    applied = [sk.nn.OrthogonalLinear(80, 80, parametrization="householder", reflections=2) for _ in range(2)]
+    net = shared(nn.Sequential(*applied, nn.Linear(80, 6), Stack()))
+    for count in (2 + 9, 9):  # what is applied without its weight is mapped once
+        with pytest.MonkeyPatch.context() as patch:
+            mapped = rows_mapped(patch)
+            net(torch.ones(1, 80)).sum().backward()
+        assert rows_of_both(mapped) == count
 
 
 def run_parts_in_use(rank):

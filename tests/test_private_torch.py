@@ -40,6 +40,12 @@ def test_is_view_of_what_shares_memory() -> None:
     assert [_torch.is_view(t) for t in (x, x[0], x[0].clone())] == [False, True, False]
 
 
+def test_trees_of_tensors_are_taken_apart_and_put_together() -> None:
+    tree = {"a": [1, (2, None)], "b": torch.ones(1)}
+    leaves, kind = _torch.tree_flatten(tree)
+    assert _torch.tree_unflatten(leaves, kind) == tree
+
+
 def test_write_count_grows_with_what_is_written_in_place() -> None:
     x = torch.ones(2)
     before = _torch.write_count(x)
