@@ -150,9 +150,8 @@ def main() -> None:
         simulate(options)
         return
     print(f"{options.count} weights by {options.map!r}, {options.processes} gloo processes")
-    print(
-        f"{'n':>5} {'mapped':>8} {'MB':>10} {'alone ms':>10} {'shared ms':>10} {'ratio':>8} {'CPU':>8} {'predicted':>10}"
-    )
+    heads = {"mapped": 8, "MB": 10, "alone ms": 10, "shared ms": 10, "ratio": 8, "CPU": 8, "predicted": 10}
+    print(" ".join([f"{'n':>5}", *(f"{head:>{width}}" for head, width in heads.items())]))
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(measure, (options, f"file://{Path(folder) / 'store'}"), options.processes)
 

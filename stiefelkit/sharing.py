@@ -18,6 +18,8 @@ from stiefelkit.owners import Kind, Owners, predict, rows_of_ranks, seconds_of
 __all__ = ["Sharing", "joined"]
 
 _READY, _ALONE, _FAILED = range(3)
+_MARGIN = 1.25
+"""What copies, and waiting for the slowest rank, may cost beyond the prediction."""
 
 
 class _Vector:
@@ -152,7 +154,7 @@ class Sharing:
             for param in (group.lists[0].param,)
         ]
         prediction = predict(kinds, owners.size, owners.measured_link(device))
-        return prediction.shared < prediction.alone
+        return _MARGIN * prediction.shared < prediction.alone
 
     def _seconds(self, i: int, reading: Reading | None) -> tuple[float, float]:
         """Of one weight more of a kind, forward and backward, and of a call: from all of them, and from a share."""
