@@ -153,7 +153,8 @@ def main() -> None:
     heads = {"mapped": 8, "MB": 10, "alone ms": 10, "shared ms": 10, "ratio": 8, "CPU": 8, "predicted": 10}
     print(" ".join([f"{'n':>5}", *(f"{head:>{width}}" for head, width in heads.items())]))
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(measure, (options, f"file://{Path(folder) / 'store'}"), options.processes)
+        start = torch.multiprocessing.start_processes  # pyright: ignore[reportPrivateImportUsage]
+        start(measure, (options, f"file://{Path(folder) / 'store'}"), options.processes, start_method="spawn")
 
 
 if __name__ == "__main__":
