@@ -81,7 +81,7 @@ def rows_of_ranks(counts: Sequence[int], costs: Sequence[float], ranks: int) -> 
     exceeds its part by more than one weight, and a rank has few kinds.
 
     >>> rows_of_ranks([3], [1.0], 2)
-    [[slice(0, 2, None)], [slice(2, 3, None)]]
+    [[slice(0, 1, None)], [slice(1, 3, None)]]
     """
     total = math.fsum(count * cost for count, cost in zip(counts, costs, strict=True))
     rows: list[list[slice]] = [[] for _ in range(ranks)]
