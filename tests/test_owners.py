@@ -160,6 +160,19 @@ class Chooses(nn.Module):
         return self.net(x) + self.bias if self.rank == 0 else x + self.bias
 
 
+def run_accumulation(rank):
+    """Checkpoints of both kinds, and calls whose gradients add up before DDP averages them."""
+    for kind in (None, False, True):
+        nets: Any = [nn.parallel.DistributedDataParallel(net) for net in (shared(Stack(kind)), Stack())]
+        for net in nets:
+            first, second = data()[rank::2].requires_grad_().split(2)
+            with net.no_sync():
+                net(first).square().mean().backward()
+            net(second).square().mean().backward()
+        grads = ([p.grad for p in net.parameters()] for net in nets)
+        assert_close(*grads)
+
+
 def run_differences(rank):
     """What is not the same on both ranks is said on both, or each maps by itself; nobody waits for ever."""
     owners = sk.Owners(when="always")
@@ -201,7 +214,7 @@ def run_differences(rank):
 
 
 def run_one_after_the_other(rank):
-    for run in (run_training, run_frames, run_parts_in_use, run_differences):
+    for run in (run_training, run_frames, run_parts_in_use, run_accumulation, run_differences):
         run(rank)
 
 
