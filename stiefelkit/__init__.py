@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from stiefelkit.errors import StiefelkitError
     from stiefelkit.grouping import group_, grouped, ungroup_
     from stiefelkit.host import check_state_dict
+    from stiefelkit.owners import Link, Owners
     from stiefelkit.param import OrthogonalParam, Traits
     from stiefelkit.ties import tie
 
 __all__ = [
     "CoordinateList",
     "Drift",
+    "Link",
     "OrthogonalParam",
+    "Owners",
     "StiefelkitError",
     "Traits",
     "__version__",
@@ -67,7 +70,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("errors", "attach", "coordinate_list", "distributed", "drifts", "grouping", "host", "param", "ties")
+_HOMES = ("errors", "attach", "coordinate_list", "distributed", "drifts", "grouping", "host", "owners", "param", "ties")
 """Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
 
 if not TYPE_CHECKING:  # else a checker would believe that every name is here

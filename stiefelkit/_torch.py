@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode as pop_mode
 from torch.utils._python_dispatch import _push_mode as push_mode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = [
     "Convolution",
@@ -55,6 +56,8 @@ __all__ = [
     "pop_mode",
     "pruned_name",
     "push_mode",
+    "tree_flatten",
+    "tree_unflatten",
     "unbatched",
     "write_count",
 ]

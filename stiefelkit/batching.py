@@ -6,7 +6,7 @@ import threading
 from collections.abc import MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,21 @@ from stiefelkit._torch import (
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations.scaled import Scaled
 
-__all__ = ["Group", "Opening", "Seat", "leave_seat", "maps_stacks", "saved_plainly", "structure"]
+__all__ = [
+    "Backward",
+    "Evaluation",
+    "Group",
+    "Opening",
+    "Reading",
+    "Seat",
+    "StackOfMaps",
+    "leave_seat",
+    "maps_stacks",
+    "note_unread",
+    "omit_unread",
+    "saved_plainly",
+    "structure",
+]
 
 Place = tuple[MutableMapping[str, Tensor | None], str]
 """Where a tensor of a module is found: the dictionary that holds it, and its key."""
@@ -72,18 +86,25 @@ class Opening(threading.local):
     depth = 0
 
     def __init__(self) -> None:
-        self.evaluations: dict[Group, _Evaluation] = {}
+        self.evaluations: dict[Group, Evaluation] = {}
 
 
 @dataclass
-class _Backward:
+class Backward:
     """What a backward pass leaves: whether there was one, and whose frames had no part in it."""
 
     is_done: bool = False
     unread: frozenset[int] = frozenset()
 
 
-class _Evaluation:
+class Reading(NamedTuple):
+    """Coordinates and charts of the weights of a group, column by column, and how often each had been written to."""
+
+    columns: list[list[Tensor]]
+    counts: list[list[int]]
+
+
+class Evaluation:
     """The weights of a group, and what they were computed from.
 
     `tensors` and `counts` have, weight by weight, its coordinates and its chart, and how often each had been written
@@ -107,10 +128,10 @@ class _Evaluation:
         self,
         stacked: Tensor,
         weights: Sequence[Tensor],
-        columns: list[list[Tensor]],
-        counts: list[list[int]],
-        backward: _Backward,
+        reading: Reading,
+        backward: Backward,
     ):
+        columns, counts = reading
         self.stacked, self.weights, self.backward = stacked, weights, backward
         self.tensors, self.counts = list(zip(*columns, strict=True)), list(zip(*counts, strict=True))
         self.trained = [column[0].requires_grad for column in columns]
@@ -131,27 +152,27 @@ class Group:
     """Weights whose maps differ in coordinates and charts alone.
 
     Args:
-        lists: what carries the weights, at least two.
+        lists: what carries the weights.
         opening: that of the model.
     """
 
     def __init__(self, lists: Sequence[Carrier], opening: Opening):
         self.lists, self.opening = lists, opening
-        self.map = _StackOfMaps(lists[0].param)
+        self.map = StackOfMaps(lists[0].param)
         self.can_skip_weight = _applies_without_weight(lists[0].param)
         self.is_bound = bool(lists[0].param.manifolds)
         rows = [[*_coordinate_places(one), *_chart_places(one.param)] for one in lists]
         self.size = lists[0].ntensors
         self.columns = [tuple(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
         self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
-        self.latest: _Evaluation | None = None
+        self.latest: Evaluation | None = None
         self.traced: Sequence[Tensor] | None = None
-        self._chart: tuple[list[list[Tensor]], list[list[int]]] | None = None
+        self._chart: Reading | None = None
         for one, seat in zip(lists, self.seats, strict=True):
             one.seat = seat
 
-    def evaluate(self) -> _Evaluation | None:
-        """Maps all weights at once; None if that cannot be, so that each has to say or to do so by itself."""
+    def read(self) -> Reading | None:
+        """What all weights are to be computed from; None if they cannot be together, so that each has to say why."""
         if any(map(_emptied, self.lists)):
             return None
         columns: Any = [list(map(dict.get, *column)) for column in self.columns]
@@ -170,14 +191,33 @@ class Group:
         if not self._has_chart(columns, counts):
             self._mend()
             counts = [list(map(write_count, column)) for column in columns]
-            self.map.take_chart(columns[self.size :])
-            self._chart = columns[self.size :], counts[self.size :]
+            self._chart = Reading(columns[self.size :], counts[self.size :])
+        return Reading(columns, counts)
+
+    def evaluate(self) -> Evaluation | None:
+        """Maps all weights at once; None if that cannot be, so that each has to say or to do so by itself."""
+        reading = self.read()
+        if reading is None:
+            return None
+        coordinates, stacked = self.map_rows(self.map, reading)
+        return self.evaluated(reading, stacked, coordinates)
+
+    def map_rows(self, stack_of_maps: "StackOfMaps", reading: Reading) -> tuple[list[Tensor], Tensor]:
+        """The coordinates of all weights that were read, or of some, stacked, and the weights."""
+        columns = reading.columns
+        stack_of_maps.follow(columns[self.size :], self._chart)
         with saved_plainly():
             coordinates = [torch.stack(column) for column in columns[: self.size]]
-            stacked = self.map(coordinates)
-            weights = stacked.unbind()
-        backward = _watched(coordinates, weights) if stacked.requires_grad else _Backward()
-        return _Evaluation(stacked, weights, columns, counts, backward)
+            return coordinates, stack_of_maps(coordinates)
+
+    def evaluated(self, reading: Reading, stacked: Tensor, coordinates: Sequence[Tensor] = ()) -> Evaluation:
+        """What weights are read from that have been computed; `coordinates` get no gradient of those left unread."""
+        weights = stacked.unbind()
+        backward = Backward()
+        if stacked.requires_grad:
+            note_unread(weights, backward)
+            omit_unread(coordinates, backward)
+        return Evaluation(stacked, weights, reading, backward)
 
     def trace(self) -> None:
         """Maps all weights at once in compiled code, until `untrace`."""
@@ -231,7 +271,7 @@ class Seat:
             latest = group.latest
             return latest.weights[self.index] if latest and has_saved_tensor_hooks() and self._fits(latest) else None
         evaluations = group.opening.evaluations
-        evaluation: _Evaluation | None = evaluations.get(group)
+        evaluation: Evaluation | None = evaluations.get(group)
         wants_graph = torch.is_grad_enabled()
         if evaluation is None or not (self._fits(evaluation) and evaluation.serves(wants_graph)):
             evaluation = group.evaluate() if group.opening.depth else None
@@ -247,7 +287,7 @@ class Seat:
         """The same in compiled code."""
         return None if self.group.traced is None else self.group.traced[self.index]
 
-    def _fits(self, evaluation: _Evaluation) -> bool:
+    def _fits(self, evaluation: Evaluation) -> bool:
         """Whether the weight's coordinates and chart are those that the evaluation has seen."""
         i = self.index
         places = zip(self.held, self.keys, evaluation.tensors[i], evaluation.counts[i], evaluation.trained, strict=True)
@@ -257,23 +297,29 @@ class Seat:
         return True
 
 
-class _StackOfMaps:
+class StackOfMaps:
     """The maps of a group as one, which takes stacked coordinates: their class, where it can, or else vmap."""
 
     def __init__(self, param: OrthogonalParam):
         self.map = copy.deepcopy(param)
         self.is_vmapped = not maps_stacks(param)
         self.chart: dict[str, Tensor] = {}
+        self._followed: Reading | None = None
 
-    def take_chart(self, columns: Sequence[Sequence[Tensor]]) -> None:
+    def follow(self, columns: Sequence[Sequence[Tensor]], chart: Reading | None) -> None:
+        """Has the chart of the weights from here on; `chart` is another object where it may have changed."""
+        if chart is self._followed:
+            return
         with torch.inference_mode(False), torch.no_grad():
             stacks = [torch.stack(list(column)) for column in columns]
         self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))
         if not self.is_vmapped:
             for held, key in _chart_places(self.map):
                 held[key] = stacks.pop(0)
+        self._followed = chart
 
     def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
+        """The weights, stacked."""
         if self.is_vmapped:
             return self.with_chart(self.chart, coordinates)
         return self.map(*coordinates).contiguous()
@@ -320,24 +366,27 @@ def _chart_places(param: OrthogonalParam) -> list[Place]:
     ]
 
 
-def _watched(coordinates: Sequence[Tensor], weights: Sequence[Tensor]) -> _Backward:
-    """Has weights that no loss depends on leave the gradients of their coordinates alone, as if read by themselves."""
-    backward = _Backward()
+def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:
+    """Has a backward pass note whose weights no loss depends on."""
 
     def begin(gradients: Sequence[Tensor | None]) -> None:
         backward.is_done = True
         backward.unread = frozenset(i for i, g in enumerate(gradients) if g is None)
+
+    weights[0].grad_fn.register_prehook(begin)  # type: ignore[union-attr]
+
+
+def omit_unread(coordinates: Sequence[Tensor], backward: Backward) -> None:
+    """Has those weights leave the gradients of their coordinates alone, as if read by themselves."""
 
     def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> Any:
         if not backward.unread:
             return None
         return tuple(None if i in backward.unread else g for i, g in enumerate(gradients))
 
-    weights[0].grad_fn.register_prehook(begin)  # type: ignore[union-attr]
     for c in coordinates:
         if c.grad_fn is not None:
             c.grad_fn.register_hook(leave_out)
-    return backward
 
 
 def saved_plainly() -> Any:

@@ -16,6 +16,7 @@ __all__ = [
     "NotAFrameError",
     "OptimizerError",
     "OptionError",
+    "PeerError",
     "PluginError",
     "RankError",
     "RunError",
@@ -74,6 +75,10 @@ class DataError(StiefelkitError, ValueError):
 
 class OptimizerError(StiefelkitError, RuntimeError):
     """An optimizer holds parameters that it must not move."""
+
+
+class PeerError(StiefelkitError, RuntimeError):
+    """Another of the processes that work together has failed."""
 
 
 class PluginError(StiefelkitError, ImportError):

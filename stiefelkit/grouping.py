@@ -8,15 +8,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stiefelkit._torch import forward_hooks, forward_pre_hooks, held_modules
 from stiefelkit.batching import Group, Opening, structure
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.host import check_module, orthogonal_weights
+from stiefelkit.owners import Owners
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations.viewed import Viewed
 from stiefelkit.sharding import is_sharding_unit
+from stiefelkit.sharing import Sharing, joined
 
 __all__ = ["group_", "grouped", "ungroup_"]
 
@@ -70,14 +72,21 @@ class grouped:
             _close()
 
 
-def group_(model: M) -> M:
+def group_(model: M, owners: Owners | None = None) -> M:
     """Has every call of a model run inside `grouped`, compiled ones too, and returns the model.
 
     Reads outside of `model(...)` evaluate a weight by itself. Copies and pickles of the model are grouped as well;
     state dicts are as before. `ungroup_` takes it back.
 
+    Args:
+        model: any module.
+        owners: the ranks of DDP, each of which is to map a share of the weights, if that is cheaper; all of them have
+            to make the call then. docs/distributed.md says when and how. The last call decides, and copies of the model
+            do without.
+
     Raises:
         DtypeError: the model is no module.
+        OptionError: the weights are not the same on all ranks, hold no values yet or are sharded.
 
     >>> import stiefelkit as sk
     >>> net = group_(nn.Sequential(*(sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3))))
@@ -90,6 +99,9 @@ def group_(model: M) -> M:
         switch.plan = _plan_of(model)
         model.register_forward_pre_hook(switch.begin, prepend=True)
         model.register_forward_hook(switch.end, always_call=True)
+    pays = owners is not None and _plan_of(model).sharing(owners).pays()
+    for switch in _switches(model):
+        switch.owners = owners if pays else None
     return model
 
 
@@ -113,7 +125,8 @@ class _Plan:
         if any(one.seat is not None for part in self.parts for one in part):
             structure.change()  # another plan loses them
         self.made_at = structure.count
-        self.groups = [Group(part, self.opening) for part in self.parts]
+        self.groups = [Group(part, self.opening) for part in self.parts if len(part) > 1]
+        self._sharing: Sharing | None = None
 
     def still_fits(self, model: nn.Module) -> bool:
         """Whether what has changed since was elsewhere; compiled code goes on with the same groups then."""
@@ -125,6 +138,14 @@ class _Plan:
             self.modules = {id(module) for module in model.modules()}
             self.made_at = now
         return True
+
+    def sharing(self, owners: Owners) -> Sharing:
+        """The weights, those that are one of their kind too, as ranks share them."""
+        if self._sharing is None or self._sharing.owners is not owners:
+            if self._sharing is None:
+                self.groups += [Group(part, self.opening) for part in self.parts if len(part) == 1]
+            self._sharing = Sharing(self.groups, owners)
+        return self._sharing
 
     def open(self) -> None:
         self.opening.depth += 1
@@ -139,20 +160,30 @@ class _Switch:
     """The hooks of a model that is grouped for good; a copy makes a plan of its own."""
 
     plan: _Plan | None = None
+    owners: Owners | None = None
+
+    def __init__(self) -> None:
+        self.tokens: list[Tensor | None] = []
 
     def begin(self, model: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.plan = _open(model) or self.plan
+            plan = _open(model)
+            self.plan = plan or self.plan
+            if self.owners is not None:
+                trains = model.training and torch.is_grad_enabled()
+                self.tokens.append(plan.sharing(self.owners).evaluate() if plan is not None and trains else None)
         elif self.plan is not None:
             for group in self.plan.groups:
                 group.trace()
 
-    def end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            _close()
-        elif self.plan is not None:
-            for group in self.plan.groups:
+    def end(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            for group in self.plan.groups if self.plan is not None else ():
                 group.untrace()
+            return None
+        _close()
+        token = self.tokens.pop() if self.tokens else None
+        return None if token is None else joined(token, output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Switch":
         return _Switch()
@@ -208,7 +239,7 @@ def _parts(model: nn.Module) -> list[list[CoordinateList]]:
     for of_a_kind in alike.values():
         most = max(1, _ENTRIES // math.prod(of_a_kind[0].param.shape))
         parts += [of_a_kind[i : i + most] for i in range(0, len(of_a_kind), most)]
-    return [part for part in parts if len(part) > 1]
+    return parts
 
 
 def _switches(model: nn.Module) -> list[_Switch]:

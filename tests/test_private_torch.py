@@ -40,6 +40,12 @@ def test_is_view_of_what_shares_memory() -> None:
     assert [_torch.is_view(t) for t in (x, x[0], x[0].clone())] == [False, True, False]
 
 
+def test_trees_of_tensors_are_taken_apart_and_put_together() -> None:
+    tree = {"a": [1, (2, None)], "b": torch.ones(1)}
+    leaves, kind = _torch.tree_flatten(tree)
+    assert _torch.tree_unflatten(leaves, kind) == tree
+
+
 def test_write_count_grows_with_what_is_written_in_place() -> None:
     x = torch.ones(2)
     before = _torch.write_count(x)
@@ -341,9 +347,10 @@ def test_sharded_tensors_are_known_in_their_room_alone() -> None:
     found = {
         path: {word for word in words(tree) if word in OF_SHARDING or word.startswith("torch.distributed")}
         for path, tree in SOURCES.items()
-        if path not in ("sharding.py", "distributed.py", "training/ranks.py")
+        if path not in ("sharding.py", "distributed.py", "owners.py", "training/ranks.py")
     }
     assert {path: names for path, names in found.items() if names} == {}
+    assert not OF_SHARDING & set(words(SOURCES["owners.py"]))  # which speaks to other ranks, in plain tensors
     assert set(words(SOURCES["sharding.py"])) >= OF_SHARDING - {"DTensor"}
 
 
