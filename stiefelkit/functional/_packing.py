@@ -78,7 +78,7 @@ def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Te
     if not is_complex:
         # Gathered, both triangles at once: scattering takes twice as long, subtracting the transpose as long again.
         entries = torch.cat([v, v.neg(), v.new_full((*v.shape[:-1], 1), shift)], dim=-1)
-        return entries.index_select(-1, _places_of_skew(n, v.device)).view(*v.shape[:-1], n, n)
+        return entries.index_select(-1, _places_of_skew(n, v.device)).reshape(*v.shape[:-1], n, n)
     table = v.unflatten(-1, (n, n))
     lower, upper = table.tril(-1), table.triu(1)
     a = complex_of(lower - lower.mT, upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1)))
@@ -179,7 +179,7 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
         return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
     size = k * (k + 1) // 2
     entries = torch.cat([v[..., :size], v.new_zeros(*v.shape[:-1], 1)], dim=-1)
-    top = entries.index_select(-1, _places_of_lower(k, v.device)).unflatten(-1, (k, k))
+    top = entries.index_select(-1, _places_of_lower(k, v.device)).reshape(*v.shape[:-1], k, k)
     if n == k:
         return top
     return torch.cat([top.mT, v[..., size:].unflatten(-1, (k, n - k))], dim=-1).mT
