@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_traced
+from stiefelkit._torch import is_traced, unwrapped
 from stiefelkit.functional._diagonal import complex_of
 
 __all__ = [
@@ -252,5 +252,5 @@ def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torc
 def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
     """Keeps an index if it takes no more than some bytes."""
     if type(index) is Tensor and index.nbytes <= _LARGEST_CACHED and not is_traced():
-        _known[key] = index
+        index = _known[key] = unwrapped(index)
     return index
