@@ -59,6 +59,7 @@ __all__ = [
     "tree_flatten",
     "tree_unflatten",
     "unbatched",
+    "unwrapped",
     "write_count",
 ]
 
@@ -147,6 +148,13 @@ def levels_of_forward_mode() -> int:
     """How many levels of torch.func's forward mode are open."""
     stack = functorch.get_interpreter_stack()
     return 0 if stack is None else sum(level.key() == functorch.TransformType.Jvp for level in stack)
+
+
+def unwrapped(constant: Tensor) -> Tensor:
+    """What torch.func has wrapped of a tensor that depends on no argument: what is kept must not outlive its level."""
+    while functorch.is_functorch_wrapped_tensor(constant):
+        constant = functorch.get_unwrapped(constant)
+    return constant
 
 
 def is_batched(g: Any) -> bool:

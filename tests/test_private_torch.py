@@ -204,6 +204,18 @@ def test_a_batch_that_autograd_hides_is_shown_and_hidden_again() -> None:
     assert seen == [True, False, (3, 3)]
 
 
+def test_what_torch_func_wraps_of_a_constant_is_unwrapped() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keeping(x: torch.Tensor) -> torch.Tensor:
+        kept.append(_torch.unwrapped(torch.arange(3) + 1))
+        return x.sum()
+
+    torch.func.grad(keeping)(torch.ones(2))
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(kept[0])
+    assert kept[0].tolist() == [1, 2, 3]
+
+
 def test_is_cached_inside_the_context_of_torch() -> None:
     with parametrize.cached():
         assert _torch.is_cached()

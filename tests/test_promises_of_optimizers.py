@@ -9,8 +9,10 @@ from torch import nn
 import stiefelkit as sk
 from benchmarks import draws
 from stiefelkit import init
+from stiefelkit.functional._polish import rounded_defect, sampled_defect
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.optim.rounding import PROMISED, due
+from stiefelkit.optim.upkeep import measured
 from stiefelkit.testing import seeds
 
 
@@ -121,3 +123,25 @@ def test_a_plane_among_many_that_turns_faster_costs_no_orthogonality(length):
                 w.grad = (a.float() / 2) @ w.detach()
                 optimizer.step()
                 assert excess(w) <= PROMISED["exact"], (planes, ratio)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("n", [40, 300])
+def test_an_estimate_of_a_defect_is_near_its_norm_after_rounding(n, dtype):
+    w = frame(n, n, dtype).detach()
+    lo = 3e-9 * torch.randn(n, n, dtype=dtype, generator=seeds.generator(7))
+    assert 0.7 <= sampled_defect(w, lo) / torch.linalg.matrix_norm(rounded_defect(w, lo)) <= 1.4
+
+
+def test_large_frames_are_seldom_measured_and_stay_frames(monkeypatch):
+    counted = []
+    monkeypatch.setattr(
+        "stiefelkit.optim.tangent_optimizer.measured", lambda *args: counted.append(1) or measured(*args)
+    )
+    w, generator = frame(256, 256), seeds.generator(8)
+    optimizer = optimizer_of(w, 1.0)
+    for _ in range(12):
+        w.grad = of_length(w, torch.randn(256, 256, generator=generator), 0.8)
+        optimizer.step()
+        assert excess(w) <= PROMISED["exact"]
+    assert len(counted) <= 8

@@ -15,7 +15,7 @@ def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Ten
         return complex_of(theta.cos(), theta.sin())
     assert signs is not None
     # Averaging a model's buffers can leave 0 in a sign: read it as 1, and the frame stays one.
-    return signs.double().add(0.5).sign() if signs.is_floating_point() else (signs | 1).double()
+    return signs.double().add(0.5).sign_()
 
 
 def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:

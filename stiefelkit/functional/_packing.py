@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import constant_in_traced_code, is_traced
+from stiefelkit._torch import constant_in_traced_code, is_traced, unwrapped
 from stiefelkit.functional._diagonal import complex_of
 
 __all__ = [
@@ -31,10 +31,11 @@ __all__ = [
     "spread_band",
     "trapezoid_size",
     "unpack_skew",
+    "unpack_square",
     "unpack_trapezoid",
 ]
 
-_LARGEST_CACHED = 1 << 21
+_LARGEST_CACHED = 1 << 24
 _known: dict[tuple[Any, ...], Tensor] = {}
 
 
@@ -61,17 +62,29 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     Returns:
         A11 of shape (*, p, p), skew-Hermitian to the bit, and A21 of shape (*, n - p, p).
     """
+    if n == p:
+        a11 = unpack_square(v, n, is_complex)
+        return a11, a11.new_empty(*v.shape[:-1], 0, p)
     if not is_complex:
-        batch, size = v.shape[:-1], p * (p - 1) // 2
-        packed = v if n == p else v[..., :size]
-        below = v.new_zeros(*batch, p * p).index_copy(-1, _indices(p, -1, v.device), packed)
-        a21 = v.new_empty(*batch, 0, p) if n == p else v[..., size:].reshape(*batch, p, n - p).mT
-        return minus_adjoint(below.view(*batch, p, p)), a21
-    table = v[..., : p * p].unflatten(-1, (p, p))
-    lower, upper = table.tril(-1), table.triu(1)
-    imaginary = upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1))
+        size = p * (p - 1) // 2
+        a21 = v[..., size:].reshape(*v.shape[:-1], p, n - p).mT
+        return unpack_square(v[..., :size], p, is_complex), a21
     re, im = v[..., p * p :].unflatten(-1, (2, p, n - p)).unbind(-3)
-    return complex_of(lower - lower.mT, imaginary), complex_of(re, im).mT
+    return unpack_square(v[..., : p * p], p, is_complex), complex_of(re, im).mT
+
+
+def unpack_square(v: Tensor, n: int, is_complex: bool, shift: float = 0.0) -> Tensor:
+    """Turns packed coordinates into A + shift I with A skew-Hermitian to the bit, shape (*, n, n)."""
+    if not is_complex:
+        # Gathered, both triangles at once: scattering takes twice as long, subtracting the transpose as long again.
+        entries = torch.cat([v, v.neg(), v.new_full((*v.shape[:-1], 1), shift)], dim=-1)
+        return entries.index_select(-1, _places_of_skew(n, v.device)).reshape(*v.shape[:-1], n, n)
+    table = v.unflatten(-1, (n, n))
+    lower, upper = table.tril(-1), table.triu(1)
+    a = complex_of(lower - lower.mT, upper + upper.mT + torch.diag_embed(table.diagonal(dim1=-2, dim2=-1)))
+    if shift:
+        a.diagonal(dim1=-2, dim2=-1).add_(shift)
+    return a
 
 
 def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
@@ -84,11 +97,10 @@ def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
     Returns:
         Real coordinates of shape (*, d).
     """
-    p = a11.shape[-1]
     if a21 is not None and a21.shape[-2] == 0:
         a21 = None
     if not a11.is_complex():
-        below = a11.reshape(*a11.shape[:-2], p * p).index_select(-1, _indices(p, -1, a11.device))
+        below = _below(a11)
         return below if a21 is None else torch.cat([below, a21.mT.flatten(-2)], dim=-1)
     table = a11.real.tril(-1) + a11.imag.triu()
     if a21 is None:
@@ -103,7 +115,7 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
     """
     s = minus_adjoint(g11)
     if not s.is_complex():
-        return pack_skew(s, g21)
+        return _below(s) if g21 is None else pack_skew(s, g21)
     s = torch.diagonal_scatter(s, s.diagonal(dim1=-2, dim2=-1) / 2, dim1=-2, dim2=-1)
     return pack_skew(s, g21)
 
@@ -166,8 +178,8 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
         return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
     size = k * (k + 1) // 2
-    top = v.new_zeros(*v.shape[:-1], k * k).index_copy(-1, _indices(k, 0, v.device), v[..., :size])
-    top = top.unflatten(-1, (k, k))
+    entries = torch.cat([v[..., :size], v.new_zeros(*v.shape[:-1], 1)], dim=-1)
+    top = entries.index_select(-1, _places_of_lower(k, v.device)).reshape(*v.shape[:-1], k, k)
     if n == k:
         return top
     return torch.cat([top.mT, v[..., size:].unflatten(-1, (k, n - k))], dim=-1).mT
@@ -182,6 +194,11 @@ def pack_trapezoid(u: Tensor) -> Tensor:
     return top if u.shape[-2] == k else torch.cat([top, u[..., k:, :].mT.flatten(-2)], dim=-1)
 
 
+def _below(m: Tensor) -> Tensor:
+    """The entries below the diagonal, row by row."""
+    return m.flatten(-2).index_select(-1, _indices(m.shape[-1], -1, m.device))
+
+
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
     """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
     key = ("lower", k, diagonal, device)
@@ -189,8 +206,32 @@ def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
         return _known[key]
     # An inference tensor, or a fake one made while tracing, would poison later calls.
     with torch.inference_mode(False):
-        i, j = torch.tril_indices(k, k, diagonal, device=device)
+        i, j = torch.tril_indices(k, k, diagonal, dtype=torch.int32, device=device)
         index = i * k + j
+    return _remember(key, index)
+
+
+def _places_of_skew(k: int, device: torch.device) -> Tensor:
+    """For each entry of a skew k x k matrix its place among those below the diagonal, their negatives, and one more."""
+    key = ("skew", k, device)
+    if key in _known and not is_traced():
+        return _known[key]
+    size = k * (k - 1) // 2
+    with torch.inference_mode(False):
+        i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
+        below = i * (i - 1) // 2 + i.mT
+        index = torch.where(i > i.mT, below, torch.where(i < i.mT, below.mT + size, 2 * size)).flatten()
+    return _remember(key, index)
+
+
+def _places_of_lower(k: int, device: torch.device) -> Tensor:
+    """For each entry of a lower triangular k x k matrix its place among those of the triangle, and one more."""
+    key = ("triangle", k, device)
+    if key in _known and not is_traced():
+        return _known[key]
+    with torch.inference_mode(False):
+        i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
+        index = torch.where(i >= i.mT, i * (i + 1) // 2 + i.mT, k * (k + 1) // 2).flatten()
     return _remember(key, index)
 
 
@@ -214,6 +255,7 @@ def _positions_in_band(n: int, p: int, is_complex: bool, bandwidth: int) -> list
 
 
 def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
-    if type(index) is Tensor and index.numel() <= _LARGEST_CACHED and not is_traced():
-        _known[key] = index
+    """Keeps an index if it takes no more than some bytes."""
+    if type(index) is Tensor and index.nbytes <= _LARGEST_CACHED and not is_traced():
+        index = _known[key] = unwrapped(index)
     return index

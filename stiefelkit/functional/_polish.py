@@ -1,7 +1,9 @@
 """One Newton step towards the nearest frame."""
 
+import functools
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
 from stiefelkit.metrics import defect, working_dtype
 
-__all__ = ["polish", "polished", "rounded_defect", "split_defect"]
+__all__ = ["polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]
 
 _SMALLEST_BLOCKED = 256
 
@@ -67,9 +69,15 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
         return split_defect(w, remainder)
     p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
     if remainder is not None:
-        exact = exact + remainder
+        # Two dtypes in one sum take three times as long.
+        exact = exact + remainder.to(exact.dtype)
+    if p < _SMALLEST_BLOCKED and exact.dtype == w.dtype:
+        return defect(exact)
     if p < _SMALLEST_BLOCKED:
-        return defect(exact).to(w.dtype)
+        # Of what float64 loses in long sums nothing is seen in float32.
+        gram = exact.mH @ exact
+        gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+        return gram.to(w.dtype)
     step = -(-p // 4)
     error = w.new_empty(*w.shape[:-2], p, p)
     for start in range(0, p, step):
@@ -79,6 +87,27 @@ def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
         error[..., here, start:] = rows
         error[..., after, here] = error[..., here, after].mH
     return error
+
+
+def sampled_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
+    """Estimates of ||M^H M - I||_F of M = W + remainder, one for each matrix, by what it does to 16 fixed vectors.
+
+    Their squared lengths have the mean ||M^H M - I||_F^2, which is so found to a relative standard deviation of
+    (8 r)^(-1/2), r its effective rank, ||.||_F^2 / ||.||_2^2: what rounding leaves has one of the order of p.
+    Costs as much as 32 columns of a product in float64.
+    """
+    exact = w.to(working_dtype(w.dtype))
+    if remainder is not None:
+        exact = exact + remainder.to(exact.dtype)
+    x = _probes(w.shape[-1], exact.dtype, w.device)
+    moved = exact.mH @ (exact @ x) - x
+    return torch.linalg.vector_norm(moved, dim=(-2, -1)) / x.shape[-1] ** 0.5
+
+
+@functools.lru_cache(maxsize=64)
+def _probes(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.from_numpy(numpy.random.default_rng(1).standard_normal((p, 16))).to(dtype=dtype, device=device)
 
 
 def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:

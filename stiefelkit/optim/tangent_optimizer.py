@@ -16,7 +16,7 @@ from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
 from stiefelkit.optim.steps import as_factor, length_of
 from stiefelkit.optim.unread import LOST, commit, is_zero, land_unread, refuse, shortened, write
-from stiefelkit.optim.upkeep import leap, measured, polish_wholly, wear_left
+from stiefelkit.optim.upkeep import estimate, leap, measured, polish_wholly, wear_left
 
 __all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
 
@@ -63,7 +63,10 @@ class CayleyStep(Retraction):
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
-        if bucket.wear > urgent(bucket.params[0], group["precision"]):
+        p, precision = bucket.params[0], group["precision"]
+        if bucket.wear > due(p, precision):
+            estimate(bucket)
+        if bucket.wear > urgent(p, precision):
             polish_wholly(bucket)
 
 

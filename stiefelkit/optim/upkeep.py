@@ -8,14 +8,18 @@ from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import Tangent, nearest_frame, norms_of
-from stiefelkit.functional._polish import rounded_defect
+from stiefelkit.functional._polish import rounded_defect, sampled_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.steps import length_of
 
-__all__ = ["land", "leap", "measured", "polish", "polish_wholly", "wear_left"]
+__all__ = ["estimate", "land", "leap", "measured", "polish", "polish_wholly", "wear_left"]
 
+_SMALLEST_SAMPLED = 1 << 16
+"""Numbers of a frame from which an estimate of W^H W - I takes less than half of its time."""
+_MARGIN = 1.25
+"""What is added to an estimate."""
 _TURNS = 3
 """Polishes that take any defect which is not lost to the rounding limit."""
 
@@ -24,6 +28,14 @@ def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, f
     """W^H W - I of what W is the rounding of, in the dtype of W if coarse, and its largest norm."""
     defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
     return defect, max(norms_of(defect)[0])
+
+
+def estimate(bucket: Bucket) -> None:
+    """Has the wear of large frames with a remainder be what there is: the model's bound is two or three times that."""
+    p, lo = bucket.params[0], bucket.remainders()
+    if lo is not None and p.shape[-2:].numel() >= _SMALLEST_SAMPLED:
+        there_is = _MARGIN * sampled_defect(bucket.frames(), lo).max().item() / rounding_limit(p.shape[-1], p.dtype)
+        bucket.wear = min(bucket.wear, there_is) if math.isfinite(there_is) else math.inf
 
 
 def wear_left(bucket: Bucket, norm: float) -> float:

@@ -13,9 +13,10 @@ from torch import Tensor
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._function import Function, keep
-from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
+from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
-from stiefelkit.functional._product import plus_product, product
+from stiefelkit.functional._product import plus_product, product, sandwich
+from stiefelkit.metrics import working_dtype
 
 __all__ = ["cayley"]
 
@@ -74,8 +75,9 @@ class _Square(Function):
 
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
-        a, _ = unpack_skew(v if fast else v.double(), n, n, phase is not None)
-        a.diagonal(dim1=-2, dim2=-1).add_(1)
+        a = unpack_square(v, n, phase is not None, shift=1.0)
+        if not fast:
+            a = a.to(working_dtype(a.dtype))
         m = inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
@@ -87,8 +89,9 @@ class _Square(Function):
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
             return polish(w) if v.dtype == torch.float64 else w.to(dtype)
         on_diagonal = (2 * m.diagonal(dim1=-2, dim2=-1) - 1) * d
+        doubled = (2 * d).unsqueeze(-2)
         # Signs may come after the rounding, phases may not.
-        w = m.mul_(2 * d.unsqueeze(-2)).to(dtype) if m.is_complex() else m.to(dtype).mul_(2 * d.unsqueeze(-2))
+        w = m.mul_(doubled).to(dtype) if m.is_complex() else m.to(dtype).mul_(doubled.to(dtype))
         w.diagonal(dim1=-2, dim2=-1).copy_(on_diagonal)
         return w
 
@@ -104,8 +107,7 @@ class _Square(Function):
         d = _entries(phase, d).to(w.dtype)
         adjoint = _add_diagonal(w, d).mH
         # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
-        g11 = product(product(adjoint, g), adjoint) * d.unsqueeze(-1)
-        gv = pack_skew_gradient(g11) / -2
+        gv = pack_skew_gradient(sandwich(adjoint, g) * (d * -0.5).unsqueeze(-1))
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
@@ -115,7 +117,7 @@ class _Square(Function):
         if tv is None:
             return tw
         doubled = _add_diagonal(w, _entries(phase, d).to(w.dtype))
-        ta = unpack_skew(tv.to(w.real.dtype), ctx.n, ctx.n, w.is_complex())[0]
+        ta = unpack_square(tv.to(w.real.dtype), ctx.n, w.is_complex())
         back = doubled * _entries(phase, d).to(w.dtype).conj().unsqueeze(-2)
         return tw - product(product(back, ta), doubled) / 2
 
