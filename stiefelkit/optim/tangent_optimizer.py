@@ -16,7 +16,7 @@ from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
 from stiefelkit.optim.steps import as_factor, length_of
 from stiefelkit.optim.unread import LOST, commit, is_zero, land_unread, refuse, shortened, write
-from stiefelkit.optim.upkeep import estimate, leap, measured, polish_wholly, wear_left
+from stiefelkit.optim.upkeep import estimate, is_sampled, leap, measured, polish_wholly, wear_left
 
 __all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
 
@@ -64,7 +64,7 @@ class CayleyStep(Retraction):
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
         p, precision = bucket.params[0], group["precision"]
-        if bucket.wear > due(p, precision):
+        if is_sampled(bucket) and bucket.wear > due(p, precision, sampled=True):
             estimate(bucket)
         if bucket.wear > urgent(p, precision):
             polish_wholly(bucket)
@@ -76,11 +76,12 @@ class TangentOptimizer(FrameOptimizer):
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
     rounding leaves of W^H W - I is worked out in float64 whenever an error model (`stiefelkit.optim.rounding`) says
-    that it may have come to 0.6 rounding limits, and is taken away with the next increment. So ||W^H W - I||_F stays
-    within 2 rounding limits for ever. "fast" has no remainder, does this at 5 limits, after 16 steps at most, and stays
-    within 30. float64 and complex128 frames have no remainder; "exact" polishes them every 8 steps at least, and both
-    keep them within 20 limits. To each of these bounds comes one eps below 16 columns. On devices whose values are not
-    read, and with `capturable=True`, every step ends with a polish, and steps longer than sqrt(p) are shortened to it.
+    that it may have come to 0.6 rounding limits (0.9 of large frames, where it is sampled first), and is taken away
+    with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder, does
+    this at 5 limits, after 16 steps at most, and stays within 30. float64 and complex128 frames have no remainder;
+    "exact" polishes them every 8 steps at least, and both keep them within 20 limits. To each of these bounds comes one
+    eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every step ends with a
+    polish, and steps longer than sqrt(p) are shortened to it.
     """
 
     retraction: ClassVar[Retraction] = CayleyStep()
@@ -139,7 +140,7 @@ class TangentOptimizer(FrameOptimizer):
             bucket.wear = 0.0
             return
         defect, before = None, bucket.wear * growth(direction, steps)
-        if before >= due(w, precision):
+        if before >= due(w, precision, sampled=with_remainder and is_sampled(bucket)):
             defect, norm = measured(bucket, w)
             if not norm <= LOST * root:
                 raise NotAFrameError(

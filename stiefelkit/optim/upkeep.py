@@ -14,7 +14,7 @@ from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.steps import length_of
 
-__all__ = ["estimate", "land", "leap", "measured", "polish", "polish_wholly", "wear_left"]
+__all__ = ["estimate", "is_sampled", "land", "leap", "measured", "polish", "polish_wholly", "wear_left"]
 
 _SMALLEST_SAMPLED = 1 << 16
 """Numbers of a frame from which an estimate of W^H W - I takes less than half of its time."""
@@ -30,12 +30,16 @@ def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, f
     return defect, max(norms_of(defect)[0])
 
 
+def is_sampled(bucket: Bucket) -> bool:
+    """Whether an estimate of what rounding has left pays: of large frames with a remainder."""
+    return bucket.params[0].shape[-2:].numel() >= _SMALLEST_SAMPLED and bucket.remainders() is not None
+
+
 def estimate(bucket: Bucket) -> None:
-    """Has the wear of large frames with a remainder be what there is: the model's bound is two or three times that."""
-    p, lo = bucket.params[0], bucket.remainders()
-    if lo is not None and p.shape[-2:].numel() >= _SMALLEST_SAMPLED:
-        there_is = _MARGIN * sampled_defect(bucket.frames(), lo).max().item() / rounding_limit(p.shape[-1], p.dtype)
-        bucket.wear = min(bucket.wear, there_is) if math.isfinite(there_is) else math.inf
+    """Has the wear be what there is: the model's bound is two or three times that after a step, and more after some."""
+    p = bucket.params[0]
+    there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / rounding_limit(p.shape[-1], p.dtype)
+    bucket.wear = min(bucket.wear, _MARGIN * there_is) if math.isfinite(there_is) else math.inf
 
 
 def wear_left(bucket: Bucket, norm: float) -> float:
