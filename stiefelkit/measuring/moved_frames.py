@@ -1,5 +1,6 @@
 """Frames that an optimizer moves, ours or another's, by steps of a given length."""
 
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable
@@ -92,6 +93,21 @@ def _geoopt(optimizer: str, canonical: bool, frame: Tensor, lr: float) -> MovedF
     return MovedFrame(point, getattr(geoopt.optim, optimizer)([point], lr=lr))
 
 
+def _pogo(frame: Tensor, lr: float) -> MovedFrame:
+    import pogo  # pyright: ignore[reportMissingImports]
+    from pogo.base import SGD  # pyright: ignore[reportMissingImports]
+
+    point = nn.Parameter(frame)
+    # It takes stacks alone, and turns them so that rows are orthonormal.
+    stacked = partial(torch.Tensor.reshape, shape=(-1, *frame.shape[-2:]))
+    return MovedFrame(point, pogo.POGO([point], SGD(), lr, flatten_fn=stacked, rows=False))
+
+
+def _installed(module: str, peers: dict[str, PeerOptimizer]) -> dict[str, PeerOptimizer]:
+    """The peers of a package, none if it is not installed."""
+    return peers if importlib.util.find_spec(module) is not None else {}
+
+
 peer_optimizers = Registry(
     "stiefelkit.peer_optimizers",
     "peer optimizer",
@@ -100,6 +116,7 @@ peer_optimizers = Registry(
         "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
         "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
         "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
+        **_installed("pogo", {"pogo_torch": PeerOptimizer(_pogo)}),
     },
 )
 """Name to `PeerOptimizer`; plugins enter theirs by an entry point."""

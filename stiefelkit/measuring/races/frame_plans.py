@@ -148,8 +148,8 @@ class OptimizerRace(ApartPlan, Rules):
             out. Peers that are named race, and no others.
         precisions: exact, fast, or both, separated by commas.
         step_length: of the first step, at most 100.
-        peers: race geoopt's RiemannianSGD and RiemannianAdam, or those of them that --optimizers names; what takes over
-            20 s for a step is left out.
+        peers: race geoopt's RiemannianSGD and RiemannianAdam, and pogo-torch's POGO if it is installed, or those of
+            them that --optimizers names; what takes over 20 s for a step is left out.
         launches: count what a device has to launch, and how often it is waited for, instead of timing.
     """
 
