@@ -10,6 +10,7 @@ are asked for.
 """
 
 import argparse
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -30,24 +31,30 @@ def of_peft(layer: nn.Linear, config: Any) -> Any:
 
 
 def contenders(n: int, block: int, reflectors: int) -> dict[str, dict[str, Any]]:
-    """The adapters of one layer each, by race and name; ours first."""
-    import peft  # pyright: ignore[reportMissingImports]
+    """The adapters of one layer each, by race and name; ours first, and alone where PEFT is not installed."""
 
     def layer() -> nn.Linear:
         return nn.Linear(n, n, bias=False)
 
+    ours: dict[str, dict[str, Any]] = {
+        f"blocks of {block}": {"OrthogonalAdapter": sk.nn.OrthogonalAdapter(layer(), block_size=block)},
+        f"{reflectors} reflectors": {
+            "OrthogonalAdapter": sk.nn.OrthogonalAdapter(layer(), "householder", reflections=reflectors)
+        },
+    }
+    if importlib.util.find_spec("peft") is None:
+        return ours
+    import peft  # pyright: ignore[reportMissingImports]
+
     blocks: dict[str, Any] = dict(target_modules=["0"], oft_block_size=block)
-    return {
-        f"blocks of {block}": {
-            "OrthogonalAdapter": sk.nn.OrthogonalAdapter(layer(), block_size=block),
+    theirs = (
+        {
             "PEFT OFT, exact": of_peft(layer(), peft.OFTConfig(**blocks, use_cayley_neumann=False)),
             "PEFT OFT, default": of_peft(layer(), peft.OFTConfig(**blocks)),
         },
-        f"{reflectors} reflectors": {
-            "OrthogonalAdapter": sk.nn.OrthogonalAdapter(layer(), "householder", reflections=reflectors),
-            "PEFT HRA": of_peft(layer(), peft.HRAConfig(r=reflectors, target_modules=["0"])),
-        },
-    }
+        {"PEFT HRA": of_peft(layer(), peft.HRAConfig(r=reflectors, target_modules=["0"]))},
+    )
+    return {race: mine | others for (race, mine), others in zip(ours.items(), theirs, strict=True)}
 
 
 def trained(adapter: nn.Module) -> list[nn.Parameter]:
@@ -104,6 +111,8 @@ def main() -> None:
     parser.add_argument("--norms", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--rounds", type=int, default=15)
     chosen = parser.parse_args()
+    if importlib.util.find_spec("peft") is None:
+        print("PEFT is not installed (`pip install peft`): its adapters are left out.")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(chosen.tokens, chosen.n, requires_grad=True)
