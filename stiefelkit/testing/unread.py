@@ -66,7 +66,7 @@ def law_reads(case: Case) -> None:
     """Forward and backward read no value but on a CPU, and give what they give there."""
     param, coordinates = case.random(1.0)
     leaves = [c.detach().requires_grad_() for c in coordinates]
-    g = torch.randn(case.shape, generator=seeds.generator(12), dtype=case.dtype)
+    g = case.normal(12)
 
     def run() -> tuple[Tensor, ...]:
         w = param(*leaves)
