@@ -1,4 +1,7 @@
-"""What `python -m benchmarks.gpu` has measured, as tables of asv: `STIEFELKIT_FIGURES=runs/gpu/gpu.json asv run ...`."""
+"""What `python -m benchmarks.gpu` has measured, as tables of asv.
+
+`STIEFELKIT_FIGURES=runs/gpu/gpu.json asv run ...` takes them in.
+"""
 
 import functools
 import os

@@ -5,9 +5,9 @@
     python -m benchmarks.gpu --dry-run --device cpu     # all of them in small steps, minutes on two cores
     python -m benchmarks.gpu --smoke --device cpu       # in seconds
 
-needs torch and this checkout, and no network; peers that are not installed are left out, and said to be. OUT/gpu.json is
-rewritten after every cell, OUT/gpu.html at the end; `stiefelkit report --from OUT/gpu.json` draws the page again. Ends
-with 1 if a law is broken or a part fails.
+needs torch and this checkout, and no network; peers that are not installed are left out, and said to be. OUT/gpu.json
+is rewritten after every cell, OUT/gpu.html at the end; `stiefelkit report --from OUT/gpu.json` draws the page again.
+Ends with 1 if a law is broken or a part fails.
 """
 
 import argparse

@@ -18,15 +18,16 @@ from stiefelkit.measuring.report.record import Figure
 __all__ = ["TOLERANCE", "of_training_steps"]
 
 TOLERANCE = 1e-5
-"""What parameters may be off, relative to their length, after the same steps by a graph: sums may change their order."""
+"""What parameters may be off, of their length, after the same steps by a graph: sums may be in another order."""
 STEPS = 5
 
 
 def of_training_steps(scale: Scale, device: str) -> Cells:
     """A small net with two orthogonal weights by every optimizer of frames, and maps by torch's."""
     n = scale.sizes[0][0]
-    movers = [(f"{name}, frames", "stiefel", cls) for name, cls in own_optimizers().items()]
-    maps = [(f"{name}, Adam", name, torch.optim.Adam) for name in ("cayley", "householder", "matrix_exp")]
+    own = {name: cls for name, cls in own_optimizers().items() if not scale.optimizers or name in scale.optimizers}
+    movers = [(f"{name}, frames", "stiefel", cls) for name, cls in own.items()]
+    maps = [(f"{name}, Adam", name, torch.optim.Adam) for name in scale.maps or ("cayley", "householder", "matrix_exp")]
     for name, parametrization, cls in [*movers, *maps]:
         try:
             yield from _of_one(name, parametrization, cls, n, scale, torch.device(device))

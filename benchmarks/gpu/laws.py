@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -28,15 +29,10 @@ def of_everything(scale: Scale, device: str) -> Cells:
         with _lowered() if lowered else contextlib.nullcontext():
             for law in [law for law in scale.laws if not lowered or law in UNDER_LOWERED]:
                 for name, cls in maps.items():
-                    check = check_parametrization
-                    yield _row(f"maps: {law}{words}", name, lambda c=cls, law=law: check(c, [law], device=device))
+                    yield _row(f"maps: {law}{words}", name, partial(check_parametrization, cls, [law], device=device))
             for law in [law for law in scale.steps_laws if not lowered or law in UNDER_LOWERED]:
                 for name, cls in movers.items():
-                    yield _row(
-                        f"optimizers: {law}{words}",
-                        name,
-                        lambda c=cls, law=law: check_optimizer(c, [law], device=device),
-                    )
+                    yield _row(f"optimizers: {law}{words}", name, partial(check_optimizer, cls, [law], device=device))
 
 
 def _row(table: str, name: str, check: Callable[[], None]) -> Figure:

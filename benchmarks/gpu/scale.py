@@ -1,4 +1,4 @@
-"""How much each part measures: all in nine minutes of a GPU, a dry run of minutes on two cores, a smoke test of seconds."""
+"""How much each part measures: nine minutes of a GPU, a dry run of minutes on two cores, a smoke test of seconds."""
 
 from dataclasses import dataclass
 from typing import Any

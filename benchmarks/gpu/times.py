@@ -21,8 +21,8 @@ def of_maps(scale: Scale, device: str) -> Cells:
     told: set[str] = set()
     for n, p, batch in scale.sizes:
         is_cold = batch > 1 and 4 * n * p * batch >= COLD_BYTES
-        fields = {"operations": ("forward_backward",), "peers": True, "cold": is_cold, **_place(n, p, batch, device)}
-        plan = ParametrizationRace(**fields, **scale.race)
+        fields = {"operations": ("forward_backward",), "cold": is_cold, **_place(n, p, batch, device)}
+        plan = ParametrizationRace(peers=True, parametrizations=scale.maps, **fields, **scale.race)
         missing = {package: names for package, names in plan.missing_peers().items() if package not in told}
         told |= set(missing)
         yield from _not_installed(missing)
@@ -32,7 +32,7 @@ def of_maps(scale: Scale, device: str) -> Cells:
 def of_steps(scale: Scale, device: str) -> Cells:
     """One step of each optimizer and its peers, size by size."""
     for n, p, batch in scale.step_sizes:
-        plan = OptimizerRace(peers=True, **_place(n, p, batch, device), **scale.race)
+        plan = OptimizerRace(peers=True, optimizers=scale.optimizers, **_place(n, p, batch, device), **scale.race)
         yield from _figures("steps", optimizers.heats(plan))
 
 
@@ -41,7 +41,8 @@ def of_replays(scale: Scale, device: str) -> Cells:
     is_cuda = device.startswith("cuda")
     for n, p, batch in scale.replays:
         fields = {"operations": ("forward_backward",), "precisions": ("exact",), **_place(n, p, batch, device)}
-        plan = ParametrizationRace(peers=True, replay=is_cuda, **fields, **scale.race)
+        fields |= {"replay": is_cuda, "parametrizations": scale.maps}
+        plan = ParametrizationRace(peers=True, **fields, **scale.race)
         yield from _figures("replays", parametrizations.heats(plan))
 
 

@@ -13,7 +13,6 @@ from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.functional._reads import without_reads
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.rounding import PROMISED
-from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.optimizer_cases import RATE, SHAPES, OptimizerCase, equal, give_gradients, mixed, walk
 from stiefelkit.testing.require import require, require_within, same_frame, slack

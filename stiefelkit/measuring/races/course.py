@@ -81,7 +81,7 @@ class Course:
     def timed(
         self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str
     ) -> tuple[float, dict[str, Timing]]:
-        """Seconds of the unit, and the timing of each contender; of those that can be captured, if replays are timed."""
+        """Seconds of the unit, and the timing of each contender; for replays, of those that can be captured."""
         device = torch.device(rules.device)
         if rules.replay:
             unit = replayed(unit, device)
@@ -131,8 +131,8 @@ def frame_heat(
 ) -> FrameHeat:
     """The figures of a race of frames in the order of its table.
 
-    Of each contender there is the timing, behind the seconds of one product, in `timed`; its error ||W^H W - I||_F; and its
-    family. It is compared with those of its `yardsticks` that are peers.
+    Of each contender there is the timing, behind the seconds of one product, in `timed`; its error ||W^H W - I||_F; and
+    its family. It is compared with those of its `yardsticks` that are peers.
     """
     unit, timings = timed
     seconds = {name: timing.median for name, timing in timings.items()}
