@@ -13,6 +13,7 @@ from torch import Tensor
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._function import Function, keep
+from stiefelkit.functional._kernels.launch import cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._product import opaque, plus_product, product, sandwich
@@ -79,6 +80,8 @@ class _Square(Function):
 
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
+        if not fast and v.dtype == torch.float32 and takes(v, n, 1 + (phase is not None)):
+            return cayley_forward(v, _entries(phase, d), n, _saved_dtype(v, n, phase is not None, fast))
         a = unpack_square(v, n, phase is not None, shift=1.0)
         is_split = _is_split(v, a) and not fast
         if not fast:
@@ -114,6 +117,9 @@ class _Square(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         phase, d, w = ctx.saved_tensors
+        if not torch.is_grad_enabled() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
+            gv = cayley_backward(w, g, _entries(phase, d), ctx.dtype)
+            return gv, phase_gradient(phase, w, g), None, None, None
         d = _entries(phase, d).to(w.dtype)
         adjoint = _add_diagonal(w, d).mH
         # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H

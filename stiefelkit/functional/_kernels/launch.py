@@ -21,6 +21,8 @@ LARGEST = 128
 LARGEST_IF_WEAK = 64
 """The same where float64 is slow: beyond, float32 products of slices cost less."""
 TILE = 64
+ENTRIES = 32
+"""Rows of a tile where matrices are filled and read."""
 PROGRAMS = 4
 """For each multiprocessor; each takes several matrices of a large batch."""
 
@@ -58,11 +60,16 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def settings(n: int, parts: int) -> dict[str, Any]:
-    """What is fixed when a program is compiled for matrices of n rows and so many parts."""
+def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
+    """What is fixed when a program is compiled for matrices of n rows and so many parts.
+
+    Without tensor cores, as of float64 where it is slow and of float32 in full precision, products would take too many
+    registers in one piece. Registers are named, since the compiler would rather spill than have one program at a time.
+    """
     size = max(16, 1 << (n * parts - 1).bit_length())
-    warps = {16: 1, 32: 4}.get(size, 8)
-    return {"PARTS": parts, "N": size, "T": min(size, TILE), "num_warps": warps, "enable_fp_fusion": True}
+    tile = min(size, TILE)
+    options = {"num_warps": {16: 1, 32: 4}.get(size, 8), "num_stages": 1, "maxnreg": 255}
+    return {"PARTS": parts, "N": size, "T": tile, "K": tile if tensor_cores else 16, "E": min(size, ENTRIES), **options}
 
 
 @opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
@@ -79,7 +86,7 @@ def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     shape = v.shape[:-1]
     entries = _parts(d.expand(*shape, n))
     w = v.new_empty(*shape, n, n, dtype=dtype)
-    fixed = settings(n, parts)
+    fixed = settings(n, parts, not float64_is_weak(v.device))
     scratch = _scratch(v, shape.numel(), 3, fixed, torch.float64)
     _run("run_forward", v, scratch, v.contiguous(), entries, _parts(w), scratch, n, shape.numel(), **fixed)
     return w
@@ -94,7 +101,7 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tens
     n, parts = w.shape[-1], 1 + w.is_complex()
     shape = w.shape[:-2]
     gv = w.new_empty(*shape, _size(w), dtype=dtype)
-    fixed = settings(n, parts)
+    fixed = settings(n, parts, w.dtype.to_real() == torch.float64 and not float64_is_weak(w.device))
     scratch = _scratch(w, shape.numel(), 3, fixed, w.real.dtype)
     entries = _parts(d.expand(*shape, n))
     _run("run_backward", w, scratch, _parts(w), _parts(g), entries, gv, scratch, n, shape.numel(), **fixed)
@@ -125,7 +132,7 @@ def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) 
     n, parts = w.shape[-1], 1 + w.is_complex()
     moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))
     defects = w.new_empty(w.shape[:-2], dtype=torch.float64)
-    fixed = {**settings(n, parts), "TURNS": turns}
+    fixed = {**settings(n, parts, not float64_is_weak(w.device)), "TURNS": turns}
     scratch = _scratch(w, w.shape[:-2].numel(), 4, fixed, torch.float64)
     steps = step.double().expand(w.shape[:-2]).contiguous()
     tensors = [_parts(w), _parts(lo), _parts(omega), steps, _parts(moved), _parts(rest), defects]

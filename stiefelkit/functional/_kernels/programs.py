@@ -43,17 +43,27 @@ def _invert_leaf(m, x, N: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _add_product(
-    c, a, b, out, SCALE: tl.constexpr, SIGN: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SIZE: tl.constexpr
+    c,
+    a,
+    b,
+    out,
+    SCALE: tl.constexpr,
+    SIGN: tl.constexpr,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T; C is not read if SIGN is 0."""
     line = tl.arange(0, T)
+    strip = tl.arange(0, K)
     for i in range(0, SIZE, T):
         for j in range(0, SIZE, T):
             here = (i + line)[:, None] * N + (j + line)[None, :]
-            total = tl.zeros((T, T), dtype=out.dtype.element_ty)
-            for k in range(0, SIZE, T):
-                left = tl.load(a + (i + line)[:, None] * N + (k + line)[None, :])
-                right = tl.load(b + (k + line)[:, None] * N + (j + line)[None, :])
+            total = tl.full((T, T), 0.0, dtype=out.dtype.element_ty)
+            for k in range(0, SIZE, K):
+                left = tl.load(a + (i + line)[:, None] * N + (k + strip)[None, :])
+                right = tl.load(b + (k + strip)[:, None] * N + (j + line)[None, :])
                 total = tl.dot(left, right, total, input_precision="ieee", out_dtype=out.dtype.element_ty)
             total = SCALE * total
             if SIGN != 0:
@@ -63,7 +73,7 @@ def _add_product(
 
 
 @triton.jit
-def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr):
+def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
     """M <- M^-1 of N rows whose Hermitian part is at least I; X and R are overwritten.
 
     By 2 x 2 blocks beyond 64 rows; then a Newton step takes away what elimination has left, which grows with the
@@ -77,16 +87,16 @@ def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr):
         lower: tl.constexpr = T * N
         last: tl.constexpr = T * N + T
         _invert_leaf(m, x, N, T)
-        _add_product(m, m + lower, x, r + lower, 1.0, 0.0, N, T, T)
-        _add_product(m, x, m + upper, r + upper, 1.0, 0.0, N, T, T)
-        _add_product(m + last, r + lower, m + upper, r + last, -1.0, 1.0, N, T, T)
+        _add_product(m, m + lower, x, r + lower, 1.0, 0.0, N, T, K, T)
+        _add_product(m, x, m + upper, r + upper, 1.0, 0.0, N, T, K, T)
+        _add_product(m + last, r + lower, m + upper, r + last, -1.0, 1.0, N, T, K, T)
         _invert_leaf(r + last, x + last, N, T)
-        _add_product(m, r + upper, x + last, x + upper, -1.0, 0.0, N, T, T)
-        _add_product(m, x + last, r + lower, x + lower, -1.0, 0.0, N, T, T)
-        _add_product(x, x + upper, r + lower, x, -1.0, 1.0, N, T, T)
+        _add_product(m, r + upper, x + last, x + upper, -1.0, 0.0, N, T, K, T)
+        _add_product(m, x + last, r + lower, x + lower, -1.0, 0.0, N, T, K, T)
+        _add_product(x, x + upper, r + lower, x, -1.0, 1.0, N, T, K, T)
     # R = X - X (M X) is what the step adds.
-    _add_product(m, m, x, r, 1.0, 0.0, N, T, N)
-    _add_product(x, x, r, m, -1.0, 2.0, N, T, N)
+    _add_product(m, m, x, r, 1.0, 0.0, N, T, K, N)
+    _add_product(x, x, r, m, -1.0, 2.0, N, T, K, N)
 
 
 @triton.jit
@@ -110,7 +120,9 @@ def _of_parts(re, im, in_lower, in_right):
 
 
 @triton.jit(do_not_specialize=["n", "batch"])
-def run_forward(v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr, T: tl.constexpr):
+def run_forward(
+    v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr, E: tl.constexpr
+):
     """W = (2 (I + A)^-1 - I) D, rounded once.
 
     Args:
@@ -122,18 +134,20 @@ def run_forward(v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr
         batch: number of matrices.
         PARTS: 1, or 2 of complex matrices.
         N: rows that n PARTS is padded to, a power of two, 16 at least.
-        T: rows of a tile, 64 at most.
+        T: rows of a tile of a product, 64 at most.
+        K: columns of a left and rows of a right factor at a time.
+        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
     """
     size = n * (n - 1) // 2 if PARTS == 1 else n * n
     m = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
     x = m + N * N
     r = x + N * N
-    line = tl.arange(0, T)
+    line = tl.arange(0, E)
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
     for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
-        for i in range(0, N, T):
-            for j in range(0, N, T):
+        for i in range(0, N, E):
+            for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 in_lower = row >= n
@@ -150,9 +164,9 @@ def run_forward(v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr
                 entry = _of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
                 tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
         tl.debug_barrier()
-        _invert(m, x, r, N, T)
-        for i in range(0, N, T):
-            for j in range(0, N, T):
+        _invert(m, x, r, N, T, K)
+        for i in range(0, N, E):
+            for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 inside = (row < n) & (column < n)
@@ -171,7 +185,20 @@ def run_forward(v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["n", "batch"])
-def run_backward(w, g, d, gv, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr, T: tl.constexpr):
+def run_backward(
+    w,
+    g,
+    d,
+    gv,
+    scratch,
+    n,
+    batch,
+    PARTS: tl.constexpr,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
     """The gradient of packed coordinates from W and that of W: of M = -D (W + D)^H G (W + D)^H / 2 what is skew.
 
     Args:
@@ -184,21 +211,23 @@ def run_backward(w, g, d, gv, scratch, n, batch, PARTS: tl.constexpr, N: tl.cons
         batch: number of matrices.
         PARTS: 1, or 2 of complex matrices.
         N: rows that n PARTS is padded to, a power of two, 16 at least.
-        T: rows of a tile, 64 at most.
+        T: rows of a tile of a product, 64 at most.
+        K: columns of a left and rows of a right factor at a time.
+        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
     """
     size = n * (n - 1) // 2 if PARTS == 1 else n * n
     adjoint = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
     inner = adjoint + N * N
     between = inner + N * N
-    line = tl.arange(0, T)
+    line = tl.arange(0, E)
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
     for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         frame = w + matrix * n * n * PARTS
         gradient = g + matrix * n * n * PARTS
         entries = d + matrix * n * PARTS
-        for i in range(0, N, T):
-            for j in range(0, N, T):
+        for i in range(0, N, E):
+            for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 in_lower = row >= n
@@ -221,10 +250,10 @@ def run_backward(w, g, d, gv, scratch, n, batch, PARTS: tl.constexpr, N: tl.cons
                 tl.store(adjoint + row * N + column, re)
                 tl.store(between + row * N + column, value)
         tl.debug_barrier()
-        _add_product(between, adjoint, between, inner, 1.0, 0.0, N, T, N)
-        _add_product(inner, inner, adjoint, between, 1.0, 0.0, N, T, N)
-        for i in range(0, N, T):
-            for j in range(0, N, T):
+        _add_product(between, adjoint, between, inner, 1.0, 0.0, N, T, K, N)
+        _add_product(inner, inner, adjoint, between, 1.0, 0.0, N, T, K, N)
+        for i in range(0, N, E):
+            for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 inside = (row < n) & (column < n)
@@ -265,6 +294,8 @@ def run_step(
     PARTS: tl.constexpr,
     N: tl.constexpr,
     T: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
 ):
     """Moves square frames W + LO along -W OMEGA by the Cayley transform and polishes them, all in float64.
 
@@ -282,20 +313,22 @@ def run_step(
         TURNS: polishes.
         PARTS: 1, or 2 of complex matrices.
         N: rows that n PARTS is padded to, a power of two, 16 at least.
-        T: rows of a tile, 64 at most.
+        T: rows of a tile of a product, 64 at most.
+        K: columns of a left and rows of a right factor at a time.
+        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
     """
     m = scratch + tl.program_id(0).to(tl.int64) * 4 * N * N
     x = m + N * N
     r = x + N * N
     frame = r + N * N
-    line = tl.arange(0, T)
+    line = tl.arange(0, E)
     turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
     for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         place = matrix * n * n * PARTS
         half = 0.5 * tl.load(step + matrix)
-        for i in range(0, N, T):
-            for j in range(0, N, T):
+        for i in range(0, N, E):
+            for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 in_lower = row >= n
@@ -315,20 +348,20 @@ def run_step(
                 tl.store(m + row * N + column, tl.where(row == column, half * q + 1.0, half * q))
                 tl.store(frame + row * N + column, tl.where(outside, 1.0, value))
         tl.debug_barrier()
-        _invert(m, x, r, N, T)
+        _invert(m, x, r, N, T, K)
         # W (I - Q) (I + Q)^-1 = 2 W (I + Q)^-1 - W.
-        _add_product(frame, frame, m, x, 2.0, -1.0, N, T, N)
+        _add_product(frame, frame, m, x, 2.0, -1.0, N, T, K, N)
         # A turn takes what is in X to FRAME or back.
         square = 0.0
         for turn in tl.static_range(TURNS):
             before = x if turn % 2 == 0 else frame
             after = frame if turn % 2 == 0 else x
-            square = _gram_less(before, r, N, T)
-            _add_product(before, before, r, after, -0.5, 1.0, N, T, N)
+            square = _gram_less(before, r, N, T, K)
+            _add_product(before, before, r, after, -0.5, 1.0, N, T, K, N)
         tl.store(defects + matrix, square)
         result = frame if TURNS % 2 == 1 else x
-        for i in range(0, N, T):
-            for j in range(0, N, T):
+        for i in range(0, N, E):
+            for j in range(0, N, E):
                 row = (i + line)[:, None]
                 column = (j + line)[None, :]
                 inside = (row < n) & (column < n)
@@ -342,21 +375,27 @@ def run_step(
 
 
 @triton.jit
-def _gram_less(a, out, N: tl.constexpr, T: tl.constexpr):
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def _gram_less(a, out, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
     """OUT = A^T A - I; returns the square of its Frobenius norm."""
     line = tl.arange(0, T)
-    square = tl.zeros((T,), dtype=tl.float64)
+    strip = tl.arange(0, K)
+    square = tl.full((T,), 0.0, dtype=tl.float64)
     for i in range(0, N, T):
         for j in range(0, N, T):
-            total = tl.zeros((T, T), dtype=tl.float64)
-            for k in range(0, N, T):
-                left = tl.load(a + (k + line)[None, :] * N + (i + line)[:, None])
-                right = tl.load(a + (k + line)[:, None] * N + (j + line)[None, :])
+            total = tl.full((T, T), 0.0, dtype=tl.float64)
+            for k in range(0, N, K):
+                left = tl.load(a + (k + strip)[None, :] * N + (i + line)[:, None])
+                right = tl.load(a + (k + strip)[:, None] * N + (j + line)[None, :])
                 total = tl.dot(left, right, total, input_precision="ieee", out_dtype=tl.float64)
             row = (i + line)[:, None]
             column = (j + line)[None, :]
             total = tl.where(row == column, total - 1.0, total)
-            square += tl.sum(total * total, 1)
+            square += tl.reduce(total * total, 1, _plus)
             tl.store(out + row * N + column, total)
     tl.debug_barrier()
-    return tl.sum(square, 0)
+    return tl.reduce(square, 0, _plus)
