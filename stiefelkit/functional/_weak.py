@@ -15,47 +15,59 @@ from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._polish import split_defect
 from stiefelkit.functional._product import opaque, product
 
-__all__ = ["BITS", "fine_inverse", "fine_product", "settle", "settled", "sliced_product"]
+__all__ = [
+    "BITS",
+    "BITS_OF_RESIDUALS",
+    "BITS_OF_TALL",
+    "fine_inverse",
+    "fine_product",
+    "settle",
+    "settled",
+    "sliced_product",
+]
 
 BITS = 40
 """Of a product, relative to the largest entries of a row of A and a column of B."""
 BITS_OF_RESIDUALS = 30
-REFINEMENTS = 2
-"""The error of a float32 inverse, about cond eps, squared each time."""
+BITS_OF_TALL = 50
+"""Of tall frames, whose gradients with large coordinates cancel to a millionth of their terms."""
 _EXACT = 24
 """Bits of whole numbers that float32 holds."""
 
 
-def fine_product(a: Tensor, b: Tensor) -> Tensor:
-    """A B of float64 or complex128 matrices to about 40 bits, in float32 products; differentiable any number of times.
+def fine_product(a: Tensor, b: Tensor, bits: int = BITS) -> Tensor:
+    """A B of float64 or complex128 matrices to so many bits, in float32 products; differentiable any number of times.
 
     Args:
         a: shape (*, m, k).
         b: shape (*, k, n).
+        bits: relative to the largest entries of a row of A and a column of B.
     """
-    return _Fine.apply(a, b)  # type: ignore[return-value]
+    return _Fine.apply(a, b, bits)  # type: ignore[return-value]
 
 
 class _Fine(Function):
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
-        return sliced_product(a, b, BITS)
+    def forward(a: Tensor, b: Tensor, bits: int) -> Tensor:  # type: ignore[override]
+        return sliced_product(a, b, bits)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        keep(ctx, *inputs)
+        a, b, ctx.bits = inputs
+        keep(ctx, a, b)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        a, b = ctx.saved_tensors
-        return fine_product(g, b.mH).sum_to_size(a.shape), fine_product(a.mH, g).sum_to_size(b.shape)
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (a, b), bits = ctx.saved_tensors, ctx.bits
+        ga, gb = fine_product(g, b.mH, bits), fine_product(a.mH, g, bits)
+        return ga.sum_to_size(a.shape), gb.sum_to_size(b.shape), None
 
     @staticmethod
-    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
-        a, b = ctx.saved_tensors
+    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None, _: None) -> Tensor:  # type: ignore[override]
+        (a, b), bits = ctx.saved_tensors, ctx.bits
         if ta is None or tb is None:
-            return fine_product(a, tb) if ta is None else fine_product(ta, b)  # type: ignore[arg-type]
-        return fine_product(ta, b) + fine_product(a, tb)
+            return fine_product(a, tb, bits) if ta is None else fine_product(ta, b, bits)  # type: ignore[arg-type]
+        return fine_product(ta, b, bits) + fine_product(a, tb, bits)
 
 
 @opaque(lambda a, b, bits: a @ b, dims=(2, 2))
@@ -115,17 +127,17 @@ def _slices(m: Tensor, count: int, width: int) -> list[Tensor]:
     return parts
 
 
-@opaque(lambda m: torch.empty_like(m, memory_format=torch.contiguous_format))
-def fine_inverse(m: Tensor) -> Tensor:
+@opaque(lambda m, bits: torch.empty_like(m, memory_format=torch.contiguous_format))
+def fine_inverse(m: Tensor, bits: int) -> Tensor:
     """Inverse of float64 or complex128 matrices whose Hermitian part is at least the identity, in float32 products.
 
-    Newton's iteration from the inverse in float32, with residuals to 30 bits: to about ||M|| 2^-30, for ||M|| up to
-    some 1e6, beyond which float32 has no inverse to begin with.
+    Newton's iteration from the inverse in float32, whose error, about ||M|| eps, is squared each time, with residuals
+    to so many bits: to about ||M|| 2^-bits, for ||M|| up to some 1e6, beyond which float32 has nothing to begin with.
     """
     single = torch.complex64 if m.is_complex() else torch.float32
     x = torch.linalg.inv_ex(m.to(single))[0].to(m.dtype)
-    for _ in range(REFINEMENTS):
-        less = sliced_product(m, x, BITS_OF_RESIDUALS)
+    for _ in range(2 if bits <= BITS_OF_RESIDUALS else 3):
+        less = sliced_product(m, x, bits)
         less.diagonal(dim1=-2, dim2=-1).sub_(1)
         x = x - (x.to(single) @ less.to(single)).to(m.dtype)
     return x

@@ -18,7 +18,7 @@ from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpa
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._product import opaque, plus_product, product, sandwich
 from stiefelkit.functional._strength import splits
-from stiefelkit.functional._weak import fine_inverse, fine_product, settle, settled
+from stiefelkit.functional._weak import BITS_OF_RESIDUALS, BITS_OF_TALL, fine_inverse, fine_product, settle, settled
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["cayley"]
@@ -86,7 +86,7 @@ class _Square(Function):
         is_split = _is_split(v, a) and not fast
         if not fast:
             a = a.to(working_dtype(a.dtype))
-        m = fine_inverse(a) if is_split else inverse_of_accretive(a)
+        m = fine_inverse(a, BITS_OF_RESIDUALS) if is_split else inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
@@ -167,7 +167,7 @@ class _Tall(Function):
         _, a21 = unpack_skew(v.double(), n, p, phase is not None)
         g1, g2 = g[..., :p, :], g[..., p:, :]
         if _is_split(v, w):
-            times = fine_product
+            times = _of_tall
             g11 = times(times(adjoint, g1 - times(a21.mH, g2)), adjoint) * (d.unsqueeze(-1) / -2)
             g21 = (times(a21, g11 + g11.mH) - times(g2, adjoint)).mT
         else:
@@ -200,6 +200,10 @@ def _is_split(v: Tensor, m: Tensor) -> bool:
 def _times(dtype: torch.dtype, w: Tensor) -> Any:
     """The product with a W of float64 for coordinates of a dtype."""
     return fine_product if dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w) else product
+
+
+def _of_tall(a: Tensor, b: Tensor) -> Tensor:
+    return fine_product(a, b, BITS_OF_TALL)
 
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
@@ -245,8 +249,9 @@ def _split_frame(a11: Tensor, a21: Tensor, d: Tensor) -> Tensor:
     r = torch.linalg.qr(a21.to(single), mode="r")[1]
     r = torch.linalg.qr(torch.cat([eye.expand_as(a11), r], dim=-2), mode="r")[1]
     q = torch.linalg.solve_triangular(r, eye.expand_as(r), upper=True).to(a11.dtype)
-    z = fine_product(a21, q)
+    z = _of_tall(a21, q)
     qh = q.mH.resolve_conj()
-    gram = fine_product(qh, q) + fine_product(z.mH, z)
-    x = fine_product(fine_inverse(gram + fine_product(qh, fine_product(a11, q))), qh) * (2 * d.unsqueeze(-2))
-    return torch.cat([_add_diagonal(fine_product(q, x), -d), -fine_product(z, x)], dim=-2)
+    gram = _of_tall(qh, q) + _of_tall(z.mH, z)
+    inverse = fine_inverse(gram + _of_tall(qh, _of_tall(a11, q)), BITS_OF_TALL)
+    x = _of_tall(inverse, qh) * (2 * d.unsqueeze(-2))
+    return torch.cat([_add_diagonal(_of_tall(q, x), -d), -_of_tall(z, x)], dim=-2)
