@@ -60,7 +60,7 @@ def _of_one(
     yield Figure("capture", "a replay makes the same step", name, "law", off, holds=not words, words=words)
     timings = race({"step by step": plain, "replayed": graphed}, clock_of(device), **scale.race)
     for how, timing in timings.items():
-        beside = {"step by step / this": timings["step by step"].median / timing.median}
+        beside: dict[str, float | None] = {"step by step / this": timings["step by step"].median / timing.median}
         table = f"one training step, n = {n}"
         yield Figure("capture", table, f"{name}, {how}", "s", timing.median, timing.spread, len(timing.samples), beside)
 

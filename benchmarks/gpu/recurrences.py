@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ def of_cases(scale: Scale, device: str) -> Cells:
 @contextlib.contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
     """Lets cuDNN and products lower float32, or neither."""
-    flags = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    flags: Any = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [flag.allow_tf32 for flag in flags]
     try:
         for flag in flags:

@@ -113,7 +113,9 @@ def read_record(path: Path) -> Record:
         figures = {entry.name for entry in dataclasses.fields(Figure)}
         for row in content["rows"]:
             Figure(**{name: row[name] for name in figures})
-        return Record(**content | {"parts": [PartOutcome(**part) for part in content["parts"]]})
+        record = Record(**content)
+        record.parts = [PartOutcome(**part) for part in content["parts"]]
+        return record
     except (KeyError, TypeError) as error:
         raise RunError(
             f"{WHO} needs a whole file of benchmarks.gpu, got {path}, which lacks something: {error}."
