@@ -353,7 +353,7 @@ def run_step(
         _add_product(frame, frame, m, x, 2.0, -1.0, N, T, K, N)
         # A turn takes what is in X to FRAME or back.
         square = 0.0
-        for turn in tl.static_range(TURNS):
+        for turn in tl.static_range(TURNS):  # pyright: ignore[reportGeneralTypeIssues]
             before = x if turn % 2 == 0 else frame
             after = frame if turn % 2 == 0 else x
             square = _gram_less(before, r, N, T, K)
@@ -366,7 +366,7 @@ def run_step(
                 column = (j + line)[None, :]
                 inside = (row < n) & (column < n)
                 here = place + (row * n + column) * PARTS
-                for part in tl.static_range(PARTS):
+                for part in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
                     value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
                     rounded = value.to(tl.float32)
                     tl.store(moved + here + part, rounded, mask=inside)
