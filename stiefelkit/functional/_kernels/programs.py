@@ -153,14 +153,9 @@ def run_forward(
                 in_lower = row >= n
                 in_right = column >= n
                 inside = (row < n * PARTS) & (column < n * PARTS)
-                re, im = _entries(
-                    v + matrix * size,
-                    row - n * in_lower.to(tl.int32),
-                    column - n * in_right.to(tl.int32),
-                    inside,
-                    n,
-                    PARTS,
-                )
+                a = row - n * in_lower.to(tl.int32)
+                b = column - n * in_right.to(tl.int32)
+                re, im = _entries(v + matrix * size, a, b, inside, n, PARTS)  # pyright: ignore[reportGeneralTypeIssues]
                 entry = _of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
                 tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
         tl.debug_barrier()
