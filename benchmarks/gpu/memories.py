@@ -11,7 +11,6 @@ from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrences import LOOP, picked_backend
-from stiefelkit.measuring.races.scan import LOSSES
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.record import Figure
 
@@ -25,7 +24,7 @@ def of_maps_and_scan(scale: Scale, device: str) -> Cells:
     drawn = ScanRace(cases=(case,), device=device).drawn(case)
     ours = picked_backend(drawn)
     for contender, is_peer in ((ours, False), (LOOP, True)):
-        for loss in LOSSES:
+        for loss in scale.losses:
             name = f"{contender}, {loss.replace('_', ' ')}"
             try:
                 size = resident_bytes(drawn, contender, loss, is_peer)

@@ -29,6 +29,7 @@ class Scale:
         race: fields of the races.
         scan: of the race of the scan.
         memory_size: n of the frames whose memory is measured.
+        losses: of the recurrence whose memory is measured.
         epoch: batches of the epoch; all if 0.
     """
 
@@ -46,6 +47,7 @@ class Scale:
     cases: tuple[ScanCase, ...]
     scan: dict[str, Any]
     memory_size: int
+    losses: tuple[str, ...]
     epoch: int
 
 
@@ -100,6 +102,7 @@ FULL = Scale(
     cases=tuple(CASES[name] for name in "ABCD"),
     scan={"repeats": 20, "seconds": 0.3},
     memory_size=2048,
+    losses=("sequence", "last_state"),
     epoch=0,
 )
 _TINY_CASES = (ScanCase("A", T=20, n=6, B=4), ScanCase("D", T=20, n=4, B=3, is_complex=True))
@@ -118,6 +121,7 @@ DRY = Scale(
     cases=_TINY_CASES,
     scan={"repeats": 1, "seconds": 1e-3},
     memory_size=32,
+    losses=("sequence", "last_state"),
     epoch=2,
 )
 SMOKE = Scale(
@@ -135,6 +139,7 @@ SMOKE = Scale(
     cases=_TINY_CASES[:1],
     scan={"repeats": 1, "seconds": 1e-3},
     memory_size=8,
+    losses=("last_state",),
     epoch=1,
 )
 SCALES = {"full": FULL, "dry": DRY, "smoke": SMOKE}
