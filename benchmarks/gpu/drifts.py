@@ -5,7 +5,7 @@ import math
 import torch
 
 import stiefelkit as sk
-from benchmarks.gpu.parts import Cells, LeftOut
+from benchmarks.gpu.parts import Cells, LeftOut, absent_peers
 from benchmarks.gpu.scale import Scale
 from benchmarks.uncorrected import NAME, UncorrectedCayley
 from stiefelkit.measuring.drift.measure import Skipped, outcomes
@@ -21,6 +21,7 @@ LOOKS = (1, 100, 1000)
 
 def of_every_method(scale: Scale, device: str) -> Cells:
     """The largest error over the limit, method by method; maps that are complex only in complex64."""
+    yield from absent_peers()
     register(NAME, UncorrectedCayley)
     fields = {**scale.drift, "device": device}
     plans = [DriftPlan(**fields, methods=scale.drift_methods)]

@@ -1,13 +1,14 @@
 """The parts in their order, where each is measured, and how many seconds it has."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.gpu.scale import Scale
 from stiefelkit.measuring.report.record import Figure
 
-__all__ = ["PARTS", "Cells", "LeftOut", "Part"]
+__all__ = ["PARTS", "Cells", "LeftOut", "Part", "absent_peers"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,13 @@ class LeftOut:
 
     what: str
     reason: str
+
+
+def absent_peers() -> Iterator[LeftOut]:
+    """Other packages whose optimizers of frames are compared with, where they are not installed."""
+    for module, package in (("geoopt", "geoopt"), ("pogo", "pogo-torch")):
+        if importlib.util.find_spec(module) is None:
+            yield LeftOut(f"optimizers of {package}", f"{package} is not installed.")
 
 
 Cells = Iterator[Figure | LeftOut]

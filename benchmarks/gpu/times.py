@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from benchmarks.gpu.parts import Cells, LeftOut
+from benchmarks.gpu.parts import Cells, LeftOut, absent_peers
 from benchmarks.gpu.scale import Scale
 from stiefelkit.measuring.races import optimizers, parametrizations
 from stiefelkit.measuring.races.course import FrameHeat
@@ -19,18 +19,21 @@ COLD_BYTES = 1 << 22
 def of_maps(scale: Scale, device: str) -> Cells:
     """Forward and backward of each map and its peers, size by size."""
     told: set[str] = set()
-    for n, p, batch in scale.sizes:
+    # The first size in complex64 too, of which some maps are only.
+    for (n, p, batch), dtype in [*((size, "float32") for size in scale.sizes), (scale.sizes[0], "complex64")]:
         is_cold = batch > 1 and 4 * n * p * batch >= COLD_BYTES
-        fields = {"operations": ("forward_backward",), "cold": is_cold, **_place(n, p, batch, device)}
+        fields = {"operations": ("forward_backward",), "cold": is_cold, **_place(n, p, batch, device), "dtype": dtype}
         plan = ParametrizationRace(peers=True, parametrizations=scale.maps, **fields, **scale.race)
         missing = {package: names for package, names in plan.missing_peers().items() if package not in told}
         told |= set(missing)
         yield from _not_installed(missing)
-        yield from _figures("maps", parametrizations.heats(plan), ", cache flushed" if is_cold else "")
+        words = ", cache flushed" * is_cold
+        yield from _figures("maps", parametrizations.heats(plan), f", {dtype}{words}")
 
 
 def of_steps(scale: Scale, device: str) -> Cells:
     """One step of each optimizer and its peers, size by size."""
+    yield from absent_peers()
     for n, p, batch in scale.step_sizes:
         plan = OptimizerRace(peers=True, optimizers=scale.optimizers, **_place(n, p, batch, device), **scale.race)
         yield from _figures("steps", optimizers.heats(plan))
