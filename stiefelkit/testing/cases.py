@@ -29,7 +29,12 @@ class Case:
 
     def build(self, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> OrthogonalParam:
         """Makes the map, of another shape or dtype if asked."""
-        return self.cls(shape or self.shape, dtype=dtype or self.dtype, device=self.device, **dict(self.options))
+        return self.cls(shape or self.shape, dtype=dtype or self.dtype, device=self.place, **dict(self.options))
+
+    @property
+    def place(self) -> str | None:
+        """The device; None for the CPU, which leaves it to `torch.device` as a context."""
+        return None if self.device == "cpu" else self.device
 
     def normal(self, seed: int, dtype: torch.dtype | None = None) -> Tensor:
         """Draws a Gaussian matrix of the case's shape, the same numbers on every device."""
@@ -116,7 +121,7 @@ class _Layer(nn.Module):
 
 def layer_of(case: Case, seed: int = 0) -> Any:
     """Makes a module whose `weight` is the case's frame and whose forward returns it."""
-    layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype, device=case.device))
+    layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype, device=case.place))
     generator = seeds.generator(seed)
     layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
     coordinates = coordinate_list_of(layer).coordinates
