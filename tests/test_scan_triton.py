@@ -35,7 +35,7 @@ def is_close(found, expected):
     return found.dtype == torch.float32 and bool((found - expected).norm() <= 1e-5 * expected.norm())
 
 
-def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, with_last=True):
+def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, with_last=True, layout=None):
     """States and gradients are those of autograd through the loop in float64."""
     is_complex, activation = kind.startswith("complex"), kind.split()[-1]
     single, double = (torch.complex64, torch.complex128) if is_complex else (torch.float32, torch.float64)
@@ -66,11 +66,13 @@ def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, w
     act = find_activation(activation, is_complex)
     options: dict[str, Any] = {"sizes": None if sizes is None else torch.tensor(sizes), "reverse": reverse}
     states = floats(z)
-    found_last, saved = launch.forward(states, wt, floats(h0), act, b, **options, units=n)
+    found_last, saved = launch.forward(states, wt, floats(h0), act, b, **options, units=n, layout=layout)
     assert is_close(states, out)
     assert is_close(found_last, last)
     outer, ending = (None if g is None else floats(g) for g in (g_out, g_last))
-    delta, found_dh0 = launch.backward(outer, ending, states, saved, wt.mT, act, **options, batch=batch)
+    delta, found_dh0 = launch.backward(
+        outer, ending, states, saved, wt.mT, act, **options, units=n, batch=batch, layout=layout
+    )
     assert is_close(delta, dz)
     assert is_close(found_dh0, dh0)
 
@@ -110,7 +112,7 @@ def test_edges_of_steps_batches_and_tiles(steps, batch, n):
 def test_no_sequences_are_left_alone():
     z, w, act = torch.empty(0, 5), torch.eye(5), find_activation("tanh", False)
     assert launch.forward(z, w, torch.empty(0, 5), act, units=5)[0].shape == (0, 5)
-    delta, dh0 = launch.backward(None, None, z, None, w, act, batch=0)
+    delta, dh0 = launch.backward(None, None, z, None, w, act, units=5, batch=0)
     assert delta.shape == dh0.shape == (0, 5)
 
 
@@ -146,7 +148,7 @@ def test_complex_modrelu_takes_moduli_of_every_size(bias):
     act, w = find_activation("modrelu", True), torch.zeros(2 * n, 2 * n)
     _, q = launch.forward(out, w, torch.zeros(1, 2 * n), act, b, units=n)
     assert torch.allclose(torch.complex(*out.double().chunk(2, -1)), modrelu(z, b).to(torch.complex128), rtol=1e-6)
-    delta, _ = launch.backward(torch.ones_like(out), None, out, q, w, act, batch=1)
+    delta, _ = launch.backward(torch.ones_like(out), None, out, q, w, act, units=n, batch=1)
     assert torch.isfinite(delta).all()
     still = z.abs() < torch.finfo(torch.float32).tiny
     assert not delta.view(2, n)[:, still.squeeze(0)].any()
@@ -159,7 +161,7 @@ def test_modrelu_is_zero_and_flat_at_zero_and_the_identity_without_a_bias():
     act = find_activation("modrelu", False)
     launch.forward(out, w, h0, act, b, units=3)
     assert out.tolist() == [[-3.0, 0.0, 0.0]]
-    delta, _ = launch.backward(torch.ones(1, 3), None, out, None, w, act, batch=1)
+    delta, _ = launch.backward(torch.ones(1, 3), None, out, None, w, act, units=3, batch=1)
     assert delta.tolist() == [[1.0, 0.0, 0.0]]
     z = torch.randn(2, 3)
     out = scan(z.unsqueeze(0), w, torch.zeros(2, 3), activation="modrelu", backend="triton")[1]

@@ -58,7 +58,7 @@ def _rows_back(p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
     g_ends = None if g_last is None else row_blocks(g_last)
     saved = saved.flatten(0, -2) if saved.numel() else None
     delta, dh0 = launch.backward(
-        g_rows, g_ends, h, saved, p.rows_w, p.activation, _sizes(p), reverse, batch=len(p.first)
+        g_rows, g_ends, h, saved, p.rows_w, p.activation, _sizes(p), reverse, units=p.n, batch=len(p.first)
     )
     return delta, dh0, h
 

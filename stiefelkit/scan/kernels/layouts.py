@@ -1,0 +1,69 @@
+"""How the work of a scan is laid out on a GPU: one table, from which the layout follows for every size and device.
+
+A step of a recurrence cannot begin before the one before it has ended, so that what counts for a few sequences is how
+long one step of one of them takes, and for many how much all multiprocessors do at once.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["LAYOUTS", "Layout", "choose"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay out a scan.
+
+    Args:
+        program: "rows", a program a sequence, with the matrix in registers; "groups", several programs for some
+            sequences, each with some columns of the matrix; "tiles", a program for 16 sequences, which reads the matrix
+            at every step.
+        states: "real", "complex", or "gated" (`goru_scan`).
+        widest: the most units.
+        most: the most sequences for each multiprocessor of the GPU.
+        blocks: blocks of rows of the matrix that a program holds.
+        size: columns of a block.
+        warps: of a program.
+    """
+
+    program: str
+    states: str
+    widest: int
+    most: float
+    blocks: int
+    size: int
+    warps: int
+
+    @property
+    def deep(self) -> int:
+        """Rows of a block that lie side by side: four a thread, in as many threads of a warp as columns leave over."""
+        return 4 * 32 * self.warps // self.size
+
+
+EVERY = float("inf")
+LAYOUTS = (
+    Layout("rows", "real", widest=32, most=64, blocks=1, size=32, warps=1),
+    Layout("rows", "real", widest=64, most=32, blocks=1, size=64, warps=4),
+    Layout("rows", "real", widest=96, most=16, blocks=2, size=64, warps=4),
+    Layout("rows", "real", widest=128, most=16, blocks=1, size=128, warps=8),
+    Layout("rows", "real", widest=192, most=16, blocks=2, size=128, warps=8),
+    Layout("tiles", "real", widest=512, most=EVERY, blocks=0, size=0, warps=4),
+    Layout("rows", "complex", widest=32, most=64, blocks=1, size=32, warps=1),
+    Layout("rows", "complex", widest=64, most=16, blocks=1, size=64, warps=4),
+    Layout("rows", "complex", widest=128, most=16, blocks=1, size=128, warps=8),
+    Layout("tiles", "complex", widest=256, most=EVERY, blocks=0, size=0, warps=4),
+)
+"""The first of these that fits is taken."""
+
+
+def choose(states: str, units: int, batch: int, multiprocessors: int) -> Layout:
+    """The layout for so many units and sequences on a GPU of so many multiprocessors.
+
+    >>> choose("real", 170, 128, 132).program
+    'rows'
+    >>> choose("real", 170, 4096, 132).program
+    'tiles'
+    """
+    for layout in LAYOUTS:
+        if layout.states == states and units <= layout.widest and batch <= layout.most * multiprocessors:
+            return layout
+    raise ValueError(f"choose needs {states} states of fewer units, got {units}.")
