@@ -19,7 +19,7 @@ from stiefelkit.functional._product import FullPrecision
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.kernels.layouts import Layout, choose
 
-__all__ = ["WIDEST", "backward", "forward", "programs", "settings", "supports"]
+__all__ = ["WIDEST", "Steps", "backward", "blocked", "forward", "multiprocessors", "run", "settings", "supports"]
 
 WIDEST = 512
 """The widest row of real numbers."""
@@ -94,7 +94,7 @@ def forward(
     if not len(h0):
         return h0.clone(), saved
     layout = layout or _layout(z, len(h0), units)
-    steps = _Steps(z, len(h0), sizes)
+    steps = Steps(z, len(h0), sizes)
     _run(
         layout,
         "forward",
@@ -138,7 +138,7 @@ def backward(
     if not batch:
         return delta, out.new_empty(0, out.shape[1])
     layout = layout or _layout(out, batch, units)
-    steps = _Steps(out, batch, sizes)
+    steps = Steps(out, batch, sizes)
     outside = (delta if g is None else g.contiguous() for g in (g_out, g_last))
     _run(
         layout,
@@ -157,7 +157,7 @@ def backward(
         return delta, delta[steps.ends(reverse)] @ w
 
 
-class _Steps:
+class Steps:
     """Where the rows of all steps are.
 
     Args:
@@ -186,10 +186,13 @@ class _Steps:
 
 def _layout(rows: Tensor, batch: int, units: int) -> Layout:
     """The layout for rows of these units, on their device."""
-    count = INTERPRETED
-    if rows.is_cuda:
-        count = torch.cuda.get_device_properties(rows.device).multi_processor_count
-    return choose("complex" if rows.shape[1] > units else "real", units, batch, count)
+    return choose("complex" if rows.shape[1] > units else "real", units, batch, multiprocessors(rows.device))
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Those of a GPU, or what triton's interpreter stands for."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else INTERPRETED
 
 
 def settings(layout: Layout, width: int, units: int, activation: Activation) -> dict[str, Any]:
@@ -197,6 +200,17 @@ def settings(layout: Layout, width: int, units: int, activation: Activation) -> 
     common = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
     if layout.program == "tiles":
         return common | _tiles(width, activation.is_paired)
+    if layout.program == "groups":
+        return common | {
+            "PAIRS": activation.is_paired,
+            "ROWS": layout.rows,
+            "PARTS": -(-width // layout.columns),
+            "BLOCKS": layout.blocks,
+            "LONG": layout.size,
+            "SIZE": layout.columns,
+            "DEEP": layout.deep,
+            "num_warps": layout.warps,
+        }
     is_complex = width > units
     return common | {
         "PAIRS": activation.is_paired and not is_complex,
@@ -240,32 +254,39 @@ def _run(
     rows: Tensor,
     matrix: Tensor,
     activation: Activation,
-    steps: _Steps,
+    steps: Steps,
     units: int,
     args: tuple[Tensor, ...],
     **options: Any,
 ) -> None:
-    """Runs a program on enough blocks for all sequences, on the device of the rows."""
+    """Runs a program of the plain recurrence: on rows, a matrix, its own arguments, and where the steps are."""
     fixed = settings(layout, rows.shape[1], units, activation)
     if layout.program == "tiles":
-        matrix, programs_needed, places = _tiled(matrix, fixed), -(-steps.batch // BATCH_BLOCK), steps.sizes
+        pad, places = _tiled, steps.sizes
     else:
-        matrix, programs_needed, places = _blocked(matrix, fixed), steps.batch, steps.lengths
-    program = getattr(programs(_is_interpreted()), f"{layout.program}_{way}")
-    with torch.cuda.device(rows.device) if rows.is_cuda else contextlib.nullcontext():
-        program[(programs_needed,)](
-            rows,
-            matrix,
-            *args,
-            steps.starts,
-            places,
-            activation.slope,
-            steps.count,
-            steps.batch,
-            PACKED=steps.is_packed,
-            **options,
-            **fixed,
-        )
+        pad, places = blocked, steps.lengths
+    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, activation.slope, steps.count, steps.batch)
+    fixed |= options | {"PACKED": steps.is_packed}
+    if layout.program == "groups":
+        _run_groups(f"groups_{way}", steps, everything, fixed)
+    else:
+        run(f"{layout.program}_{way}", -(-steps.batch // fixed.get("BLOCK_B", 1)), everything, fixed)
+
+
+def run(name: str, count: int, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
+    """Runs so many of a program, on the device of its first argument."""
+    with torch.cuda.device(args[0].device) if args[0].is_cuda else contextlib.nullcontext():
+        getattr(programs(_is_interpreted()), name)[(count,)](*args, **fixed)
+
+
+def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
+    """Runs groups of programs that wait for each other, as many as fit; the interpreter's do not, and take a step each."""
+    parts, device = fixed["PARTS"], args[0].device
+    groups = max(1, min(-(-steps.batch // fixed["ROWS"]), multiprocessors(device) // parts))
+    counters = torch.zeros(32 * groups, dtype=torch.int32, device=device)
+    fixed["launch_cooperative_grid"] = True
+    for first, last in [(0, steps.count)] if device.type == "cuda" else [(t, t + 1) for t in range(steps.count)]:
+        run(name, groups * parts, (*args, counters, first, last), fixed)
 
 
 def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
@@ -275,17 +296,22 @@ def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
     return torch.nn.functional.pad(halves, (0, columns, 0, 0, 0, rows)).contiguous()
 
 
-def _blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
+def blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
     """The matrix transposed, with zeros up to whole blocks; of [[a, b], [-b, a]] both a and b, pairs side by side."""
-    parts = matrix.mT.unsqueeze(0)
-    if fixed["COMPLEX"]:
+    columns = matrix.mT.unsqueeze(0)
+    if fixed.get("COMPLEX"):
         n = len(matrix) // 2
-        parts = torch.stack([matrix[:n, :n].mT, matrix[:n, n:].mT])
+        columns = torch.stack([matrix[:n, :n].mT, matrix[:n, n:].mT])
     elif fixed["PAIRS"]:
         order = _paired(len(matrix), matrix.device)
-        parts = matrix.mT[order][:, order].unsqueeze(0)
-    more = (2 * fixed["SIZE"] - (2 * fixed["SIZE"] >> fixed["BLOCKS"])) - parts.shape[-1]
-    return torch.nn.functional.pad(parts, (0, more, 0, more)).contiguous()
+        # The rows of a group's matrix meet states as they stand in memory.
+        columns = columns[:, order] if "LONG" in fixed else columns[:, order][..., order]
+    first = fixed.get("LONG", fixed["SIZE"])
+    length = 2 * first - (2 * first >> fixed["BLOCKS"])
+    count = fixed["PARTS"] * fixed["SIZE"] if "LONG" in fixed else length
+    return torch.nn.functional.pad(
+        columns, (0, length - columns.shape[2], 0, count - columns.shape[1])
+    ).contiguous()
 
 
 def _paired(width: int, device: torch.device) -> Tensor:

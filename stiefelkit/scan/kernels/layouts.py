@@ -16,13 +16,16 @@ class Layout:
     Args:
         program: "rows", a program a sequence, with the matrix in registers; "groups", several programs for some
             sequences, each with some columns of the matrix; "tiles", a program for 16 sequences, which reads the matrix
-            at every step.
+            at every step; "gates", a program a sequence, with the three matrices of a gated unit in registers.
         states: "real", "complex", or "gated" (`goru_scan`).
         widest: the most units.
         most: the most sequences for each multiprocessor of the GPU.
-        blocks: blocks of rows of the matrix that a program holds.
-        size: columns of a block.
+        blocks: vectors of a row in registers, or of its real parts.
+        size: numbers of the first of them; each other has half as many as the one before.
         warps: of a program.
+        deep: rows of a block of the matrix that lie side by side, four of them in a thread.
+        columns: of a program of "groups".
+        rows: sequences that a group takes at a time.
     """
 
     program: str
@@ -32,25 +35,31 @@ class Layout:
     blocks: int
     size: int
     warps: int
-
-    @property
-    def deep(self) -> int:
-        """Rows of a block that lie side by side: four a thread, in as many threads of a warp as columns leave over."""
-        return 4 * 32 * self.warps // self.size
+    deep: int = 0
+    columns: int = 0
+    rows: int = 1
 
 
 EVERY = float("inf")
 LAYOUTS = (
-    Layout("rows", "real", widest=32, most=64, blocks=1, size=32, warps=1),
-    Layout("rows", "real", widest=64, most=32, blocks=1, size=64, warps=4),
-    Layout("rows", "real", widest=96, most=16, blocks=2, size=64, warps=4),
-    Layout("rows", "real", widest=128, most=16, blocks=1, size=128, warps=8),
-    Layout("rows", "real", widest=192, most=16, blocks=2, size=128, warps=8),
+    Layout("rows", "real", widest=32, most=64, blocks=1, size=32, warps=1, deep=4),
+    Layout("rows", "real", widest=64, most=32, blocks=1, size=64, warps=4, deep=8),
+    Layout("rows", "real", widest=96, most=16, blocks=2, size=64, warps=4, deep=16),
+    Layout("rows", "real", widest=128, most=16, blocks=1, size=128, warps=8, deep=16),
+    Layout("rows", "real", widest=192, most=16, blocks=2, size=128, warps=8, deep=16),
+    Layout("groups", "real", widest=256, most=4, blocks=1, size=256, warps=8, deep=16, columns=64, rows=2),
+    Layout("groups", "real", widest=384, most=4, blocks=2, size=256, warps=16, deep=32, columns=64, rows=4),
+    Layout("groups", "real", widest=512, most=4, blocks=1, size=512, warps=16, deep=32, columns=64, rows=4),
     Layout("tiles", "real", widest=512, most=EVERY, blocks=0, size=0, warps=4),
-    Layout("rows", "complex", widest=32, most=64, blocks=1, size=32, warps=1),
-    Layout("rows", "complex", widest=64, most=16, blocks=1, size=64, warps=4),
-    Layout("rows", "complex", widest=128, most=16, blocks=1, size=128, warps=8),
+    Layout("rows", "complex", widest=32, most=64, blocks=1, size=32, warps=1, deep=4),
+    Layout("rows", "complex", widest=64, most=16, blocks=1, size=64, warps=4, deep=8),
+    Layout("rows", "complex", widest=128, most=16, blocks=1, size=128, warps=8, deep=16),
+    Layout("groups", "complex", widest=192, most=4, blocks=2, size=256, warps=16, deep=32, columns=64, rows=4),
+    Layout("groups", "complex", widest=256, most=4, blocks=1, size=512, warps=16, deep=32, columns=64, rows=4),
     Layout("tiles", "complex", widest=256, most=EVERY, blocks=0, size=0, warps=4),
+    Layout("gates", "gated", widest=32, most=EVERY, blocks=1, size=32, warps=4, deep=16),
+    Layout("gates", "gated", widest=64, most=EVERY, blocks=1, size=64, warps=8, deep=16),
+    Layout("gates", "gated", widest=128, most=EVERY, blocks=1, size=128, warps=16, deep=32),
 )
 """The first of these that fits is taken."""
 

@@ -1,7 +1,8 @@
 """What all programs do with a number between two products: activations and their derivatives."""
 
-import triton
 import triton.language as tl
+
+from .inline import inline
 
 __all__ = ["activate", "derive"]
 
@@ -14,7 +15,7 @@ TINY = tl.constexpr(2.0**-126)
 STEEPEST = tl.constexpr(1e18)
 
 
-@triton.jit
+@inline
 def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
     """Activates pre-activations.
 
@@ -78,7 +79,7 @@ def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
     return x, y, kept
 
 
-@triton.jit
+@inline
 def derive(c, d, x, y, kept, slope, ACTIVATION: tl.constexpr):
     """Takes gradients c by states x, and for pairs d by y, back to those by pre-activations; `kept` is `activate`'s."""
     if ACTIVATION == "abs":

@@ -9,13 +9,15 @@ launched as a cooperative grid, which is refused where they do not fit. Products
 import triton
 import triton.language as tl
 
+from .inline import inline
 from .parts import (
     activate_vector,
     derive_vector,
-    load_blocks,
+    load_block,
     load_vector,
     row_at,
     spread,
+    start_of,
     store_vector,
     total,
 )
@@ -23,7 +25,7 @@ from .parts import (
 __all__ = ["groups_back", "groups_forward"]
 
 
-@triton.jit
+@inline
 def _meet(counter, target):
     """Waits until a counter is at `target`, to which every program of a group has added one at each meeting."""
     tl.debug_barrier()
@@ -33,19 +35,51 @@ def _meet(counter, target):
     tl.debug_barrier()
 
 
-@triton.jit
+@inline
+def _blocks(
+    matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr
+):
+    """The blocks of SIZE columns of a matrix."""
+    STRIDE: tl.constexpr = start_of(BLOCKS, LONG)
+    blocks = ()
+    for i in tl.static_range(BLOCKS):
+        at = matrix + column * STRIDE + start_of(i, LONG)
+        blocks = blocks + (load_block(at, STRIDE, LONG >> i, SIZE, DEEP),)
+    return blocks
+
+
+@inline
+def _start(starts, lengths, begin, steps, batch, first, PACKED: tl.constexpr, FLIP: tl.constexpr, ROWS: tl.constexpr):
+    """Lengths of a group's next sequences, and where their rows of the first step and of the one before it are."""
+    counts = ()
+    heres = ()
+    befores = ()
+    for r in tl.static_range(ROWS):
+        row = begin + r
+        if PACKED:
+            count = tl.load(lengths + row, mask=row < batch, other=0)
+        else:
+            count = tl.where(row < batch, steps, 0)
+        counts = counts + (count,)
+        heres = heres + (row_at(starts, row, batch, first, count, PACKED, FLIP),)
+        befores = befores + (row_at(starts, row, batch, tl.maximum(first - 1, 0), count, PACKED, FLIP),)
+    return counts, heres, befores
+
+
+@inline
 def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
     """Numbers that another multiprocessor may have written: from the GPU's cache, not from this one's."""
     k = tl.arange(0, LONG)
     return tl.load(at + k, mask=(k < REST) & is_there, other=0.0, cache_modifier=".cg")
 
 
-@triton.jit
+@inline
 def _times(x, before, blocks, is_there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
     """x + h m for a row h at `before`."""
     y = total(blocks[0] * spread(_fresh(before, is_there, N, LONG), LONG, DEEP), 0)
     for i in tl.static_range(1, len(blocks)):
-        y += total(blocks[i] * spread(_fresh(before + i * LONG, is_there, N - i * LONG, LONG), LONG, DEEP), 0)
+        FIRST: tl.constexpr = start_of(i, LONG)
+        y += total(blocks[i] * spread(_fresh(before + FIRST, is_there, N - FIRST, LONG >> i), LONG >> i, DEEP), 0)
     return x + total(y, 1)
 
 
@@ -81,7 +115,7 @@ def groups_forward(
 
     Args:
         z: rows of all steps, float32, and the states afterwards.
-        matrix: m transposed, padded with zeros to PARTS SIZE rows and BLOCKS LONG columns; with PAIRS its rows are in
+        matrix: m transposed, padded with zeros to PARTS SIZE rows and columns of whole blocks; with PAIRS its rows are in
             the order of pairs.
         h0: first states (batch, N).
         bias: of modReLU, one number a unit.
@@ -103,65 +137,48 @@ def groups_forward(
         ROWS: sequences that a group takes at a time.
         PARTS: programs of a group.
         BLOCKS: blocks of rows of the matrix.
-        LONG: rows of a block.
+        LONG: rows of the first block; the next has half as many.
         SIZE: columns of a program.
-        DEEP: rows of a block side by side; see `load_blocks`.
+        DEEP: rows of a block side by side; see `load_block`.
     """
     KEPT: tl.constexpr = SIZE // 2 if PAIRS else SIZE
     WIDTH: tl.constexpr = N // 2 if PAIRS else N
     part = tl.program_id(0) % PARTS
-    group = tl.program_id(0) // PARTS
+    group = (tl.program_id(0) // PARTS).to(tl.int64)
     stride = tl.num_programs(0) // PARTS * ROWS
     column = part * SIZE
-    blocks = load_blocks(matrix + column * (BLOCKS * LONG), BLOCKS, 1, LONG, SIZE, DEEP)
+    blocks = _blocks(matrix, column, BLOCKS, LONG, SIZE, DEEP)
     b = tl.full((KEPT,), 0.0, tl.float32)
     if ACTIVATION == "modrelu" or ACTIVATION == "complex_modrelu":
         b = load_vector(bias, True, part * KEPT, WIDTH, KEPT, False)
     target = 0
-    for begin in tl.range(group * ROWS, batch, stride, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
-        counts = ()
-        heres = ()
-        followings = ()
-        xs = ()
-        for r in tl.static_range(ROWS):
-            row = (begin + r).to(tl.int64)
-            if PACKED:
-                count = tl.load(lengths + row, mask=row < batch, other=0)
-            else:
-                count = tl.where(row < batch, steps, 0)
-            here = row_at(starts, row, batch, first, count, PACKED, REVERSE)
-            counts = counts + (count,)
-            heres = heres + (here,)
-            followings = followings + (row_at(starts, row, batch, first + 1, count, PACKED, REVERSE),)
-            xs = xs + (load_vector(z + here * N, first < count, column, N, SIZE, PAIRS),)
+    turns = (batch - group * ROWS + stride - 1) // stride
+    for turn in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        begin = group * ROWS + turn * stride
+        counts, heres, befores = _start(starts, lengths, begin, steps, batch, first, PACKED, REVERSE, ROWS)
         end = tl.minimum(counts[0], last)
-        befores = ()
-        for r in tl.static_range(ROWS):
-            row = (begin + r).to(tl.int64)
-            place = row_at(starts, row, batch, tl.maximum(first - 1, 0), counts[r], PACKED, REVERSE)
-            befores = befores + (tl.where(first == 0, h0 + row * N, z + place * N),)
         # Not pipelined: loads would overtake the stores of the step before.
         for step in tl.range(first, end, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
-            beyond = ()
-            ahead = ()
-            written = ()
+            followings = ()
+            xs = ()
+            sources = ()
             for r in tl.static_range(ROWS):
-                row = (begin + r).to(tl.int64)
-                goes_on = step + 1 < counts[r]
-                beyond = beyond + (row_at(starts, row, batch, step + 2, counts[r], PACKED, REVERSE),)
-                ahead = ahead + (load_vector(z + followings[r] * N, goes_on, column, N, SIZE, PAIRS),)
+                row = begin + r
+                followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, REVERSE),)
+                xs = xs + (load_vector(z + heres[r] * N, step < counts[r], column, N, SIZE, PAIRS),)
+                sources = sources + (tl.where(step == 0, h0 + row * N, z + befores[r] * N),)
+            # What stands above does not depend on the other programs, and is asked for before they are waited for.
+            if step > first:
+                target += PARTS
+                _meet(counters + group * 32, target)
             for r in tl.static_range(ROWS):
                 is_there = step < counts[r]
-                x = _times(xs[r], befores[r], blocks, is_there, N, LONG, DEEP)
+                x = _times(xs[r], sources[r], blocks, is_there, N, LONG, DEEP)
                 h, kept = activate_vector(x, b, slope, ACTIVATION, SIZE, PAIRS)
                 if KEEP:
                     store_vector(saved + heres[r] * WIDTH, kept, is_there, part * KEPT, WIDTH, KEPT, False)
                 store_vector(z + heres[r] * N, h, is_there, column, N, SIZE, PAIRS)
-                written = written + (z + heres[r] * N,)
-            if step + 1 < end:
-                target += PARTS
-                _meet(counters + group * 32, target)
-            xs, befores, heres, followings = ahead, written, followings, beyond
+            befores, heres = heres, followings
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
@@ -203,25 +220,15 @@ def groups_back(
     KEEPS: tl.constexpr = ACTIVATION == "abs" or ACTIVATION == "oplu" or ACTIVATION == "complex_modrelu"
     STATES: tl.constexpr = not (ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu")
     part = tl.program_id(0) % PARTS
-    group = tl.program_id(0) // PARTS
+    group = (tl.program_id(0) // PARTS).to(tl.int64)
     stride = tl.num_programs(0) // PARTS * ROWS
     column = part * SIZE
-    blocks = load_blocks(matrix + column * (BLOCKS * LONG), BLOCKS, 1, LONG, SIZE, DEEP)
+    blocks = _blocks(matrix, column, BLOCKS, LONG, SIZE, DEEP)
     target = 0
-    for begin in tl.range(group * ROWS, batch, stride, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
-        counts = ()
-        heres = ()
-        befores = ()
-        for r in tl.static_range(ROWS):
-            row = (begin + r).to(tl.int64)
-            if PACKED:
-                count = tl.load(lengths + row, mask=row < batch, other=0)
-            else:
-                count = tl.where(row < batch, steps, 0)
-            counts = counts + (count,)
-            heres = heres + (row_at(starts, row, batch, first, count, PACKED, not REVERSE),)
-            place = row_at(starts, row, batch, tl.maximum(first - 1, 0), count, PACKED, not REVERSE)
-            befores = befores + (place,)
+    turns = (batch - group * ROWS + stride - 1) // stride
+    for turn in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        begin = group * ROWS + turn * stride
+        counts, heres, befores = _start(starts, lengths, begin, steps, batch, first, PACKED, not REVERSE, ROWS)
         end = tl.minimum(counts[0], last)
         # Not pipelined: loads would overtake the stores of the step before.
         for step in tl.range(first, end, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
@@ -230,7 +237,7 @@ def groups_back(
             states = ()
             kepts = ()
             for r in tl.static_range(ROWS):
-                row = (begin + r).to(tl.int64)
+                row = begin + r
                 is_there = step < counts[r]
                 followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, not REVERSE),)
                 c = tl.full((SIZE,), 0.0, tl.float32)

@@ -6,13 +6,13 @@ tuple of blocks, each for a vector and a vector. Threads share a block by column
 of a product to be added across threads takes a shuffle or three within a warp, and no barrier.
 """
 
-import triton
 import triton.language as tl
 
 # tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
 from triton.language.standard import _sum_combine
 
 from .activations import activate, derive
+from .inline import inline
 
 __all__ = [
     "activate_parts",
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 
-@triton.jit
+@inline
 def start_of(i: tl.constexpr, SIZE: tl.constexpr):
     """Where vector i begins in a padded row."""
     return 2 * SIZE - (2 * SIZE >> i)
 
 
-@triton.jit
+@inline
 def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
     """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
 
@@ -58,7 +58,7 @@ def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constex
     return tl.load(at + c * stride + k)
 
 
-@triton.jit
+@inline
 def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
     """The blocks of a square matrix that is transposed and padded; BLOCKS of them for each vector on the left."""
     WIDTH: tl.constexpr = start_of(BLOCKS, SIZE)
@@ -70,13 +70,13 @@ def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
     return blocks
 
 
-@triton.jit
+@inline
 def spread(h, LENGTH: tl.constexpr, DEEP: tl.constexpr):
     """A vector as it is multiplied with blocks."""
     return tl.reshape(h, (LENGTH // DEEP, DEEP))[:, None, :]
 
 
-@triton.jit
+@inline
 def _spread_all(h, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
     wide = ()
     for i in tl.static_range(len(h)):
@@ -84,44 +84,44 @@ def _spread_all(h, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr)
     return wide
 
 
-@triton.jit
+@inline
 def total(p, AXIS: tl.constexpr):
     """The sum over an axis. Over the first one of a block it is one of a thread's own numbers."""
     return tl.reduce(p, AXIS, _sum_combine)
 
 
-@triton.jit
+@inline
 def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """x + h m."""
+    """x + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
     wide = _spread_all(h, BLOCKS, SIZE, DEEP)
     out = ()
     for j in tl.static_range(BLOCKS):
         y = total(blocks[j] * wide[0], 0)
-        for i in tl.static_range(1, BLOCKS):
+        for i in tl.static_range(1, len(h)):
             y += total(blocks[i * BLOCKS + j] * wide[i], 0)
         out = out + (x[j] + total(y, 1),)
     return out
 
 
-@triton.jit
+@inline
 def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
     """x + h [[a, b], [-b, a]]."""
     wide = _spread_all(h, BLOCKS, SIZE, DEEP)
     out = ()
     second = ()
     for j in tl.static_range(BLOCKS):
-        re = total(a[j] * wide[0] - b[j] * wide[BLOCKS], 0)
-        im = total(b[j] * wide[0] + a[j] * wide[BLOCKS], 0)
+        # Sums of their own, so that each product is fused with an addition.
+        re = total(a[j] * wide[0], 0) - total(b[j] * wide[BLOCKS], 0)
+        im = total(b[j] * wide[0], 0) + total(a[j] * wide[BLOCKS], 0)
         for i in tl.static_range(1, BLOCKS):
-            k: tl.constexpr = i * BLOCKS + j
-            re += total(a[k] * wide[i] - b[k] * wide[BLOCKS + i], 0)
-            im += total(b[k] * wide[i] + a[k] * wide[BLOCKS + i], 0)
+            re += total(a[i * BLOCKS + j] * wide[i], 0) - total(b[i * BLOCKS + j] * wide[BLOCKS + i], 0)
+            im += total(b[i * BLOCKS + j] * wide[i], 0) + total(a[i * BLOCKS + j] * wide[BLOCKS + i], 0)
         out = out + (x[j] + total(re, 1),)
         second = second + (x[BLOCKS + j] + total(im, 1),)
     return out + second
 
 
-@triton.jit
+@inline
 def row_at(starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.constexpr):
     """Where the row of a sequence at some step is; of no use for steps beyond its length. FLIP: the last one first."""
     if FLIP:
@@ -135,7 +135,7 @@ def row_at(starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.cons
         return batch.to(tl.int64) * t + row
 
 
-@triton.jit
+@inline
 def _units(first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
     """Where the numbers of a vector stand in a row, and which of them do."""
     u = first + tl.arange(0, SIZE)
@@ -145,21 +145,21 @@ def _units(first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
         return u, u < N
 
 
-@triton.jit
+@inline
 def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
     """The numbers of a row from `first` on, zeros if it is not there."""
     u, fits = _units(first, N, SIZE, PAIRS)
     return tl.load(at + u, mask=fits & is_there, other=0.0)
 
 
-@triton.jit
+@inline
 def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
     """Writes the numbers of a row from `first` on, if it is there."""
     u, fits = _units(first, N, SIZE, PAIRS)
     tl.store(at + u, x, mask=fits & is_there)
 
 
-@triton.jit
+@inline
 def zeros(BLOCKS: tl.constexpr, SIZE: tl.constexpr, COMPLEX: tl.constexpr):
     """Vectors of zeros."""
     parts = ()
@@ -168,7 +168,7 @@ def zeros(BLOCKS: tl.constexpr, SIZE: tl.constexpr, COMPLEX: tl.constexpr):
     return parts
 
 
-@triton.jit
+@inline
 def load_parts(
     at, is_there, N: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
 ):
@@ -182,7 +182,7 @@ def load_parts(
     return parts
 
 
-@triton.jit
+@inline
 def store_parts(
     at, parts, N: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
 ):
@@ -193,7 +193,7 @@ def store_parts(
             store_vector(place, x, True, start_of(i, SIZE), N // (1 + COMPLEX), SIZE >> i, PAIRS)
 
 
-@triton.jit
+@inline
 def load_states(
     at,
     is_there,
@@ -211,7 +211,7 @@ def load_states(
         return load_parts(at, is_there, N, BLOCKS, SIZE, PAIRS, COMPLEX)
 
 
-@triton.jit
+@inline
 def load_kept(
     saved,
     row,
@@ -234,7 +234,7 @@ def load_kept(
     return parts
 
 
-@triton.jit
+@inline
 def store_kept(saved, row, parts, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr):
     """Writes what an activation keeps of a row."""
     WIDTH: tl.constexpr = N // 2 if PAIRS or COMPLEX else N
@@ -243,7 +243,7 @@ def store_kept(saved, row, parts, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl
         store_vector(saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False)
 
 
-@triton.jit
+@inline
 def added(x, y):
     """The sum of two tuples of vectors."""
     out = ()
@@ -252,19 +252,19 @@ def added(x, y):
     return out
 
 
-@triton.jit
+@inline
 def _halves(x, SIZE: tl.constexpr):
     """The first and the second units of all pairs."""
     return tl.split(tl.reshape(x, (SIZE // 2, 2)))
 
 
-@triton.jit
+@inline
 def _whole(x, y, SIZE: tl.constexpr):
     """Undoes `_halves`."""
     return tl.reshape(tl.join(x, y), (SIZE,))
 
 
-@triton.jit
+@inline
 def activate_vector(x, b, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
     """`activate` of a vector, whose numbers 2i and 2i + 1 are pairs with PAIRS: states, and what is kept."""
     if PAIRS:
@@ -276,7 +276,7 @@ def activate_vector(x, b, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, P
         return h, kept
 
 
-@triton.jit
+@inline
 def derive_vector(c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
     """`derive` of a vector."""
     if PAIRS:
@@ -289,7 +289,7 @@ def derive_vector(c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexp
         return d
 
 
-@triton.jit
+@inline
 def activate_parts(
     x, b, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
 ):
@@ -313,7 +313,7 @@ def activate_parts(
     return h, kept
 
 
-@triton.jit
+@inline
 def derive_parts(
     c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
 ):

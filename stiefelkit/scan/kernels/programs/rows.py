@@ -165,7 +165,12 @@ def rows_back(
         else:
             ahead = zeros(BLOCKS, SIZE, COMPLEX)
         h_ahead = load_states(out + following * N, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
-        kept_ahead = load_kept(saved, following, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        if PAIRS:
+            # Registers are few with pairs: what is kept of them comes while the product is taken.
+            kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+            kept_ahead = kept
+        else:
+            kept_ahead = load_kept(saved, following, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         if COMPLEX:
             c = complex_times(c, d, blocks, others, BLOCKS, SIZE, DEEP)
         else:
