@@ -70,11 +70,13 @@ def choose_gated(backend: str, request: Request) -> str:
     Raises:
         OptionError: the one asked for cannot run it.
     """
+    if backend == "auto" and request.device.type != "cuda":
+        return "inplace"
     if backend in ("reference", "inplace"):
         return backend
     reason = supports_gated(request.device, request.dtype, request.n, request.activation)
     if backend == "auto":
-        return "inplace" if reason or request.device.type != "cuda" else "triton"
+        return "inplace" if reason else "triton"
     if reason:
         raise OptionError(f"goru_scan's backend {backend!r} needs {reason}.")
     return backend

@@ -1,4 +1,4 @@
-"""The gated recurrence in one kernel each way, on CUDA devices, with its products over all steps before and behind it."""
+"""The gated recurrence in one kernel each way, on CUDA devices; products over all steps stand before and behind it."""
 
 from collections.abc import Sequence
 

@@ -21,7 +21,9 @@ WIDEST = 128
 
 def supports(device: torch.device, dtype: torch.dtype, units: int, activation: Activation) -> str | None:
     """What the kernels need and do not find, as "... , got ...", or None if they can run; see `launch.supports`."""
-    return f"at most {WIDEST} units, got {units}" if units > WIDEST else launch.supports(device, dtype, units, activation)
+    return (
+        f"at most {WIDEST} units, got {units}" if units > WIDEST else launch.supports(device, dtype, units, activation)
+    )
 
 
 def forward(
@@ -80,9 +82,22 @@ def backward(
         return g_h0, candidates
     steps = Steps(p, len(h0), sizes)
     fixed = settings(_layout(h0), h0.shape[1], activation) | {"REVERSE": reverse, "PACKED": steps.is_packed}
-    fixed |= {"KEEP": keep, "HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
+    fixed |= {
+        "AHEAD": fixed["SIZE"] < WIDEST,
+        "KEEP": keep,
+        "HAS_OUT": g_out is not None,
+        "HAS_LAST": g_last is not None,
+    }
     outside = (p if g is None else g.contiguous() for g in (g_out, g_last))
-    args = (p, _stacked(w, fixed, False), h0.contiguous(), p if bias is None else bias.contiguous(), out, *outside, g_h0)
+    args = (
+        p,
+        _stacked(w, fixed, False),
+        h0.contiguous(),
+        p if bias is None else bias.contiguous(),
+        out,
+        *outside,
+        g_h0,
+    )
     run("gates_back", len(h0), (*args, candidates if keep else p, *_places(steps, activation)), fixed)
     return g_h0, candidates
 

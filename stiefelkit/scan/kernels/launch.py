@@ -280,7 +280,7 @@ def run(name: str, count: int, args: tuple[Any, ...], fixed: dict[str, Any]) -> 
 
 
 def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
-    """Runs groups of programs that wait for each other, as many as fit; the interpreter's do not, and take a step each."""
+    """Runs groups that wait for each other, as many as fit; the interpreter's do not, but take a step each."""
     parts, device = fixed["PARTS"], args[0].device
     groups = max(1, min(-(-steps.batch // fixed["ROWS"]), multiprocessors(device) // parts))
     counters = torch.zeros(32 * groups, dtype=torch.int32, device=device)
@@ -309,9 +309,7 @@ def blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
     first = fixed.get("LONG", fixed["SIZE"])
     length = 2 * first - (2 * first >> fixed["BLOCKS"])
     count = fixed["PARTS"] * fixed["SIZE"] if "LONG" in fixed else length
-    return torch.nn.functional.pad(
-        columns, (0, length - columns.shape[2], 0, count - columns.shape[1])
-    ).contiguous()
+    return torch.nn.functional.pad(columns, (0, length - columns.shape[2], 0, count - columns.shape[1])).contiguous()
 
 
 def _paired(width: int, device: torch.device) -> Tensor:
@@ -333,7 +331,9 @@ def programs(is_interpreted: bool) -> ModuleType:
     """The programs. triton.jit asks for the interpreter when it decorates, so there is one package for each answer."""
     folder = Path(__file__).with_name("programs")
     name = f"{__package__}.{'interpreted' if is_interpreted else 'compiled'}_programs"
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

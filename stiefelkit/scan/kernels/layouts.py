@@ -6,7 +6,24 @@ long one step of one of them takes, and for many how much all multiprocessors do
 
 from dataclasses import dataclass
 
-__all__ = ["LAYOUTS", "Layout", "choose"]
+__all__ = ["LAYOUTS", "Cost", "Layout", "choose"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a compiled program holds at most, for compute capabilities from 8.0 on.
+
+    Args:
+        registers: of a thread.
+        instructions: of a step.
+        barriers: of a step.
+        words: that a thread reads from shared memory in a step, of four bytes.
+    """
+
+    registers: int
+    instructions: int
+    barriers: int
+    words: int
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,8 @@ class Layout:
         size: numbers of the first of them; each other has half as many as the one before.
         warps: of a program.
         deep: rows of a block of the matrix that lie side by side, four of them in a thread.
+        forward: what its program holds, for modReLU; None for "tiles", which is not taken through its steps this way.
+        back: the same of the way back.
         columns: of a program of "groups".
         rows: sequences that a group takes at a time.
     """
@@ -36,30 +55,30 @@ class Layout:
     size: int
     warps: int
     deep: int = 0
+    forward: Cost | None = None
+    back: Cost | None = None
     columns: int = 0
     rows: int = 1
 
 
 EVERY = float("inf")
 LAYOUTS = (
-    Layout("rows", "real", widest=32, most=64, blocks=1, size=32, warps=1, deep=4),
-    Layout("rows", "real", widest=64, most=32, blocks=1, size=64, warps=4, deep=8),
-    Layout("rows", "real", widest=96, most=16, blocks=2, size=64, warps=4, deep=16),
-    Layout("rows", "real", widest=128, most=16, blocks=1, size=128, warps=8, deep=16),
-    Layout("rows", "real", widest=192, most=16, blocks=2, size=128, warps=8, deep=16),
-    Layout("groups", "real", widest=256, most=4, blocks=1, size=256, warps=8, deep=16, columns=64, rows=2),
-    Layout("groups", "real", widest=384, most=4, blocks=2, size=256, warps=16, deep=32, columns=64, rows=4),
-    Layout("groups", "real", widest=512, most=4, blocks=1, size=512, warps=16, deep=32, columns=64, rows=4),
-    Layout("tiles", "real", widest=512, most=EVERY, blocks=0, size=0, warps=4),
-    Layout("rows", "complex", widest=32, most=64, blocks=1, size=32, warps=1, deep=4),
-    Layout("rows", "complex", widest=64, most=16, blocks=1, size=64, warps=4, deep=8),
-    Layout("rows", "complex", widest=128, most=16, blocks=1, size=128, warps=8, deep=16),
-    Layout("groups", "complex", widest=192, most=4, blocks=2, size=256, warps=16, deep=32, columns=64, rows=4),
-    Layout("groups", "complex", widest=256, most=4, blocks=1, size=512, warps=16, deep=32, columns=64, rows=4),
-    Layout("tiles", "complex", widest=256, most=EVERY, blocks=0, size=0, warps=4),
-    Layout("gates", "gated", widest=32, most=EVERY, blocks=1, size=32, warps=4, deep=16),
-    Layout("gates", "gated", widest=64, most=EVERY, blocks=1, size=64, warps=8, deep=16),
-    Layout("gates", "gated", widest=128, most=EVERY, blocks=1, size=128, warps=16, deep=32),
+    Layout("rows", "real", 32, 64, 1, 32, 1, 4),
+    Layout("rows", "real", 64, 32, 1, 64, 4, 16),
+    Layout("rows", "real", 96, 16, 2, 64, 4, 16),
+    Layout("rows", "real", 128, 16, 1, 128, 8, 16),
+    Layout("rows", "real", 192, 16, 2, 128, 8, 16),
+    Layout("groups", "real", 256, 4, 1, 256, 8, 32, columns=64, rows=2),
+    Layout("groups", "real", 512, 4, 1, 512, 8, 32, columns=64, rows=4),
+    Layout("tiles", "real", 512, EVERY, 0, 0, 4),
+    Layout("rows", "complex", 32, 64, 1, 32, 1, 4),
+    Layout("rows", "complex", 64, 16, 1, 64, 4, 8),
+    Layout("rows", "complex", 128, 16, 1, 128, 8, 16),
+    Layout("groups", "complex", 256, 4, 1, 512, 8, 32, columns=64, rows=4),
+    Layout("tiles", "complex", 256, EVERY, 0, 0, 4),
+    Layout("gates", "gated", 32, EVERY, 1, 32, 4, 16),
+    Layout("gates", "gated", 64, EVERY, 1, 64, 8, 16),
+    Layout("gates", "gated", 128, EVERY, 1, 128, 8, 16),
 )
 """The first of these that fits is taken."""
 

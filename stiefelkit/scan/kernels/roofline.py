@@ -8,9 +8,9 @@ these. A limit counts the first two, at their least; a prediction counts what th
 import math
 from dataclasses import dataclass
 
-from stiefelkit.scan.kernels.layouts import LAYOUTS, Layout
+from stiefelkit.scan.kernels.layouts import LAYOUTS, Cost, Layout
 
-__all__ = ["CASES", "MACHINES", "Case", "Machine", "arithmetic", "limit", "predicted", "traffic"]
+__all__ = ["CASES", "MACHINES", "Case", "Machine", "arithmetic", "best", "limit", "predicted", "traffic"]
 
 SHARED, BARRIER, SHUFFLE, CACHE, DEPENDENT = 30, 30, 30, 250, 4
 """Clocks: to shared memory or from it, across a barrier, between neighbours, to the GPU's cache, of an instruction."""
@@ -18,6 +18,8 @@ ACTIVATION = 8
 """Instructions of an activation that wait for each other."""
 LANES, SCHEDULERS, REGISTERS, WARPS = 128, 4, 65536, 64
 """Of a multiprocessor: multiplications in a clock, warps that issue in one, registers, the most warps."""
+TILE = 16
+"""Sequences of a program of "tiles"."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +109,40 @@ def limit(case: Case, machine: Machine) -> float:
 
 
 def predicted(case: Case, machine: Machine, layout: Layout, way: str = "forward") -> float:
-    """Microseconds of a whole scan in a layout, forward or back, from the instructions and barriers of its program."""
+    """Microseconds of a whole scan in a layout, forward or back, from what its program holds."""
     cost = layout.forward if way == "forward" else layout.back
-    issue = cost.instructions * math.ceil(layout.warps / SCHEDULERS)
-    waits = cost.barriers * BARRIER + EXCHANGE - BARRIER
-    if layout.program == "groups":
-        groups = machine.multiprocessors // -(-case.units * (1 + (case.states == "complex")) // layout.columns)
+    width = case.units * (2 if case.states == "complex" else 1)
+    if cost is None:
+        step, rounds = _tiles(width), math.ceil(case.batch / TILE / machine.multiprocessors)
+        clocks = rounds * step
+    elif layout.program == "groups":
+        groups = machine.multiprocessors // math.ceil(width / layout.columns)
         rounds = math.ceil(math.ceil(case.batch / layout.rows) / groups)
-        clocks = rounds * (issue + waits + MEETING)
+        clocks = rounds * (_work(cost, layout, 1) + _wait(cost) + MEETING)
     else:
-        sequences = layout.rows
-        each = math.ceil(math.ceil(case.batch / sequences) / machine.multiprocessors)
+        # Programs beside each other on a multiprocessor fill each other's gaps.
         beside = max(1, min(WARPS // layout.warps, REGISTERS // (32 * layout.warps * cost.registers)))
-        rounds, last = divmod(each, beside)
-
-        def together(count: int) -> float:
-            return max(issue + waits, count * cost.instructions * layout.warps / SCHEDULERS) if count else 0
-
-        clocks = rounds * together(beside) + together(last)
+        rounds, rest = divmod(math.ceil(case.batch / machine.multiprocessors), beside)
+        alone = _work(cost, layout, 1) + _wait(cost)
+        clocks = sum(max(alone, _work(cost, layout, count)) for count in [beside] * rounds + [rest] * (rest > 0))
     return max(case.steps * clocks / machine.clock / 1e3, traffic(case, machine))
+
+
+def _work(cost: Cost, layout: Layout, count: int) -> float:
+    """Clocks in which so many programs of a multiprocessor issue a step, or read their states from shared memory."""
+    issued = cost.instructions * max(math.ceil(layout.warps / SCHEDULERS), count * layout.warps / SCHEDULERS)
+    return max(issued, count * layout.warps * cost.words)
+
+
+def _wait(cost: Cost) -> int:
+    """Clocks of a step in which a program alone issues nothing."""
+    return EXCHANGE + (cost.barriers - 1) * BARRIER
+
+
+def _tiles(width: int) -> float:
+    """Clocks of a step of 16 sequences, whose operands come from shared memory in about twice as long again."""
+    padded = 64 * math.ceil(width / 64)
+    return 2.5 * TILE * padded**2 / LANES + EXCHANGE
 
 
 def best(case: Case, machine: Machine) -> Layout:

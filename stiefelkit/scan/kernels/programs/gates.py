@@ -1,4 +1,4 @@
-"""The gated recurrence and its derivative: a program takes a sequence through its steps, with three matrices in registers.
+"""The gated recurrence and its derivative: a program takes a sequence, with three matrices in registers.
 
 r = sigmoid(z_r + h m_r), g = sigmoid(z_g + h m_g), c = act(z_c + r (h m_q)), and the next state is g h + (1 - g) c.
 Products are exact float32.
@@ -118,32 +118,26 @@ def gates_forward(
 @inline
 def _load_step(
     p,
-    out,
-    h0,
     g_out,
-    row,
     here,
-    following,
     is_there,
-    goes_on,
     N: tl.constexpr,
     BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
     PAIRS: tl.constexpr,
     HAS_OUT: tl.constexpr,
 ):
-    """The four blocks of a row of p, the state before it in time, and the gradient by its state from outside."""
+    """The four blocks of a row of p, and the gradient by its state from outside."""
     at = p + here * (4 * N)
     qh = load_parts(at, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_r = load_parts(at + N, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_g = load_parts(at + 2 * N, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_c = load_parts(at + 3 * N, is_there, N, BLOCKS, SIZE, PAIRS, False)
-    before = load_parts(tl.where(goes_on, out + following * N, h0 + row * N), is_there, N, BLOCKS, SIZE, PAIRS, False)
     if HAS_OUT:
         outside = load_parts(g_out + here * N, is_there, N, BLOCKS, SIZE, PAIRS, False)
     else:
         outside = zeros(BLOCKS, SIZE, False)
-    return qh, z_r, z_g, z_c, before, outside
+    return qh, z_r, z_g, z_c, outside
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
@@ -170,15 +164,16 @@ def gates_back(
     KEEP: tl.constexpr,
     HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
     DEEP: tl.constexpr,
 ):
-    """Turns p = [h m_q | z_r + h m_r | z_g + h m_g | z_c] (rows, 4N), h the states before, into gradients by its numbers.
+    """Turns p = [h m_q | z_r + h m_r | z_g + h m_g | z_c] (rows, 4N), h the states before, into gradients by its own.
 
     `out` are the states (rows, N), `g_out`, `g_last` and REVERSE as in `rows_back`, and `matrix` the transposes of
     those of `gates_forward`. Writes the gradients by the first states into `g_h0` (batch, N) and, with KEEP, c into
-    `candidates` (rows, N).
+    `candidates` (rows, N). With AHEAD there are registers to load a step before it comes.
     """
     row = tl.program_id(0).to(tl.int64)
     if PACKED:
@@ -193,15 +188,21 @@ def gates_back(
         dh = load_parts(g_last + row * N, True, N, BLOCKS, SIZE, PAIRS, False)
     here = row_at(starts, row, batch, 0, length, PACKED, not REVERSE)
     following = row_at(starts, row, batch, 1, length, PACKED, not REVERSE)
-    qh, z_r, z_g, z_c, before, outside = _load_step(
-        p, out, h0, g_out, row, here, following, True, 1 < length, N, BLOCKS, SIZE, PAIRS, HAS_OUT
-    )
+    if AHEAD:
+        qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS, HAS_OUT)
     # Not pipelined: what is asked for ahead is asked for below.
     for step in tl.range(length, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
         beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
-        q_ahead, r_ahead, g_ahead, c_ahead, before_ahead, outside_ahead = _load_step(
-            p, out, h0, g_out, row, following, beyond, step + 1 < length, step + 2 < length, N, BLOCKS, SIZE, PAIRS, HAS_OUT
-        )
+        goes_on = step + 1 < length
+        if AHEAD:
+            q_ahead, r_ahead, g_ahead, c_ahead, outside_ahead = _load_step(
+                p, g_out, following, goes_on, N, BLOCKS, SIZE, PAIRS, HAS_OUT
+            )
+        else:
+            qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS, HAS_OUT)
+        # The state before, needed last: registers are few.
+        source = tl.where(goes_on, out + following * N, h0 + row * N)
+        before = load_parts(source, True, N, BLOCKS, SIZE, PAIRS, False)
         at = p + here * (4 * N)
         r = _sigmoid(z_r)
         g = _sigmoid(z_g)
@@ -227,6 +228,7 @@ def gates_back(
         store_parts(at + 2 * N, by_g, N, BLOCKS, SIZE, PAIRS, False)
         store_parts(at + 3 * N, by_c, N, BLOCKS, SIZE, PAIRS, False)
         dh = times(passed, by_q + by_r + by_g, blocks, BLOCKS, SIZE, DEEP)
-        qh, z_r, z_g, z_c, before, outside = q_ahead, r_ahead, g_ahead, c_ahead, before_ahead, outside_ahead
+        if AHEAD:
+            qh, z_r, z_g, z_c, outside = q_ahead, r_ahead, g_ahead, c_ahead, outside_ahead
         here, following = following, beyond
     store_parts(g_h0 + row * N, dh, N, BLOCKS, SIZE, PAIRS, False)

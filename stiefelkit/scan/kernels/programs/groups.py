@@ -1,4 +1,4 @@
-"""The recurrence and its derivative for matrices that one multiprocessor cannot hold: several programs share a sequence.
+"""The recurrence and its derivative for matrices that one multiprocessor cannot hold: programs share a sequence.
 
 PARTS programs are a group. Each holds SIZE columns of the matrix in registers for all steps and all sequences of the
 group, takes ROWS of them at a time through their steps, and waits after each step until all of its group have written
@@ -36,9 +36,7 @@ def _meet(counter, target):
 
 
 @inline
-def _blocks(
-    matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr
-):
+def _blocks(matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
     """The blocks of SIZE columns of a matrix."""
     STRIDE: tl.constexpr = start_of(BLOCKS, LONG)
     blocks = ()
@@ -75,7 +73,7 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 
 @inline
 def _times(x, before, blocks, is_there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
-    """x + h m for a row h at `before`."""
+    """X + h m for a row h at `before`."""
     y = total(blocks[0] * spread(_fresh(before, is_there, N, LONG), LONG, DEEP), 0)
     for i in tl.static_range(1, len(blocks)):
         FIRST: tl.constexpr = start_of(i, LONG)
@@ -115,8 +113,8 @@ def groups_forward(
 
     Args:
         z: rows of all steps, float32, and the states afterwards.
-        matrix: m transposed, padded with zeros to PARTS SIZE rows and columns of whole blocks; with PAIRS its rows are in
-            the order of pairs.
+        matrix: m transposed, padded with zeros to PARTS SIZE rows and columns of whole blocks; with PAIRS its rows are
+            in the order of pairs.
         h0: first states (batch, N).
         bias: of modReLU, one number a unit.
         saved: what the derivative needs besides the states.

@@ -7,5 +7,5 @@ __all__ = ["inline"]
 
 
 def inline(function):
-    """Makes a function known to triton's compiler. Its interpreter takes it as it is: each call of its own takes long."""
+    """Makes a function known to triton's compiler; its interpreter takes it as it is, for its calls take long."""
     return function if knobs.runtime.interpret else triton.jit(function)

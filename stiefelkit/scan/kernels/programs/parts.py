@@ -33,8 +33,8 @@ __all__ = [
     "store_kept",
     "store_parts",
     "store_vector",
-    "total",
     "times",
+    "total",
     "zeros",
 ]
 
@@ -49,7 +49,7 @@ def start_of(i: tl.constexpr, SIZE: tl.constexpr):
 def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
     """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
 
-    The number in row k and column c stands at [k // DEEP, c, k % DEEP] of (ROWS / DEEP, COLUMNS, DEEP): four of the last
+    The number in row k and column c is at [k // DEEP, c, k % DEEP] of (ROWS / DEEP, COLUMNS, DEEP): four of the last
     dimension belong to a thread, its others to neighbours; then threads and warps go on along the second; so that all
     of the first are a thread's own.
     """
@@ -77,47 +77,51 @@ def spread(h, LENGTH: tl.constexpr, DEEP: tl.constexpr):
 
 
 @inline
-def _spread_all(h, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    wide = ()
-    for i in tl.static_range(len(h)):
-        wide = wide + (spread(h[i], SIZE >> (i % BLOCKS), DEEP),)
-    return wide
-
-
-@inline
 def total(p, AXIS: tl.constexpr):
     """The sum over an axis. Over the first one of a block it is one of a thread's own numbers."""
     return tl.reduce(p, AXIS, _sum_combine)
 
 
 @inline
-def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """x + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
-    wide = _spread_all(h, BLOCKS, SIZE, DEEP)
+def _add_products(ys, blocks, h, FIRST: tl.constexpr, BLOCKS: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
+    """Adds a vector times the blocks from FIRST on, but for the sums over the last dimension; `ys` may be empty."""
+    # Vector after vector: each goes through shared memory, and waits in registers no longer than it is used.
+    wide = spread(h, LENGTH, DEEP)
     out = ()
     for j in tl.static_range(BLOCKS):
-        y = total(blocks[j] * wide[0], 0)
-        for i in tl.static_range(1, len(h)):
-            y += total(blocks[i * BLOCKS + j] * wide[i], 0)
-        out = out + (x[j] + total(y, 1),)
+        y = total(blocks[FIRST + j] * wide, 0)
+        out = out + (ys[j] + y if len(ys) > 0 else y,)
+    return out
+
+
+@inline
+def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+    """X + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
+    ys = ()
+    for i in tl.static_range(len(h)):
+        ys = _add_products(ys, blocks, h[i], i * BLOCKS, BLOCKS, SIZE >> (i % BLOCKS), DEEP)
+    out = ()
+    for j in tl.static_range(BLOCKS):
+        out = out + (x[j] + total(ys[j], 1),)
     return out
 
 
 @inline
 def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """x + h [[a, b], [-b, a]]."""
-    wide = _spread_all(h, BLOCKS, SIZE, DEEP)
+    """X + h [[a, b], [-b, a]]."""
+    re = ()
+    im = ()
+    less = ()
+    for i in tl.static_range(BLOCKS):
+        re = _add_products(re, a, h[i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
+        im = _add_products(im, b, h[i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
+        less = _add_products(less, b, h[BLOCKS + i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
+        im = _add_products(im, a, h[BLOCKS + i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
     out = ()
     second = ()
     for j in tl.static_range(BLOCKS):
-        # Sums of their own, so that each product is fused with an addition.
-        re = total(a[j] * wide[0], 0) - total(b[j] * wide[BLOCKS], 0)
-        im = total(b[j] * wide[0], 0) + total(a[j] * wide[BLOCKS], 0)
-        for i in tl.static_range(1, BLOCKS):
-            re += total(a[i * BLOCKS + j] * wide[i], 0) - total(b[i * BLOCKS + j] * wide[BLOCKS + i], 0)
-            im += total(b[i * BLOCKS + j] * wide[i], 0) + total(a[i * BLOCKS + j] * wide[BLOCKS + i], 0)
-        out = out + (x[j] + total(re, 1),)
-        second = second + (x[BLOCKS + j] + total(im, 1),)
+        out = out + (x[j] + total(re[j] - less[j], 1),)
+        second = second + (x[BLOCKS + j] + total(im[j], 1),)
     return out + second
 
 
@@ -317,7 +321,7 @@ def activate_parts(
 def derive_parts(
     c, h, kept, slope, ACTIVATION: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
 ):
-    """`derive` of the vectors of a row, from those of its states and of what was kept, empty where these have no part."""
+    """`derive` of the vectors of a row, from those of its states and of what was kept, empty where not needed."""
     d = ()
     if ACTIVATION == "identity":
         d = c

@@ -11,6 +11,7 @@ from .activations import activate, derive
 
 __all__ = ["tiles_back", "tiles_forward"]
 
+
 @triton.jit(do_not_specialize=["steps", "batch"])
 def tiles_forward(
     z,
