@@ -63,22 +63,37 @@ class Layout:
 
 EVERY = float("inf")
 LAYOUTS = (
-    Layout("rows", "real", 32, 64, 1, 32, 1, 4),
-    Layout("rows", "real", 64, 32, 1, 64, 4, 16),
-    Layout("rows", "real", 96, 16, 2, 64, 4, 16),
-    Layout("rows", "real", 128, 16, 1, 128, 8, 16),
-    Layout("rows", "real", 192, 16, 2, 128, 8, 16),
-    Layout("groups", "real", 256, 4, 1, 256, 8, 32, columns=64, rows=2),
-    Layout("groups", "real", 512, 4, 1, 512, 8, 32, columns=64, rows=4),
+    Layout("rows", "real", 32, 64, 1, 32, 1, 4, Cost(64, 85, 1, 32), Cost(64, 95, 1, 32)),
+    Layout("rows", "real", 64, 32, 1, 64, 4, 16, Cost(64, 110, 4, 17), Cost(72, 120, 4, 17)),
+    Layout("rows", "real", 96, 16, 2, 64, 4, 16, Cost(128, 200, 8, 26), Cost(128, 205, 8, 26)),
+    Layout("rows", "real", 128, 16, 1, 128, 8, 16, Cost(128, 145, 4, 33), Cost(120, 155, 4, 33)),
+    Layout("rows", "real", 192, 16, 2, 128, 8, 16, Cost(232, 280, 8, 50), Cost(232, 280, 8, 50)),
+    Layout("groups", "real", 256, 4, 1, 256, 8, 32, Cost(120, 350, 13, 68), Cost(128, 400, 13, 68), columns=64, rows=2),
+    Layout(
+        "groups", "real", 512, 4, 1, 512, 8, 32, Cost(176, 945, 21, 262), Cost(216, 1040, 21, 262), columns=64, rows=4
+    ),
     Layout("tiles", "real", 512, EVERY, 0, 0, 4),
-    Layout("rows", "complex", 32, 64, 1, 32, 1, 4),
-    Layout("rows", "complex", 64, 16, 1, 64, 4, 8),
-    Layout("rows", "complex", 128, 16, 1, 128, 8, 16),
-    Layout("groups", "complex", 256, 4, 1, 512, 8, 32, columns=64, rows=4),
+    Layout("rows", "complex", 32, 64, 1, 32, 1, 4, Cost(128, 295, 2, 64), Cost(128, 265, 2, 64)),
+    Layout("rows", "complex", 64, 16, 1, 64, 4, 8, Cost(128, 315, 10, 67), Cost(128, 290, 12, 68)),
+    Layout("rows", "complex", 128, 16, 1, 128, 8, 16, Cost(208, 570, 10, 68), Cost(208, 490, 12, 71)),
+    Layout(
+        "groups",
+        "complex",
+        256,
+        4,
+        1,
+        512,
+        8,
+        32,
+        Cost(232, 1265, 29, 270),
+        Cost(232, 1200, 29, 270),
+        columns=64,
+        rows=4,
+    ),
     Layout("tiles", "complex", 256, EVERY, 0, 0, 4),
-    Layout("gates", "gated", 32, EVERY, 1, 32, 4, 16),
-    Layout("gates", "gated", 64, EVERY, 1, 64, 8, 16),
-    Layout("gates", "gated", 128, EVERY, 1, 128, 8, 16),
+    Layout("gates", "gated", 32, EVERY, 1, 32, 4, 16, Cost(64, 150, 4, 9), Cost(72, 245, 18, 30)),
+    Layout("gates", "gated", 64, EVERY, 1, 64, 8, 16, Cost(96, 175, 4, 17), Cost(128, 280, 18, 54)),
+    Layout("gates", "gated", 128, EVERY, 1, 128, 8, 16, Cost(255, 420, 4, 33), Cost(255, 510, 18, 105)),
 )
 """The first of these that fits is taken."""
 
