@@ -63,24 +63,24 @@ class Layout:
 
 EVERY = float("inf")
 LAYOUTS = (
-    Layout("rows", "real", 32, 64, 1, 32, 1, 4, Cost(64, 85, 1, 32), Cost(64, 95, 1, 32)),
-    Layout("rows", "real", 64, 32, 1, 64, 4, 16, Cost(64, 110, 4, 17), Cost(72, 120, 4, 17)),
-    Layout("rows", "real", 96, 16, 2, 64, 4, 16, Cost(128, 200, 8, 26), Cost(128, 205, 8, 26)),
-    Layout("rows", "real", 128, 16, 1, 128, 8, 16, Cost(128, 145, 4, 33), Cost(120, 155, 4, 33)),
-    Layout("rows", "real", 192, 16, 2, 128, 8, 16, Cost(232, 280, 8, 50), Cost(232, 280, 8, 50)),
-    Layout("groups", "real", 256, 4, 1, 256, 8, 32, Cost(120, 350, 13, 68), Cost(128, 400, 13, 68), columns=64, rows=2),
+    Layout("rows", "real", 32, EVERY, 1, 32, 1, 4, Cost(64, 85, 1, 32), Cost(64, 95, 1, 32)),
+    Layout("rows", "real", 64, EVERY, 1, 64, 4, 16, Cost(64, 110, 4, 17), Cost(72, 120, 4, 17)),
+    Layout("rows", "real", 96, EVERY, 2, 64, 4, 16, Cost(128, 200, 8, 26), Cost(128, 205, 8, 26)),
+    Layout("rows", "real", 128, EVERY, 1, 128, 8, 16, Cost(128, 145, 4, 33), Cost(120, 155, 4, 33)),
+    Layout("rows", "real", 192, 12, 2, 128, 8, 16, Cost(232, 280, 8, 50), Cost(232, 280, 8, 50)),
+    Layout("groups", "real", 256, 5, 1, 256, 8, 32, Cost(120, 350, 13, 68), Cost(128, 400, 13, 68), columns=64, rows=2),
     Layout(
-        "groups", "real", 512, 4, 1, 512, 8, 32, Cost(176, 945, 21, 262), Cost(216, 1040, 21, 262), columns=64, rows=4
+        "groups", "real", 512, 8, 1, 512, 8, 32, Cost(176, 945, 21, 262), Cost(216, 1040, 21, 262), columns=64, rows=4
     ),
     Layout("tiles", "real", 512, EVERY, 0, 0, 4),
-    Layout("rows", "complex", 32, 64, 1, 32, 1, 4, Cost(128, 295, 2, 64), Cost(128, 265, 2, 64)),
-    Layout("rows", "complex", 64, 16, 1, 64, 4, 8, Cost(128, 315, 10, 67), Cost(128, 290, 12, 68)),
-    Layout("rows", "complex", 128, 16, 1, 128, 8, 16, Cost(208, 570, 10, 68), Cost(208, 490, 12, 71)),
+    Layout("rows", "complex", 32, EVERY, 1, 32, 1, 4, Cost(128, 295, 2, 64), Cost(128, 265, 2, 64)),
+    Layout("rows", "complex", 64, EVERY, 1, 64, 4, 8, Cost(128, 315, 10, 67), Cost(128, 290, 12, 68)),
+    Layout("rows", "complex", 128, 10, 1, 128, 8, 16, Cost(208, 570, 10, 68), Cost(208, 490, 12, 71)),
     Layout(
         "groups",
         "complex",
         256,
-        4,
+        7,
         1,
         512,
         8,
