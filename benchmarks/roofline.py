@@ -49,12 +49,12 @@ def layouts() -> list[str]:
     for layout in LAYOUTS:
         most = "" if layout.most == float("inf") else f"{layout.most:g}"
         start = f"| {layout.states} | {layout.widest} | {most} | {layout.program} | {layout.warps} "
-        if layout.program == "tiles":
+        if layout.forward is None or layout.back is None:
             lines.append(f"{start}| | | |")
             continue
-        costs = layout.forward, layout.back
-        figures = zip(*((cost.registers, cost.instructions, cost.barriers) for cost in costs), strict=True)
-        lines.append(start + "".join(f"| {forward} / {back} " for forward, back in figures) + "|")
+        for name in ("registers", "instructions", "barriers"):
+            start += f"| {getattr(layout.forward, name)} / {getattr(layout.back, name)} "
+        lines.append(f"{start}|")
     return lines
 
 

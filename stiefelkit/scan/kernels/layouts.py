@@ -67,7 +67,7 @@ LAYOUTS = (
     Layout("rows", "real", 64, EVERY, 1, 64, 4, 16, Cost(64, 110, 4, 17), Cost(72, 120, 4, 17)),
     Layout("rows", "real", 96, EVERY, 2, 64, 4, 16, Cost(128, 200, 8, 26), Cost(128, 205, 8, 26)),
     Layout("rows", "real", 128, EVERY, 1, 128, 8, 16, Cost(128, 145, 4, 33), Cost(120, 155, 4, 33)),
-    Layout("rows", "real", 192, 12, 2, 128, 8, 16, Cost(232, 280, 8, 50), Cost(232, 280, 8, 50)),
+    Layout("rows", "real", 192, 12, 2, 128, 8, 16, Cost(232, 280, 8, 50), Cost(240, 280, 8, 50)),
     Layout("groups", "real", 256, 5, 1, 256, 8, 32, Cost(120, 350, 13, 68), Cost(128, 400, 13, 68), columns=64, rows=2),
     Layout(
         "groups", "real", 512, 8, 1, 512, 8, 32, Cost(176, 945, 21, 262), Cost(216, 1040, 21, 262), columns=64, rows=4

@@ -98,7 +98,7 @@ def gates_forward(
     z_g = load_parts(z + here * (3 * N) + N, True, N, BLOCKS, SIZE, PAIRS, False)
     z_c = load_parts(z + here * (3 * N) + 2 * N, True, N, BLOCKS, SIZE, PAIRS, False)
     # Not pipelined: what is asked for ahead is asked for below.
-    for step in tl.range(length, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(length, num_stages=1):
         goes_on = step + 1 < length
         beyond = row_at(starts, row, batch, step + 2, length, PACKED, REVERSE)
         r_ahead = load_parts(z + following * (3 * N), goes_on, N, BLOCKS, SIZE, PAIRS, False)
@@ -191,7 +191,7 @@ def gates_back(
     if AHEAD:
         qh, z_r, z_g, z_c, outside = _load_step(p, g_out, here, True, N, BLOCKS, SIZE, PAIRS, HAS_OUT)
     # Not pipelined: what is asked for ahead is asked for below.
-    for step in tl.range(length, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(length, num_stages=1):
         beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
         goes_on = step + 1 < length
         if AHEAD:

@@ -151,12 +151,12 @@ def groups_forward(
         b = load_vector(bias, True, part * KEPT, WIDTH, KEPT, False)
     target = 0
     turns = (batch - group * ROWS + stride - 1) // stride
-    for turn in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for turn in tl.range(turns, num_stages=1):
         begin = group * ROWS + turn * stride
         counts, heres, befores = _start(starts, lengths, begin, steps, batch, first, PACKED, REVERSE, ROWS)
         end = tl.minimum(counts[0], last)
         # Not pipelined: loads would overtake the stores of the step before.
-        for step in tl.range(first, end, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        for step in tl.range(first, end, num_stages=1):
             followings = ()
             xs = ()
             sources = ()
@@ -224,12 +224,12 @@ def groups_back(
     blocks = _blocks(matrix, column, BLOCKS, LONG, SIZE, DEEP)
     target = 0
     turns = (batch - group * ROWS + stride - 1) // stride
-    for turn in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for turn in tl.range(turns, num_stages=1):
         begin = group * ROWS + turn * stride
         counts, heres, befores = _start(starts, lengths, begin, steps, batch, first, PACKED, not REVERSE, ROWS)
         end = tl.minimum(counts[0], last)
         # Not pipelined: loads would overtake the stores of the step before.
-        for step in tl.range(first, end, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        for step in tl.range(first, end, num_stages=1):
             followings = ()
             outside = ()
             states = ()

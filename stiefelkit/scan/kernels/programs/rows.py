@@ -92,7 +92,7 @@ def rows_forward(
     following = row_at(starts, row, batch, 1, length, PACKED, REVERSE)
     x = load_parts(z + here * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     # Not pipelined: what is asked for ahead is asked for below.
-    for step in tl.range(length, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(length, num_stages=1):
         beyond = row_at(starts, row, batch, step + 2, length, PACKED, REVERSE)
         ahead = load_parts(z + following * N, step + 1 < length, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         if COMPLEX:
@@ -157,7 +157,7 @@ def rows_back(
     h = load_states(out + here * N, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     # Not pipelined: what is asked for ahead is asked for below.
-    for step in tl.range(length, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(length, num_stages=1):
         goes_on = step + 1 < length
         beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
         if HAS_OUT:

@@ -69,7 +69,7 @@ def tiles_forward(
         fits = (rows < batch)[:, None] & (units < N)[None, :]
         h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=fits, other=0.0)
     # Not pipelined: loads would overtake the stores of the step before.
-    for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(steps, num_stages=1):
         if REVERSE:
             t = steps - 1 - step
             previous = t + 1
@@ -170,7 +170,7 @@ def tiles_back(
         matrix = tl.load(w + units[:, None] * WIDTH + units[None, :])
         after = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
     # Not pipelined: loads would overtake the stores of the step before.
-    for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(steps, num_stages=1):
         if REVERSE:
             t = step
             previous = t - 1
