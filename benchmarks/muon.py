@@ -302,7 +302,7 @@ def draw(problem: str, runs: list[Run], out: Path) -> Path:
             alike[0].steps, [statistics.fmean(at) for at in zip(*(r.losses for r in alike), strict=True)], label=label
         )
         orthogonality.plot(alike[0].steps, [max(at) for at in zip(*(r.drifts for r in alike), strict=True)])
-    loss.set(xlabel="steps", ylabel="held-out loss in nats", yscale="log", title=problem)
+    loss.set(xlabel="steps", ylabel="held-out loss in nats", yscale="log")
     orthogonality.set(xlabel="steps", ylabel="‖WᴴW − I‖ over the rounding limit", yscale="log")
     loss.legend(fontsize=7)
     path = out / f"muon-{problem}.png"
