@@ -89,6 +89,7 @@ LAWS: dict[str, Callable[[Case], None]] = named(
         "forward_mode": forward.law_forward_mode,
         "batched_gradients": forward.law_batched_gradients,
         "pure": numerical.law_pure,
+        "component": numerical.law_component,
         "threads": numerical.law_threads,
         "batch": numerical.law_batch,
         "round_trip": numerical.law_round_trip,
