@@ -51,6 +51,7 @@ from stiefelkit.testing.minimizer import (
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
+from stiefelkit.testing.task import TASK_LAWS, check_task
 from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "MANIFOLD_LAWS",
     "MINIMIZER_LAWS",
     "OPTIMIZER_LAWS",
+    "TASK_LAWS",
     "Case",
     "Failure",
     "LawBroken",
@@ -70,6 +72,7 @@ __all__ = [
     "check_minimizer",
     "check_optimizer",
     "check_parametrization",
+    "check_task",
     "lowered_products",
     "minimizer_cases",
     "optimizer_cases",
