@@ -48,6 +48,7 @@ from stiefelkit.testing.minimizer import (
     minimizer_cases,
     minimizer_checks,
 )
+from stiefelkit.testing.model import MODEL_LAWS, check_model
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
@@ -59,6 +60,7 @@ __all__ = [
     "LAWS",
     "MANIFOLD_LAWS",
     "MINIMIZER_LAWS",
+    "MODEL_LAWS",
     "OPTIMIZER_LAWS",
     "TASK_LAWS",
     "Case",
@@ -70,6 +72,7 @@ __all__ = [
     "check_activation",
     "check_manifold",
     "check_minimizer",
+    "check_model",
     "check_optimizer",
     "check_parametrization",
     "check_task",
