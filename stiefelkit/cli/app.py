@@ -35,6 +35,11 @@ The table shows the largest ||W^H W - I||_F, computed in float64, of all looks u
 exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so
 Ctrl-C loses only the one at work.
 """)
+NEW_PLUGIN = unwrapped("""Write a package with a plugin, to begin with.
+
+It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test; it works as it stands, and keeps the laws
+of its kind: a parametrization, an optimizer, a minimizer, an activation, a model or a task.
+""")
 REPORT = unwrapped("""Measure this machine, and write one page about it.
 
 The page is one file of HTML that needs no network: the machine; drift against optimizer steps; time against n, with
@@ -77,6 +82,7 @@ app = App(
     help_format="plaintext",  # Markdown takes as long to import as all the rest
 )
 app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is to choose from, or one NAME.")
+app.command("stiefelkit.cli.new_plugin:new_plugin", name="new-plugin", help=NEW_PLUGIN)
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce", help=REPRODUCE)
