@@ -105,6 +105,18 @@ def test_a_failure_says_where_with_what_and_by_how_much():
     assert "torch.tensor([" not in str(large)
 
 
+class StretchedWhenLarge(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * (1 + 1e-2 * (skew.abs().amax() > 50))
+
+
+def test_the_coordinates_of_a_failure_are_those_that_failed():
+    (failure,) = failures(StretchedWhenLarge, ["frames"], only="StretchedWhenLarge-3x3-float64")
+    assert ".random(100.0, 0): skew" in str(failure)
+    (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64")
+    assert ".random(0.0, 0): skew" in str(failure)
+
+
 def test_the_words_that_draw_the_coordinates_draw_them():
     (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64")
     how, values = re.search(r"coordinates: (Case\(.*?\)\.\w+\(.*?\)): skew = (.*)", str(failure)).groups()  # type: ignore[union-attr]
