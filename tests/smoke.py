@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +33,9 @@ def maps():
 def optimizers():
     for cls in sk.optim.available().values():
         if getattr(cls, "moves_frames", False):
+            make: Any = cls
             model = nn.Sequential(sk.orthogonal(nn.Linear(6, 6), "weight", "stiefel"), nn.Linear(6, 2))
-            train(model, cls(sk.optim.parameter_groups(model, lr=1e-3)), torch.ones(3, 6))
+            train(model, make(sk.optim.parameter_groups(model, lr=1e-3)), torch.ones(3, 6))
 
 
 def nets():

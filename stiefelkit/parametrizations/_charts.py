@@ -31,7 +31,9 @@ def component_of_product(*factors: Component) -> Component:
     """That of a product of maps whose first factor has the product's shape."""
     if factors[0] == "connected":
         return "connected"
-    return next((name for name in ("coordinates", "chart") if name in factors), "rotations")
+    if "coordinates" in factors:
+        return "coordinates"
+    return "chart" if "chart" in factors else "rotations"
 
 
 def unit_signs(shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:

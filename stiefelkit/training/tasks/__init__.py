@@ -24,7 +24,7 @@ def _check(task: Any) -> None:
     missing = [part for part in PARTS if not hasattr(task, part)]
     if missing:
         raise OptionError(f"A task needs {', '.join(missing)}, got {who} without; write each as a ClassVar.")
-    options = [option.name for option in dataclasses.fields(task)]
+    options = [option.name for option in dataclasses.fields(task)]  # type: ignore[arg-type]
     inside = [part for part in PARTS if part in options]
     if inside:
         raise OptionError(f"A task needs {', '.join(inside)} as a ClassVar, got an option of {who}.")
