@@ -111,7 +111,7 @@ BOUNDED = (
         "q",
         0.5,
         Check("q > 0", lambda q: isinstance(q, int | float) and q > 0),
-        "bounds the step of a frame, a ||A||_F <= 2 q; infinity for no bound.",
+        "bounds the step a of a frame along a direction of generator A, a ||A||_F <= 2 q; infinity for no bound.",
     ),
     Setting(
         "tolerance",

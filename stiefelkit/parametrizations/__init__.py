@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from stiefelkit.parametrizations.view import VIEWS, View
     from stiefelkit.parametrizations.viewed import Viewed
 
-__all__ = ["VIEWS", "Scaled", "View", "Viewed", "check_options", "find_parametrization", "option_names", "registered"]
+__all__ = [
+    "VIEWS",
+    "Scaled",
+    "View",
+    "Viewed",
+    "check_options",
+    "find_parametrization",
+    "option_names",
+    "registered",
+    "rest_of",
+]
 
 
 def _check(cls: Any) -> None:
@@ -51,8 +61,16 @@ def find_parametrization(parametrization: "Parametrization") -> "type[Orthogonal
 
 def option_names(cls: type) -> list[str]:
     """The names of a class's options, `precision` among them."""
-    parameters = inspect.signature(cls.__init__).parameters
-    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
+    return [key for key in named if key not in ("self", "shape", "dtype", "device")]
+
+
+def rest_of(cls: type) -> list[str]:
+    """What a class takes without naming it, "*args" and "**kwargs"."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
 
 
 def check_options(cls: type, options: Any) -> None:
@@ -61,6 +79,12 @@ def check_options(cls: type, options: Any) -> None:
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
     names = option_names(cls)
     for key in options:
+        rest = ", ".join(rest_of(cls))
+        if key not in names and rest:
+            raise OptionError(
+                f"{cls.__name__} needs an __init__ that names its options, got {rest}; write "
+                f'def __init__(self, shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
+            )
         if key not in names:
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names)}")
 

@@ -48,9 +48,11 @@ from stiefelkit.testing.minimizer import (
     minimizer_cases,
     minimizer_checks,
 )
+from stiefelkit.testing.model import MODEL_LAWS, check_model
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
+from stiefelkit.testing.task import TASK_LAWS, check_task
 from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
@@ -58,7 +60,9 @@ __all__ = [
     "LAWS",
     "MANIFOLD_LAWS",
     "MINIMIZER_LAWS",
+    "MODEL_LAWS",
     "OPTIMIZER_LAWS",
+    "TASK_LAWS",
     "Case",
     "Failure",
     "LawBroken",
@@ -68,8 +72,10 @@ __all__ = [
     "check_activation",
     "check_manifold",
     "check_minimizer",
+    "check_model",
     "check_optimizer",
     "check_parametrization",
+    "check_task",
     "lowered_products",
     "minimizer_cases",
     "optimizer_cases",
@@ -89,6 +95,7 @@ LAWS: dict[str, Callable[[Case], None]] = named(
         "forward_mode": forward.law_forward_mode,
         "batched_gradients": forward.law_batched_gradients,
         "pure": numerical.law_pure,
+        "component": numerical.law_component,
         "threads": numerical.law_threads,
         "batch": numerical.law_batch,
         "round_trip": numerical.law_round_trip,

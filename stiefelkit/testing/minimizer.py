@@ -21,7 +21,7 @@ from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.optim.rounding import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
-from stiefelkit.testing.optimizer_cases import equal, snapshot
+from stiefelkit.testing.optimizer_cases import equal, snapshot, told
 from stiefelkit.testing.require import require, require_refused, require_within
 
 __all__ = ["MINIMIZER_LAWS", "MinimizerCase", "check_minimizer", "minimizer_cases", "minimizer_checks"]
@@ -45,6 +45,10 @@ class MinimizerCase:
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+    def details(self) -> str:
+        """The class, and what it moves."""
+        return told(self.cls, _SHAPES, self.dtype, self.options)
 
     def make(self, groups: Any, **settings: Any) -> Minimizer:
         """Makes the minimizer, with these settings before those of the case."""
@@ -363,4 +367,4 @@ def _run(law: str, case: MinimizerCase) -> None:
             failure = broken.failures[0]
         else:
             return
-    raise LawBroken(failure.with_details([machine()], again("check_minimizer", case.cls, law, case)))
+    raise LawBroken(failure.with_details([case.details(), machine()], again("check_minimizer", case.cls, law, case)))

@@ -345,4 +345,4 @@ def _run(law: str, case: OptimizerCase) -> None:
             failure = broken.failures[0]
         else:
             return
-    raise LawBroken(failure.with_details([machine()], again("check_optimizer", case.cls, law, case)))
+    raise LawBroken(failure.with_details([case.details(), machine()], again("check_optimizer", case.cls, law, case)))
