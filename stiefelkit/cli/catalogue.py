@@ -12,7 +12,7 @@ from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.param import OrthogonalParam, Traits
 from stiefelkit.registry import Registry
 from stiefelkit.scan import activations
-from stiefelkit.training.tasks import tasks
+from stiefelkit.training import tasks
 
 __all__ = ["cost_of", "image_of", "in_short", "instances", "kinds", "moved_by", "states_of", "tables"]
 
@@ -29,7 +29,7 @@ def tables() -> dict[str, Registry]:
         "minimizer": minimizers,
         "activation": activations._activations,
         "model": models._models,
-        "task": tasks,
+        "task": tasks.tasks,
     }
 
 
