@@ -47,11 +47,12 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|geoopt|collections|typing|dataclasses|abc|enum|pathlib|concurrent|matplotlib|rich)(\..*)?"),
     (r"py:.*", r"(Tensor|Module|nn\.\w+|F|M|T|Any|Callable|Iterable|Iterator|Mapping|Sequence|Path|optional|self)"),
     (r"py:.*", r".*\._\w+(\..*)?"),
+    (r"py:.*", r"'.*'|dict\[str|Parametrization|Manifold|inspect\.Signature|Optimizer|stiefelkit\.\w+\.[A-Z]"),
+    # Inner classes of which a public one is made.
+    (r"py:.*", r"stiefelkit\.(batching\.Seat|optim\.deterministic\.space\.\w+|manifolds\.frames\.Frames|nn\.layers\.Layers|nn\.recurrent\.\w+)"),
 ]
-# A page that another part of the work brings may not be there yet.
-suppress_warnings = ["toc.empty_glob"]
 
-source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 nb_execution_mode = os.environ.get("STIEFELKIT_DOCS_EXECUTE", "force")
@@ -67,6 +68,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_custom_sections = ["Returns", "Yields"]  # plain words, not a type and a colon
 python_use_unqualified_type_names = True
 add_module_names = False
 python_display_short_literal_types = True

@@ -9,6 +9,9 @@ HEADER = """---
 file_format: mystnb
 kernelspec:
   name: python3
+language_info:
+  name: python
+  pygments_lexer: ipython3
 ---
 """
 FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -9,6 +9,7 @@ import re
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 
+COLON = "\ue000"
 CODE = re.compile(r"(`[^`]+`)")
 MARKUP = re.compile(r"[*|\\]|_(?=\W|$)")
 STARRED = re.compile(r"^(\s*)(\*{1,2}\w+)(:.*)$")
@@ -23,6 +24,8 @@ def escaped(text):
 
 def process(app, what, name, target, options, lines):
     """Escapes the lines of a docstring in place, and makes a list of its references."""
+    if what in ("attribute", "property"):
+        lines[:1] = [line.replace(":", COLON) for line in lines[:1]]  # or napoleon takes the words before it for a type
     written, section, depth, in_example = [], "", 0, False
     for line in lines:
         heading, starred = HEADING.match(line), STARRED.match(line)
@@ -38,9 +41,15 @@ def process(app, what, name, target, options, lines):
         elif starred and section == "Args":
             line = f"{starred[1]}{starred[2]}{escaped(starred[3])}"
         elif not in_example and not heading:
-            line = escaped(line)
+            item = re.match(r"\s*\* ", line)
+            line = (item[0] if item else "") + escaped(line[item.end() :] if item else line)
         written.extend(line.split("\n"))
     lines[:] = written
+
+
+def put_back(app, what, name, target, options, lines):
+    """Gives back the colons that were hidden."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
 def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
@@ -51,10 +60,8 @@ def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
     target = re.sub(r"^sk\.", "stiefelkit.", text)
     env = inliner.document.settings.env
     scope = {"py:module": env.ref_context.get("py:module"), "py:class": env.ref_context.get("py:class")}
-    link = pending_xref(
-        rawtext, refdomain="py", reftype="obj", reftarget=target, refdoc=env.docname, refexplicit=True, maybe=True, **scope
-    )
-    return [link + literal], []
+    facts = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refexplicit": True, "maybe": True}
+    return [pending_xref(rawtext, literal, refdoc=env.docname, **facts, **scope)], []
 
 
 def left_as_code(app, env, node, content):
@@ -66,5 +73,6 @@ def setup(app):
     app.add_role("name", name_role)
     app.config.default_role = "name"
     app.connect("autodoc-process-docstring", process, priority=400)  # napoleon's is 500
+    app.connect("autodoc-process-docstring", put_back, priority=600)
     app.connect("missing-reference", left_as_code)
     return {"parallel_read_safe": True}

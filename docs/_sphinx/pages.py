@@ -14,7 +14,8 @@ FOLDER = "generated"
 def write(app):
     """Writes what has changed since the last build, and removes pages of what is gone."""
     root = Path(app.srcdir) / FOLDER
-    pages = {f"api/{room.name}.rst": reference.page(room) for room in (rooms := reference.rooms())}
+    rooms = reference.rooms()
+    pages = {f"api/{room.name}.rst": reference.page(room) for room in rooms}
     pages["api/index.md"] = _index(rooms)
     pages |= members.pages()
     pages["cost.md"] = members.cost()

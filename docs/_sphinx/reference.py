@@ -1,7 +1,10 @@
 """Which public names there are, and on which page of the API reference each one stands. Needs no Sphinx."""
 
+import ast
 import importlib
 import inspect
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -9,12 +12,15 @@ import stiefelkit
 
 FURTHER = (
     "stiefelkit.scan.activations",
+    "stiefelkit.optim.bucket",
     "stiefelkit.optim.settings",
     "stiefelkit.optim.steps",
+    "stiefelkit.optim.deterministic.objective",
     "stiefelkit.registry",
     "stiefelkit.training.tasks",
     "stiefelkit.training.recipes",
     "stiefelkit.measuring.races.contenders",
+    "stiefelkit.measuring.races.frame_problem",
     "stiefelkit.measuring.moved_frames",
 )
 """Modules that stand in no `__all__`, but in the guides: what those build on who add something of their own."""
@@ -68,19 +74,33 @@ def page(room: Room) -> str:
     for name, home in room.elsewhere.items():
         lines += [f"* ``{name}``: :py:obj:`{home}`"]
     for name, target in room.described.items():
-        lines += ["", name, "-" * len(name), "", f".. {_directive(target)}:: {room.name}.{name}"]
+        lines += ["", name, "-" * len(name), ""]
         if inspect.isclass(target):
-            lines += ["   :members:", "   :show-inheritance:"]
-        elif not callable(target):
-            lines += ["   :no-value:"]
+            kind = "autoexception" if issubclass(target, Exception) else "autoclass"
+            lines += [f".. {kind}:: {room.name}.{name}", "   :members:", "   :show-inheritance:"]
+        elif callable(target) and not isinstance(target, Mapping):
+            lines += [f".. autofunction:: {room.name}.{name}"]
+        else:
+            lines += [f".. py:data:: {room.name}.{name}", "", f"   {_plain(words_of(room.module, name))}"]
+            if isinstance(target, Mapping):
+                lines += ["", f"   Keys: {', '.join(f'``{key!r}``' for key in target)}."]
     return "\n".join(lines) + "\n"
 
 
-def _directive(target: object) -> str:
-    if inspect.isclass(target):
-        return "autoexception" if issubclass(target, Exception) else "autoclass"
-    return "autofunction" if callable(target) else "autodata"
+def words_of(module: ModuleType, name: str) -> str:
+    """What the source says of a constant: the string that follows it where it is made."""
+    tree = ast.parse(inspect.getsource(module)).body
+    for statement, following in zip(tree, [*tree[1:], None], strict=True):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if name in [getattr(target, "id", None) for target in targets]:
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            return inspect.cleandoc(str(following.value.value)) if is_text else ""
+        if isinstance(statement, ast.ImportFrom) and name in [alias.name for alias in statement.names]:
+            return words_of(importlib.import_module(str(statement.module)), name)
+    return ""
 
 
 def _plain(text: str | None) -> str:
-    return "\n".join(f"| {line}".rstrip() for line in (text or "").strip().split("\n\n")[0].splitlines()).replace("`", "``")
+    """The first paragraph of a text, with nothing in it that is markup but code."""
+    paragraph = " ".join((text or "").strip().split("\n\n")[0].split())
+    return re.sub(r"[*|\\]|_(?=\W|$)", r"\\\g<0>", paragraph).replace("`", "``")
