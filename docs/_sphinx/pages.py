@@ -5,6 +5,7 @@ They come from the registries, so that what is added there, or installed, has it
 
 from pathlib import Path
 
+import commands
 import members
 import reference
 
@@ -19,6 +20,7 @@ def write(app):
     pages["api/index.md"] = _index(rooms)
     pages |= members.pages()
     pages["cost.md"] = members.cost()
+    pages["api/commands.md"] = commands.page()
     for path in [*root.rglob("*.md"), *root.rglob("*.rst")] if root.exists() else []:
         if str(path.relative_to(root)) not in pages:
             path.unlink()
@@ -32,11 +34,11 @@ def write(app):
 
 def _index(rooms):
     rows = "\n".join(f"| [`{room.name}`]({room.name}.rst) | {room.summary} |" for room in rooms)
-    names = "\n".join(room.name for room in rooms)
+    names = "\n".join(["commands", *(room.name for room in rooms)])
     return (
         "# API\n\nEvery public name: what it takes, shapes and dtypes, what it raises, and its source.\n"
         "`import stiefelkit as sk` gives `sk.orthogonal`, `sk.nn`, and so on; a module is imported when it is first asked "
-        "for.\nThe command line is on [a page of its own](../../cli.md).\n\n"
+        "for.\n[Commands](commands.md) has the command line.\n\n"
         f"| module | |\n|---|---|\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )
 

@@ -95,6 +95,7 @@ def words_of(module: ModuleType, name: str) -> str:
         if name in [getattr(target, "id", None) for target in targets]:
             is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
             return inspect.cleandoc(str(following.value.value)) if is_text else ""
+    for statement in ast.walk(ast.Module(tree, [])):
         if isinstance(statement, ast.ImportFrom) and name in [alias.name for alias in statement.names]:
             return words_of(importlib.import_module(str(statement.module)), name)
     return ""

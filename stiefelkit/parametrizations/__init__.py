@@ -42,21 +42,35 @@ registered = Registry(
     },
     _check,
 )
+"""The parametrizations, by name: built-ins, installed plugins, registered ones."""
 
 
 def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does.
+
+    Args:
+        parametrization: a registered name, or a class.
+    """
     return registered.find(parametrization)
 
 
 def option_names(cls: type) -> list[str]:
-    """The names of a class's options, `precision` among them."""
+    """The names of a class's options, `precision` among them.
+
+    Args:
+        cls: the parametrization.
+    """
     parameters = inspect.signature(cls.__init__).parameters
     return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
 
 
 def check_options(cls: type, options: Any) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    """Raises OptionError unless options are a mapping whose keys the class takes.
+
+    Args:
+        cls: the parametrization.
+        options: what it shall be made with.
+    """
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
     names = option_names(cls)

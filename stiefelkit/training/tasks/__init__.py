@@ -24,6 +24,7 @@ tasks = Registry(
         "waveform": "stiefelkit.training.tasks.waveform:Waveform",
     },
 )
+"""The tasks, by name: built-ins, installed plugins, registered ones."""
 
 
 def create(name: str, options: Mapping[str, Any] | None = None) -> Task:
