@@ -30,7 +30,7 @@ def measure(sizes: tuple[int, ...], steps: int) -> dict[str, Any]:
     """Races every map that does real frames beside its peers, the others in complex64, then takes frames for a turn."""
     squares = tuple((n, n) for n in sizes)
     races = (
-        ParametrizationRace(sizes=squares, operations=("forward_backward",), peers=True),
+        ParametrizationRace(sizes=squares, operations=("forward_backward",), peers=True, seconds=0.5),
         ParametrizationRace(
             sizes=squares, operations=("forward_backward",), dtype="complex64", parametrizations=("fourier",)
         ),

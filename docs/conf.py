@@ -44,12 +44,18 @@ if os.environ.get("STIEFELKIT_DOCS_ONLINE"):
     }
 
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|geoopt|collections|typing|dataclasses|abc|enum|pathlib|concurrent|matplotlib|rich)(\..*)?"),
+    (
+        r"py:.*",
+        r"(torch|numpy|geoopt|collections|typing|dataclasses|abc|enum|pathlib|concurrent|matplotlib|rich)(\..*)?",
+    ),
     (r"py:.*", r"(Tensor|Module|nn\.\w+|F|M|T|Any|Callable|Iterable|Iterator|Mapping|Sequence|Path|optional|self)"),
     (r"py:.*", r".*\._\w+(\..*)?"),
     (r"py:.*", r"'.*'|dict\[str|Parametrization|Manifold|inspect\.Signature|Optimizer|stiefelkit\.\w+\.[A-Z]"),
     # Inner classes of which a public one is made.
-    (r"py:.*", r"stiefelkit\.(batching\.Seat|optim\.deterministic\.space\.\w+|manifolds\.frames\.Frames|nn\.layers\.Layers|nn\.recurrent\.\w+)"),
+    (
+        r"py:.*",
+        r"stiefelkit\.(batching\.Seat|optim\.deterministic\.space\.\w+|manifolds\.frames\.Frames|nn\.layers\.Layers|nn\.recurrent\.\w+)",
+    ),
 ]
 
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}

@@ -35,7 +35,12 @@ def explained(path):
 
 def page():
     """The page of all commands."""
-    lines = ["# Commands", "", "What each command prints with `--help`. [Command line](../../cli.md) shows how they go together.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "What each command prints with `--help`. [Command line](../../cli.md) shows how they go together.",
+        "",
+    ]
     for path in [(), *commands()]:
         lines += [f"## stiefelkit {' '.join(path)}".rstrip(), "", "```text", explained(path).rstrip(), "```", ""]
     return "\n".join(lines)

@@ -180,7 +180,9 @@ def cost():
     """The table of measured times, from the figures that `python -m benchmarks.beside_peers` has left."""
     rows = json.loads((Path(__file__).parents[1] / "results" / "beside-peers.json").read_text())["time"]
     sizes = sorted({row["n"] for row in rows})
-    ours = {name: {row["n"]: row for row in rows if row["contender"] == f"{name} (exact)"} for name in registered.names()}
+    ours = {
+        name: {row["n"]: row for row in rows if row["contender"] == f"{name} (exact)"} for name in registered.names()
+    }
     head = "".join(f" | {n} × {n}: ms | faster than the best peer" for n in sizes)
     lines = [f"| map{head} |", "|---" + "|---|---" * len(sizes) + "|"]
     for name, by_size in ours.items():

@@ -61,7 +61,9 @@ def _spectrum(axes, param, coordinates):
     for step in [1.0] if on_manifold else torch.linspace(0, 1, 24).tolist():
         values = torch.linalg.eigvals(param(*(step * c for c in coordinates)).detach().to(torch.complex128))
         last = step == 1.0
-        axes.plot(values.real, values.imag, "o", ms=4 if last else 1.5, color=BLUE if last else GREY, alpha=1 if last else 0.6)
+        axes.plot(
+            values.real, values.imag, "o", ms=4 if last else 1.5, color=BLUE if last else GREY, alpha=1 if last else 0.6
+        )
     axes.set_title("eigenvalues of W")
 
 
@@ -71,7 +73,9 @@ def _circle(axes, bound=1.25):
     axes.axis("off")
 
 
-LETTER = torch.tensor([[0, 0], [0, 1.0], [0.55, 1.0], [0.55, 0.8], [0.2, 0.8], [0.2, 0.6], [0.45, 0.6], [0.45, 0.4], [0.2, 0.4], [0.2, 0]])
+LETTER = torch.tensor(
+    [[0, 0], [0, 1.0], [0.55, 1.0], [0.55, 0.8], [0.2, 0.8], [0.2, 0.6], [0.45, 0.6], [0.45, 0.4], [0.2, 0.4], [0.2, 0]]
+)
 
 
 def _letter(axes, cls):
