@@ -38,7 +38,8 @@ def draw(root: Path):
 def _index(title, intro, found):
     rows = "\n".join(f"| [`{name}`]({name}.md) | {_sentence(cls)} | {_years(cls)} |" for name, cls in found.items())
     names = "\n".join(found)
-    return f"# {title}\n\n{intro}\n\n| name | what it is | paper |\n|---|---|---|\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    table = f"| name | what it is | paper |\n|---|---|---|\n{rows}"
+    return f"# {title}\n\n{intro}\n\n{table}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
 
 
 def _sentence(cls):
@@ -91,7 +92,7 @@ def _yes(claim):
 
 def _of_map(name, cls):
     rows = []
-    for (field, form), param in _instances(cls).items():
+    for (field, _), param in _instances(cls).items():
         traits = param.traits
         sizes = ", ".join(f"`{key}` {' × '.join(map(str, shape))}" for key, shape in param.coordinates.items())
         shape = " × ".join(map(str, param.shape))
@@ -168,8 +169,8 @@ KINDS = {
     ),
     "minimizers": (
         "Minimizers",
-        "For losses that are the same whenever they are asked for: "
-        "[deterministic problems](../../optimizers.md#deterministic-problems-conjugate-gradients-l-bfgs-a-trust-region).",
+        "For losses that are the same whenever they are asked for: [deterministic problems]"
+        "(../../optimizers.md#deterministic-problems-conjugate-gradients-l-bfgs-a-trust-region).",
         minimizers.available,
         _of_minimizer,
     ),
@@ -201,7 +202,7 @@ def cost():
 
 
 def _ms(row):
-    return f"{1e3 * row['seconds']:.3g}" if row else "–"
+    return f"{1e3 * row['seconds']:.3g}" if row else ""
 
 
 def _times(row):

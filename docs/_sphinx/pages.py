@@ -37,8 +37,8 @@ def _index(rooms):
     names = "\n".join(["commands", *(room.name for room in rooms)])
     return (
         "# API\n\nEvery public name: what it takes, shapes and dtypes, what it raises, and its source.\n"
-        "`import stiefelkit as sk` gives `sk.orthogonal`, `sk.nn`, and so on; a module is imported when it is first asked "
-        "for.\n[Commands](commands.md) has the command line.\n\n"
+        "`import stiefelkit as sk` gives `sk.orthogonal`, `sk.nn`, and so on, each imported when it is first asked for."
+        "\n[Commands](commands.md) has the command line.\n\n"
         f"| module | |\n|---|---|\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )
 
