@@ -34,7 +34,7 @@ def save(kind, name, cls, path):
 
 def _map(figure, name, cls):
     does, entries, spectrum = figure.subplots(1, 3)
-    param = _instance(cls, 16)
+    param = _instance(cls, 16, **PICTURED.get(name, {}))
     coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(1))
     param.load_chart_(chart)
     w = param(*coordinates)
@@ -45,11 +45,15 @@ def _map(figure, name, cls):
     _spectrum(spectrum, param, coordinates)
 
 
-def _instance(cls, n):
+PICTURED = {"block_diagonal": {"blocks": 4}}
+"""Options of a map without which its picture would show nothing of its own."""
+
+
+def _instance(cls, n, **options):
     for dtype in (torch.float32, torch.complex64):
         if cls.supports((n, n), dtype) is None:
             try:
-                return cls((n, n), dtype=dtype)
+                return cls((n, n), dtype=dtype, **options)
             except StiefelkitError:
                 continue
     raise StiefelkitError(f"A picture needs a map of {n} x {n} frames, got {cls.__name__}.")
@@ -205,7 +209,7 @@ def _optimizer(figure, kind, cls):
     loss.semilogy([max(value + 4.0, 1e-16) for value in values], color=BLUE)
     loss.set(title="loss − least loss", xlabel="step")
     a = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
-    w = torch.linalg.qr(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)))[0].contiguous()
+    w = sk.init.haar((16, 4), generator=torch.Generator().manual_seed(1)).float()
     errors = _run(kind, cls, a + a.T, w, 200)[2]
     drift.plot([error / rounding_limit(4, torch.float32) for error in errors], color=GREEN)
     drift.set(title="orthogonality error / limit", xlabel="step")
@@ -252,7 +256,8 @@ def _sphere(axes, points):
     axes.plot(x, y, z, color=BLUE, lw=1.5)
     axes.plot(x, y, z, ".", color=BLUE, ms=3)
     axes.plot(*([value] for value in (0, 0, 1.02 if z[-1] > 0 else -1.02)), "*", color=RED, ms=8)
-    axes.set(box_aspect=(1, 1, 1), title="its way on a sphere")
+    axes.set(title="its way on a sphere")
+    axes.set_box_aspect((1, 1, 1), zoom=1.5)
     axes.view_init(12, 40 if z[-1] > 0 else 20)
     axes.axis("off")
 
@@ -263,19 +268,19 @@ def idea(path):
     angle = torch.linspace(0, 2 * math.pi, 200)
     circle = torch.stack([angle.cos(), angle.sin()])
     turn = torch.tensor([[0.8, -0.6], [0.6, 0.8]])
-    shear = turn @ torch.tensor([[1.35, 0.25], [0.0, 0.75]])
+    shear = turn @ torch.tensor([[1.2, 0.25], [0.0, 0.85]])
     for axes, w, title in ((plain, shear, "h, W h, W² h, W³ h: any W"), (frame, turn, "the same: a frame W")):
         for power in range(4):
             moved = torch.linalg.matrix_power(w, power)
             axes.plot(*(moved @ circle), color=BLUE if axes is frame else RED, alpha=0.35 + 0.2 * power, lw=1)
             axes.annotate("", moved[:, 0], (0, 0), arrowprops={"arrowstyle": "->", "color": GREY, "lw": 1})
-        axes.set(xlim=(-2.1, 2.1), ylim=(-1.7, 1.7), aspect="equal", title=title)
+        axes.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), aspect="equal", title=title)
         axes.axis("off")
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(64, generator=generator)
     square = torch.randn(64, 64, generator=generator) / 8
     for w, label, colour in (
-        (0.9 * square, "Gaussian W × 0.9", RED),
+        (0.7 * square, "Gaussian W × 0.7", RED),
         (1.1 * square, "Gaussian W × 1.1", "#d9534f"),
         (sk.init.haar((64, 64), generator=generator).float(), "frame", BLUE),
     ):
