@@ -95,7 +95,7 @@ def _of_map(name, cls):
     for (field, _), param in _instances(cls).items():
         traits = param.traits
         sizes = ", ".join(f"`{key}` {' × '.join(map(str, shape))}" for key, shape in param.coordinates.items())
-        shape = " × ".join(map(str, param.shape))
+        shape = "\N{NO-BREAK SPACE}× ".join(map(str, param.shape)).replace("× ", "×\N{NO-BREAK SPACE}")
         rows.append(
             f"| {field}, {shape} | {_image(traits)} | {sizes} | {_yes(traits.invertible)} | "
             f"{_yes(traits.twice_differentiable)} | n^{traits.cost_exponent:g} |"

@@ -115,7 +115,7 @@ def _of_the_line(angle_of):
             axes.plot([1.6, math.cos(angle)], [alpha * 0.3, math.sin(angle)], color=colour, lw=0.5)
             axes.plot(1.6, alpha * 0.3, ".", color=colour, ms=3)
             axes.plot(math.cos(angle), math.sin(angle), "o", color=colour, ms=3.5)
-        axes.set(xlim=(-1.2, 1.8), ylim=(-1.35, 1.35), title="eigenvalues of A (line) and of W (circle)")
+        axes.set(xlim=(-1.2, 1.8), ylim=(-1.35, 1.35), title="eigenvalues: of A, line; of W, circle")
 
     return drawn
 
