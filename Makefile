@@ -6,6 +6,7 @@
 # make test     runs the tests
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
+# make docs     runs the pages of docs/ and builds them into docs/_build/html
 # make lint     checks style, format and types
 # make format   rewrites the files as `make lint` wants them
 # make release-check  builds wheel and sdist, and tries each in a fresh environment with the core's requirements alone
@@ -14,7 +15,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke test test-seeds test-arithmetic lint format release-check clean
+.PHONY: demo demo-all bench bench-full bench-smoke test test-seeds test-arithmetic docs lint format release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -110,6 +111,11 @@ test-arithmetic-%: $(VENV)/.test
 	$(ONE_THREAD) $(SET_$*) $(BIN)/python -m pytest $(if $(filter threads,$*),,$(PARALLEL)) -q \
 	  -k "not ($(SAME) $(SAME_$*))" $(ARITHMETIC)
 
+# No network: links into other projects want STIEFELKIT_DOCS_ONLINE=1. Pages that have not changed are not run again.
+docs: $(VENV)/.docs
+	$(ONE_THREAD) $(BIN)/python -m sphinx -W -n -j $(WORKERS) -b html docs docs/_build/html
+	@echo "Pages: docs/_build/html/index.html"
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -134,7 +140,7 @@ release-check: $(VENV)/.release
 	done
 
 clean:
-	rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis .asv
+	rm -rf build dist docs/_build docs/generated .pytest_cache .ruff_cache .hypothesis .asv
 	find stiefelkit tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes last in `python -m venv`, so it stands for a whole environment.
@@ -148,7 +154,7 @@ $(VENV)/.torch: constraints.txt | $(BIN)/pip$(EXE)
 	$(INSTALL) $(TORCH)
 	@touch $@
 
-# The stamps .cli, .test and .dev: each set of extras holds the one before it; .bench holds .cli as well.
+# The stamps .cli, .test and .dev: each set of extras holds the one before it; .docs and .bench hold .cli as well.
 SOURCES := pyproject.toml constraints.txt stiefelkit/_version.py $(VENV)/.torch
 
 $(VENV)/.cli: $(SOURCES)
@@ -166,6 +172,10 @@ $(VENV)/.dev: $(SOURCES)
 $(VENV)/.release: $(SOURCES)
 	$(INSTALL) -e ".[release]"
 	@touch $@
+
+$(VENV)/.docs: $(SOURCES)
+	$(INSTALL) -e ".[docs]"
+	@touch $(VENV)/.cli $@
 
 $(VENV)/.bench: $(SOURCES)
 	$(INSTALL) -e ".[bench]"

@@ -97,6 +97,10 @@ def available() -> "dict[str, type[Optimizer]]":
 def register(name: str, optimizer: "type[Optimizer] | str") -> None:
     """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
 
+    Args:
+        name: the new name.
+        optimizer: the class, or the dotted string.
+
     Raises:
         OptionError: the name is taken, or the object is no subclass of `torch.optim.Optimizer`.
     """

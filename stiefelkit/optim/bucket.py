@@ -23,6 +23,7 @@ _SMALL = 1 << 14
 """Numbers of a frame above which calls cost less than the memory of a copy that is kept."""
 
 gradient_of = operator.attrgetter("grad")
+"""The gradient of a parameter; None where it has none."""
 _is_sparse = operator.attrgetter("is_sparse")
 
 

@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 PRECISIONS = ("exact", "fast")
+"""What `precision` may be."""
 OF_PLAIN = "of the groups without a manifold."
+"""Words of a setting that the torch optimizer of those groups has."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,16 @@ def _are_betas(betas: Any) -> bool:
 
 
 RATE = Check("a finite lr >= 0", _is_rate)
+"""Of a learning rate: a number, or a tensor of one."""
 SWITCH = Check("{key} to be True, False or None", lambda value: isinstance(value, bool | None))
+"""Of what is on or off."""
 FINITE = Check("a finite number for {key}", lambda value: is_number(value) and math.isfinite(value))
+"""Of any number."""
 BETAS = Check("two betas in [0, 1)", _are_betas)
+"""Of the factors of two running means."""
 
 WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), OF_PLAIN)
+"""For what moves freely; frames refuse it."""
 BOUNDED = (
     Setting(
         "q",

@@ -52,29 +52,47 @@ registered = Registry(
     },
     _check,
 )
+"""The parametrizations, by name: built-ins, installed plugins, registered ones."""
 
 
 def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does.
+
+    Args:
+        parametrization: a registered name, or a class.
+    """
     return registered.find(parametrization)
 
 
 def option_names(cls: type) -> list[str]:
-    """The names of a class's options, `precision` among them."""
+    """The names of a class's options, `precision` among them.
+
+    Args:
+        cls: the parametrization.
+    """
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
     return [key for key in named if key not in ("self", "shape", "dtype", "device")]
 
 
 def rest_of(cls: type) -> list[str]:
-    """What a class takes without naming it, "*args" and "**kwargs"."""
+    """What a class takes without naming it, "*args" and "**kwargs".
+
+    Args:
+        cls: the parametrization.
+    """
     parameters = inspect.signature(cls.__init__).parameters.values()
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
 
 
 def check_options(cls: type, options: Any) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    """Raises OptionError unless options are a mapping whose keys the class takes.
+
+    Args:
+        cls: the parametrization.
+        options: what it shall be made with.
+    """
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
     names = option_names(cls)

@@ -138,17 +138,29 @@ def check_parametrization(
 
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of the classes."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of the classes.
+
+    Args:
+        classes: the parametrizations.
+    """
     return _parametrized(_checks(classes, LAWS))
 
 
 def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers.
+
+    Args:
+        classes: the optimizers.
+    """
     return _parametrized(optimizer_checks(classes))
 
 
 def parametrize_minimizers_with_checks(classes: Iterable[type[Minimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers.
+
+    Args:
+        classes: the minimizers.
+    """
     return _parametrized(minimizer_checks(classes))
 
 

@@ -316,7 +316,11 @@ MINIMIZER_LAWS: dict[str, Callable[[MinimizerCase], None]] = named(
 
 
 def minimizer_cases(cls: type[Minimizer]) -> list[MinimizerCase]:
-    """The first example of a minimizer in every dtype, the others by turns real and complex."""
+    """The first example of a minimizer in every dtype, the others by turns real and complex.
+
+    Args:
+        cls: the minimizer.
+    """
     return [
         MinimizerCase(cls, dtype, tuple(options.items()))
         for i, options in enumerate(cls.examples)
@@ -333,6 +337,12 @@ def check_minimizer(
     """Checks a minimizer, with the settings in its `examples`, against laws of `MINIMIZER_LAWS`.
 
     All else is as in `check_parametrization`: `only` is the name of a case such as "LBFGS-float64".
+
+    Args:
+        cls: the class.
+        laws: names of laws, all by default.
+        only: the name of a case.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.

@@ -314,6 +314,12 @@ def check_optimizer(
 
     All else is as in `check_parametrization`: `only` is the name of a case such as "CayleySGD-float32".
 
+    Args:
+        cls: the class.
+        laws: names of laws, all by default.
+        only: the name of a case.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """

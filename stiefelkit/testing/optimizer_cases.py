@@ -119,7 +119,11 @@ def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any
 
 
 def optimizer_cases(cls: type[torch.optim.Optimizer]) -> list[OptimizerCase]:
-    """The first example of an optimizer in every dtype, the others by turns complex and real."""
+    """The first example of an optimizer in every dtype, the others by turns complex and real.
+
+    Args:
+        cls: the optimizer.
+    """
     examples = getattr(cls, "examples", ({},))
     return [
         OptimizerCase(cls, dtype, tuple(options.items()))

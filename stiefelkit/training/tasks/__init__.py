@@ -50,6 +50,7 @@ tasks = Registry(
     },
     _check,
 )
+"""The tasks, by name: built-ins, installed plugins, registered ones."""
 
 
 def create(name: str, options: Mapping[str, Any] | None = None) -> Task:
