@@ -74,6 +74,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         is_ours = curve["method"] in OURS
         drift.loglog(curve["steps"], curve["ratios"], "-" if is_ours else "--", label=names[curve["method"]])
     drift.set(xlabel="step", title="orthogonality error / rounding limit, 64 × 64")
+    drift.set_ylim(top=100 * max(max(curve["ratios"]) for curve in figures["drift"]))
     drift.legend(loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

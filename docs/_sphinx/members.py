@@ -192,8 +192,9 @@ def cost():
             lines.append(f"| [`{name}`](generated/parametrizations/{name}.md){cells} |")
     return "\n".join(
         [
-            "Milliseconds of one core of a 2-core x86 machine for a square map and its gradient, float32 (`fourier`: "
-            "complex64), exact, torch 2.13; and how many times the fastest peer of the same map takes:",
+            "Milliseconds of process CPU time on one core of a busy 2-core x86 machine for a square map and its "
+            "gradient, float32 (`fourier`: complex64), exact, torch 2.13; and how many times as long the fastest peer "
+            "of the same map takes:",
             "",
             *lines,
             "",
