@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import write_count
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, coordinate_list_of
@@ -86,7 +87,7 @@ def attributes(module: nn.Module) -> tuple[dict[str, Any], list[Any]]:
     def seen(value: Any) -> Any:
         if isinstance(value, Tensor):
             alive.append(value)
-            return id(value), value._version
+            return id(value), write_count(value)
         if isinstance(value, Mapping):
             return [(key, seen(entry)) for key, entry in value.items()]
         if isinstance(value, list | tuple):
