@@ -8,19 +8,25 @@
 # make test     runs the tests
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
+# make docs     runs the pages of docs/ and builds them into docs/_build/html
 # make lint     checks style, format and types
 # make format   rewrites the files as `make lint` wants them
+# make release-check  builds wheel and sdist, and tries each in a fresh environment with the core's requirements alone
 # make clean    removes caches and build outputs; the environment (.venv) and the runs stay
 #
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic lint format clean
+.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic docs lint format
+.PHONY: release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 VENV := .venv
-BIN := $(VENV)/bin
+# Windows has other places in an environment; its make is run by a bash (git's).
+PLACE := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+EXE := $(if $(filter Windows_NT,$(OS)),.exe)
+BIN := $(VENV)/$(PLACE)
 DEMO := runs/demo
 MODELS := scornn,scurnn,full_urnn,restricted_urnn,ornn,eurnn,exprnn,lie_urnn,margin_rnn,goru,irnn,henaff_rnn,gru,lstm
 
@@ -118,6 +124,11 @@ test-arithmetic-%: $(VENV)/.test
 	$(ONE_THREAD) $(SET_$*) $(BIN)/python -m pytest $(if $(filter threads,$*),,$(PARALLEL)) -q \
 	  -k "not ($(SAME) $(SAME_$*))" $(ARITHMETIC)
 
+# No network: links into other projects want STIEFELKIT_DOCS_ONLINE=1. Pages that have not changed are not run again.
+docs: $(VENV)/.docs
+	$(ONE_THREAD) $(BIN)/python -m sphinx -W -n -j $(WORKERS) -b html docs docs/_build/html
+	@echo "Pages: docs/_build/html/index.html"
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -127,22 +138,36 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+FRESH := build/fresh
+
+# -I: the program sees what is installed, and not the files here.
+release-check: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	for file in dist/*.whl dist/*.tar.gz; do \
+	  rm -rf $(FRESH) && "$(PYTHON)" -m venv $(FRESH) && \
+	  $(FRESH)/$(PLACE)/python -m pip install --quiet -c constraints.txt $(TORCH) && \
+	  $(FRESH)/$(PLACE)/python -m pip install --quiet -c constraints.txt "$$file" && \
+	  $(FRESH)/$(PLACE)/python -I tests/smoke.py && echo "$$file works" || exit; \
+	done
+
 clean:
-	rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis .asv
+	rm -rf build dist docs/_build docs/generated .pytest_cache .ruff_cache .hypothesis .asv
 	find stiefelkit tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes last in `python -m venv`, so it stands for a whole environment.
-$(BIN)/pip:
+$(BIN)/pip$(EXE):
 	@"$(PYTHON)" -c '$(RIGHT_PYTHON)' 2>/dev/null || { echo "stiefelkit needs Python 3.11 or newer with its venv" \
 	  "module, got $(if $(PYTHON),$(PYTHON),none); install one or name it: make PYTHON=path/to/python3." >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
 # torch first and by its exact version: a looser request may bring another build, with gigabytes of GPU libraries.
-$(VENV)/.torch: constraints.txt | $(BIN)/pip
+$(VENV)/.torch: constraints.txt | $(BIN)/pip$(EXE)
 	$(INSTALL) $(TORCH)
 	@touch $@
 
-# The stamps .cli, .test and .dev: each set of extras holds the one before it; .bench holds .cli as well.
+# The stamps .cli, .test and .dev: each set of extras holds the one before it; .docs and .bench hold .cli as well.
 SOURCES := pyproject.toml constraints.txt stiefelkit/_version.py $(VENV)/.torch
 
 $(VENV)/.cli: $(SOURCES)
@@ -156,6 +181,14 @@ $(VENV)/.test: $(SOURCES)
 $(VENV)/.dev: $(SOURCES)
 	$(INSTALL) -e ".[dev]"
 	@touch $(VENV)/.cli $(VENV)/.test $@
+
+$(VENV)/.release: $(SOURCES)
+	$(INSTALL) -e ".[release]"
+	@touch $@
+
+$(VENV)/.docs: $(SOURCES)
+	$(INSTALL) -e ".[docs]"
+	@touch $(VENV)/.cli $@
 
 $(VENV)/.bench: $(SOURCES)
 	$(INSTALL) -e ".[bench]"

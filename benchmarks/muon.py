@@ -30,7 +30,6 @@ from stiefelkit.testing import seeds
 
 OPTIMIZERS = ("adamw", "muon", "manifold_muon")
 RATES = {"adamw": (3e-4, 1e-3, 3e-3), "muon": (3e-3, 1e-2, 3e-2), "manifold_muon": (0.01, 0.03, 0.1)}
-SEARCHED = sum(map(len, RATES.values()))
 SEEDS = (1, 2, 3)
 REST = 3e-3
 """AdamW's rate for what is no inner matrix."""
@@ -262,15 +261,13 @@ def read(path: Path) -> list[Run]:
 
 
 def chosen(runs: list[Run]) -> dict[str, list[Run]]:
-    """For each optimizer the runs at the rate whose mean loss at the end is lowest."""
+    """For each optimizer the runs at the rate whose loss at the end is lowest from the first seed."""
     best: dict[str, list[Run]] = {}
     for name in OPTIMIZERS:
-        by_rate: dict[float, list[Run]] = {}
-        for run in runs:
-            if run.optimizer == name:
-                by_rate.setdefault(run.rate, []).append(run)
-        if by_rate:
-            best[name] = min(by_rate.values(), key=lambda alike: statistics.fmean(run.losses[-1] for run in alike))
+        searched = [run for run in runs if run.optimizer == name and run.seed == SEEDS[0]]
+        if searched:
+            rate = min(searched, key=lambda run: run.losses[-1]).rate
+            best[name] = [run for run in runs if (run.optimizer, run.rate) == (name, rate)]
     return best
 
 
@@ -305,7 +302,7 @@ def draw(problem: str, runs: list[Run], out: Path) -> Path:
             alike[0].steps, [statistics.fmean(at) for at in zip(*(r.losses for r in alike), strict=True)], label=label
         )
         orthogonality.plot(alike[0].steps, [max(at) for at in zip(*(r.drifts for r in alike), strict=True)])
-    loss.set(xlabel="steps", ylabel="held-out loss in nats", yscale="log", title=problem)
+    loss.set(xlabel="steps", ylabel="held-out loss in nats", yscale="log")
     orthogonality.set(xlabel="steps", ylabel="‖WᴴW − I‖ over the rounding limit", yscale="log")
     loss.legend(fontsize=7)
     path = out / f"muon-{problem}.png"
@@ -338,7 +335,7 @@ def main() -> int:
     trained = {run.key for run in runs}
     for seed in SEEDS[: asked.seeds]:
         for name in OPTIMIZERS:
-            rates = RATES[name] if seed == SEEDS[0] else [chosen(runs[:SEARCHED])[name][0].rate]
+            rates = RATES[name] if seed == SEEDS[0] else [chosen(runs)[name][0].rate]
             for rate in rates:
                 if (name, rate, seed) not in trained:
                     runs.append(train(problem, Run(name, rate, seed)))

@@ -115,6 +115,11 @@ def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
 
     The frame is checked first, copied, never aliased.
 
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name.
+        weight: of the weight's shape, (*, n, p), (*, p, n) if wide, or a kernel's; columns (rows, if wide) orthonormal.
+
     Raises:
         ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
     """
@@ -125,6 +130,12 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
     """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`), by a scheme of its map.
 
     When `init` is None that is the scheme given to `orthogonal`, or else the default (Haar).
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name.
+        init: a scheme.
+        generator: source of randomness; torch's default when None.
 
     Raises:
         OptionError: the map has no such scheme.
@@ -142,6 +153,11 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
 
     The weight stays the same up to rounding; what changes is where the coordinates' origin is, and with it the meaning
     of an optimizer's moments: one that is given forgets its state of these coordinates, as if they were new.
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name.
+        optimizer: one that trains the coordinates, if its moments shall begin anew.
 
     Raises:
         OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
@@ -175,7 +191,15 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
 
 
 def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
-    """Returns name to parameter of an orthogonal weight's coordinates."""
+    """Returns name to parameter of an orthogonal weight's coordinates.
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name, "weight" or "encoder.0.weight".
+
+    Raises:
+        UnknownNameError: there is no orthogonal weight of this name.
+    """
     return find_weight(module, name, "coordinates").coordinate_list.coordinates
 
 
@@ -224,6 +248,10 @@ def available() -> dict[str, type[OrthogonalParam]]:
 
 def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
     """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
+
+    Args:
+        name: the new name.
+        parametrization: the class, or the dotted string.
 
     Raises:
         OptionError: the name is taken, or the object is no subclass of `OrthogonalParam`.

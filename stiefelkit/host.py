@@ -122,6 +122,11 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
     `module.load_state_dict` does it by itself. A module with a load hook of its own, or a `_load_from_state_dict`,
     may change the entries of the modules inside it: what is under such a one is checked when torch gets there.
 
+    Args:
+        module: the model.
+        state_dict: what will be loaded, with the model's own keys.
+        assign: as in `load_state_dict`: tensors take the place of those that are there, dtype included.
+
     Raises:
         CheckpointError: an entry belongs to another map, shape, field or version, or is a plain weight.
         NonFiniteError: coordinates hold NaN or infinity, or a weight would.

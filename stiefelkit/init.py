@@ -38,7 +38,13 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
 def identity(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Returns the first p columns of the identity."""
+    """Returns the first p columns of the identity.
+
+    Args:
+        shape: (*, n, p), n >= p.
+        dtype: of the frames, real or complex; float64 by default.
+        generator: source of randomness; torch's default when None.
+    """
     _check_tall("identity", shape)
     eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=device_of(generator))
     return eye.expand(*shape).clone()
@@ -50,6 +56,11 @@ def henaff(
     """Rotates consecutive pairs of axes by angles uniform on (-pi, pi) (Henaff, Szlam, LeCun 2016).
 
     An odd last axis stays where it is. The eigenvalues e^{it}, e^{-it} are uniform on the unit circle.
+
+    Args:
+        shape: (*, n, p), n >= p.
+        dtype: of the frames, real or complex; float64 by default.
+        generator: source of randomness; torch's default when None.
     """
     _check_tall("henaff", shape)
     *batch, n, p = shape
@@ -65,7 +76,13 @@ def henaff(
 def unit_circle(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draws frames with eigenvalues uniform on the unit circle: `henaff` for real, diag(e^{it}) for complex frames."""
+    """Draws frames with eigenvalues uniform on the unit circle: `henaff` for real, diag(e^{it}) for complex frames.
+
+    Args:
+        shape: (*, n, p), n >= p.
+        dtype: of the frames, real or complex; float64 by default.
+        generator: source of randomness; torch's default when None.
+    """
     _check_tall("unit_circle", shape)
     if not dtype.is_complex:
         return henaff(shape, dtype, generator)
@@ -80,12 +97,19 @@ SCHEMES: dict[str, Callable[..., Tensor]] = {
     "henaff": henaff,
     "unit_circle": unit_circle,
 }
+"""Name to function of the shape, dtype and generator, of what every map can start from."""
 
 
 def draw(
     scheme: str, shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> Tensor:
     """Draws initial frames by the name of the scheme.
+
+    Args:
+        scheme: a name in `SCHEMES`.
+        shape: (*, n, p), n >= p.
+        dtype: of the frames, real or complex; float64 by default.
+        generator: source of randomness; torch's default when None.
 
     Raises:
         OptionError: no scheme has this name.

@@ -33,6 +33,9 @@ the bound.
 def orthogonality_error(w: Tensor) -> Tensor:
     r"""Frobenius norm of W^H W - I in float64, shape (*), of W of shape (*, n, p), real or complex, any floating dtype.
 
+    Args:
+        w: the matrices; batches are measured matrix by matrix.
+
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()
     0.0
@@ -44,6 +47,9 @@ def defect(w: Tensor) -> Tensor:
     """W^H W - I of matrices (*, n, p), summed over blocks of max(16, p) rows.
 
     In one long sum the rounding errors of equal rows align and grow as n eps.
+
+    Args:
+        w: real or complex, of any floating dtype, in which it is computed.
     """
     n, p = w.shape[-2:]
     rows = max(16, p)
@@ -83,7 +89,12 @@ def frame_tolerance(p: int, dtype: torch.dtype) -> float:
 
 
 def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
-    """The number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none."""
+    """The number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none.
+
+    Args:
+        w: matrices of shape (*, n, p).
+        dtype: whose tolerance counts.
+    """
     s = torch.linalg.svdvals(w.detach().to(working_dtype(w.dtype)))
     scale = (s.max() + s.min()).item() / 2
     if not 0 < scale < math.inf:
@@ -93,7 +104,12 @@ def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:
-    """The largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128."""
+    """The largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128.
+
+    Args:
+        p: columns of the frame.
+        dtype: in which it is stored.
+    """
     limit = rounding_limit(p, dtype)
     return 20 * limit if dtype in (torch.float64, torch.complex128) else 1.2 * limit + torch.finfo(dtype).eps
 
@@ -104,6 +120,11 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
     8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
     float64 and complex128, or where it is "unspared" by a fixed chart that may put the frame where rounding the
     coordinates costs as much.
+
+    Args:
+        shape: of the frame, (*, n, p).
+        dtype: in which it is stored.
+        unspared: whether the map has a fixed chart.
     """
     wide = unspared or dtype == working_dtype(dtype)
     return (100 * max(1.0, shape[-2] / 64) if wide else 8) * rounding_limit(shape[-1], dtype)

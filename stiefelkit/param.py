@@ -24,6 +24,9 @@ Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
 
 
+Component = Literal["connected", "rotations", "chart", "coordinates"]
+
+
 @dataclass(frozen=True)
 class Traits:
     """What one instance of a parametrization promises; the laws that apply are chosen by it.
@@ -33,7 +36,8 @@ class Traits:
         invertible: `right_inverse` works on the image.
         exact: frames are within 1.2 times the rounding limit.
         component: which part of O(n) the coordinates reach: "connected" where there is only one part (complex or
-            tall frames), "rotations" for det +1 only, "chart" where a chart fixed at assignment decides.
+            tall frames), "rotations" for det +1 only, "chart" where a chart fixed at assignment decides,
+            "coordinates" where they decide themselves, as those of a free matrix do.
         twice_differentiable: second derivatives are right; a parametrization without them raises.
         cost_exponent: time of a square map grows as n to this power.
     """
@@ -41,7 +45,7 @@ class Traits:
     onto: bool
     invertible: bool
     exact: bool
-    component: Literal["connected", "rotations", "chart"]
+    component: Component
     twice_differentiable: bool = True
     cost_exponent: float = 3.0
 

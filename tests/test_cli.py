@@ -11,7 +11,8 @@ import pytest
 import stiefelkit
 from stiefelkit.cli import main
 from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
-from stiefelkit.optim import optimizers
+from stiefelkit.optim import minimizers, optimizers
+from stiefelkit.scan import activations
 from stiefelkit.testing import seeds
 from stiefelkit.training.session import Session
 
@@ -180,7 +181,7 @@ def test_errors_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPa
         main(f"{TRAIN} --out run".split())
 
 
-def test_list_names_every_parametrization_optimizer_model_and_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_all_that_has_a_name_and_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     for name in [
@@ -192,11 +193,18 @@ def test_list_names_every_parametrization_optimizer_model_and_task(capsys: pytes
         "digits",
         "copying",
         "adding",
+        *minimizers.names(),
+        *activations.names(),
     ]:
         assert name in shown
     rows = {line.split()[1]: line for line in shown.splitlines() if line.startswith("│")}
     assert "frames, and all other parameters as RMSprop does" in rows["multiplicative_cayley"]
     assert "all parameters but frames" in rows["adam"]
+    assert "n^3" in rows["cayley"]
+    assert "real, complex" in rows["modrelu"]
+    assert all(
+        f"stiefelkit {stiefelkit.__version__}" in rows[name] for name in ("adam", "lbfgs", "tanh", "goru", "chars")
+    )
 
 
 def test_help_of_drift_says_what_methods_there_are(capsys: pytest.CaptureFixture[str]) -> None:

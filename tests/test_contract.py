@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import init, parametrizations
+from stiefelkit import errors, init, parametrizations
 from stiefelkit.host import orthogonal_weights
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
@@ -106,3 +106,13 @@ def test_a_map_fresh_from_its_constructor_is_traced_whole(make):
     coordinates = random_coordinates(param, 1.0, seeds.generator())
     compiled = torch.compile(make(), fullgraph=True, backend="eager")
     assert torch.allclose(compiled(*coordinates), param(*coordinates))
+
+
+class Nameless(sk.parametrizations.Cayley):
+    def __init__(self, *a, **k):
+        super().__init__(*a, **k)
+
+
+def test_a_class_that_does_not_name_its_options_is_told_what_to_write():
+    with pytest.raises(errors.OptionError, match=r"names its options, got \*a, \*\*k; write"):
+        sk.orthogonal(nn.Linear(3, 3), "weight", Nameless, negative=1)

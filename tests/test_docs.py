@@ -9,9 +9,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+CELL = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [
-    "README.md",
-    *(f"docs/{name}.md" for name in ("adapters", "attaching", "extending", "optimizers", "recurrence")),
+    page.relative_to(ROOT).as_posix()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))  # the gallery runs when it is built
+    if CELL.search(page.read_text())
 ]
 
 
@@ -33,12 +35,16 @@ def test_printed_python_runs(page, monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(room, table, getattr(room, table).copy())
     monkeypatch.setattr(activations, "_by_name", {})
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert blocks
+    blocks = CELL.findall((ROOT / page).read_text())
     name = "printed_" + re.sub(r"\W", "_", page)
     (tmp_path / f"{name}.py").write_text("\n".join(blocks))
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module(name)
+
+
+def test_the_pages_that_print_python_are_found():
+    found = {Path(page).stem for page in PAGES}
+    assert {"README", "index", "tour", "adapters", "attaching", "extending", "optimizers", "recurrence"} <= found
 
 
 def test_readme_names_what_the_registries_hold():

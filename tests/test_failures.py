@@ -2,14 +2,28 @@
 
 import re
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from stiefelkit.manifolds import Stiefel
+from stiefelkit.optim import LBFGS, CayleySGD
 from stiefelkit.parametrizations.cayley import Cayley
-from stiefelkit.testing import Case, LawBroken, cases, check_manifold, check_parametrization, seeds
+from stiefelkit.scan import activations
+from stiefelkit.scan.activations.tanh import Tanh
+from stiefelkit.testing import (
+    Case,
+    LawBroken,
+    cases,
+    check_activation,
+    check_manifold,
+    check_minimizer,
+    check_optimizer,
+    check_parametrization,
+    seeds,
+)
 
 
 class Small(Cayley):
@@ -91,6 +105,18 @@ def test_a_failure_says_where_with_what_and_by_how_much():
     assert "torch.tensor([" not in str(large)
 
 
+class StretchedWhenLarge(Small):
+    def forward(self, skew, phase=None):
+        return super().forward(skew, phase) * (1 + 1e-2 * (skew.abs().amax() > 50))
+
+
+def test_the_coordinates_of_a_failure_are_those_that_failed():
+    (failure,) = failures(StretchedWhenLarge, ["frames"], only="StretchedWhenLarge-3x3-float64")
+    assert ".random(100.0, 0): skew" in str(failure)
+    (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64")
+    assert ".random(0.0, 0): skew" in str(failure)
+
+
 def test_the_words_that_draw_the_coordinates_draw_them():
     (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64")
     how, values = re.search(r"coordinates: (Case\(.*?\)\.\w+\(.*?\)): skew = (.*)", str(failure)).groups()  # type: ignore[union-attr]
@@ -147,6 +173,55 @@ def test_the_printed_line_repeats_the_failure_of_a_manifold(offset):
     for failure in caught.value.failures:
         with pytest.raises(LawBroken, match=re.escape(str(failure))):
             exec(failure.line, {"manifold": manifold})
+
+
+class Uphill(CayleySGD):
+    def direction(self, group, bucket, w, g):
+        tangent, steps = super().direction(group, bucket, w, g)
+        return tangent, [-t for t in steps]
+
+
+class Lazy(LBFGS):
+    def iterate(self, objective, here, memory):
+        return None
+
+
+class Wrong(Tanh):
+    def factors(self, h, saved):
+        return (1 - h.abs(),)
+
+
+@pytest.fixture
+def _wrong(monkeypatch):
+    monkeypatch.setattr(activations, "_activations", activations._activations.copy())
+    monkeypatch.setattr(activations, "_by_name", {})
+    monkeypatch.setattr(activations, "_learnt", SimpleNamespace())
+    activations.register("wrong", Wrong)
+
+
+@pytest.mark.usefixtures("_wrong")
+@pytest.mark.parametrize(
+    ("check", "target", "law", "dtype"),
+    [
+        (check_parametrization, Stretched, "frames", "torch.float32"),
+        (check_optimizer, Uphill, "descent", "torch.complex64"),
+        (check_minimizer, Lazy, "convergence", "torch.float64"),
+        (check_activation, "wrong", "derivative", "float64"),
+    ],
+)
+def test_each_kind_says_law_shape_dtype_seed_figure_and_bound_and_one_line_that_repeats_it(check, target, law, dtype):
+    with pytest.raises(LawBroken) as caught:
+        check(target, [law], offset=7)
+    failure = next(failure for failure in caught.value.failures if dtype in str(failure))
+    text = str(failure)
+    assert text.startswith(f"{law}: ")
+    assert re.search(r"shapes? \(\d", text)
+    assert f"{seeds.OFFSET}=7" in text
+    assert f"figure {failure.figure!r}, bound {failure.bound!r}" in text
+    assert "\n" not in failure.line
+    with pytest.raises(LawBroken) as again:
+        exec(failure.line, {})
+    assert text in map(str, again.value.failures)
 
 
 def test_the_decay_that_a_law_asks_for_is_not_warned_of():

@@ -18,7 +18,7 @@ PACKAGE = Path(sk.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
 CORE = {"geoopt", "numpy", "safetensors", "torch"}
 OF_OTHERS = {"typing_extensions"}  # comes with torch
-AT_HAND = {"geotorch", "pytest", "triton"}  # used where they are there
+AT_HAND = {"geotorch", "pogo", "pytest", "triton"}  # used where they are there
 WITH_COMMANDS = ("cli", "measuring", "training")
 """Folders of what the commands do."""
 

@@ -203,7 +203,7 @@ def test_what_torch_func_wraps_of_a_constant_is_unwrapped() -> None:
         return x.sum()
 
     torch.func.grad(keeping)(torch.ones(2))
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(kept[0])
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(kept[0])  # pyright: ignore[reportAttributeAccessIssue]
     assert kept[0].tolist() == [1, 2, 3]
 
 

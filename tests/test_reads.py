@@ -171,3 +171,15 @@ def test_bench_launches_counts_and_none_of_ours_reads(race, tmp_path):
     rows = json.loads(file.read_text())
     assert len(rows) > 16
     assert all(row["launches"] > 0 and row["reads"] == 0 for row in rows)
+
+
+@every_optimizer
+def test_a_step_launches_no_more_for_many_frames_than_for_few(name):
+    launches = []
+    for frames in (3, 12):
+        ws = [frame((6, 4), seed=i) for i in range(frames)]
+        optimizer = OPTIMIZERS[name](group(*ws), lr=0.01, **STATEFUL[name])
+        for i, w in enumerate(ws):
+            w.grad = gradient((6, 4), seed=100 + i)
+        launches.append(counts_of(optimizer.step))
+    assert launches[0] == launches[1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from false_claims import Crossing, Halves, InOnePiece, Nameless, OnlyRotations, Remembering, Tallying
 from wrong_derivatives import (
     Dividing,
     Fading,
@@ -313,6 +314,12 @@ class NoExamples(Small):
         (Sharing, "threads"),
         (Flagging, "threads"),
         (Swallowing, "pure"),
+        (Remembering, "pure"),
+        (Tallying, "pure"),
+        (InOnePiece, "component"),
+        (OnlyRotations, "component"),
+        (Crossing, "component"),
+        (Halves, "component"),
         (FirstOfBatch, "batch"),
         (Transposing, "round_trip"),
         (Dividing, "finite_gradients"),
@@ -331,6 +338,7 @@ class NoExamples(Small):
         (Branching, "compile"),
         (Misnamed, "contract"),
         (UnsavedChart, "contract"),
+        (Nameless, "contract"),
         (Stretching, "frames"),
         (Stretching, "round_trip"),
         (Fading, "gradients"),

@@ -1,4 +1,4 @@
-"""All about one parametrization, optimizer, model or task, from its docstring, its signature and what it promises."""
+"""All about one name, from its docstring, its signature and what it promises."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stiefelkit import models
-from stiefelkit.cli.catalogue import SIZE, image_of, instances, kinds, moved_by, tables
+from stiefelkit.cli.catalogue import SIZE, cost_of, image_of, instances, kinds, moved_by, states_of, tables
 from stiefelkit.cli.words import entries, sections
 from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.optim import optimizers
@@ -79,7 +79,7 @@ def _of_parametrization(name: str, cls: Any) -> tuple[Rows, Rows]:
         facts.append((field, f"{image_of(param.traits)}; coordinates of {SIZE} x {SIZE}: {sizes}"))
     first = next(iter({**square, **tall}.values()), None)
     if first is not None:
-        facts.append(("cost", f"n^{first.traits.cost_exponent:g}"))
+        facts.append(("cost", cost_of(first.traits)))
         facts.append(("init", ", ".join(first.schemes)))
         if first.manifolds:
             movers = [key for key, mover in optimizers.available().items() if getattr(mover, "moves_frames", False)]
@@ -98,6 +98,19 @@ def _of_optimizer(name: str, cls: Any) -> tuple[Rows, Rows]:
     facts = [("moves", moved_by(cls)), ("class", f"{cls.__module__}.{cls.__qualname__}")]
     facts.append(("use", f"--optimizer {name} --lr 1e-3 --optimizer-options.NAME VALUE"))
     return facts, _defaults(inspect.signature(cls).parameters.values(), {*HANDLED} - {"lr"})
+
+
+def _of_minimizer(name: str, cls: Any) -> tuple[Rows, Rows]:
+    facts = [("use", f'sk.optim.minimize(f, x0, method="{name}"), or sk.optim.{cls.__name__} and a closure')]
+    return facts, _defaults(inspect.signature(cls).parameters.values(), ("params",))
+
+
+def _of_activation(name: str, cls: Any) -> tuple[Rows, Rows]:
+    facts = [("states", states_of(cls)), ("bias", "inside" if cls.bias_inside else "added to z")]
+    facts.append(("kernels", "a program of triton" if cls.kernel else "none of triton, all other backends"))
+    slope = "" if cls.default_slope is None else f", or with a slope as in {name}(0.2)"
+    facts.append(("use", f'sk.nn.OrthogonalRNN(3, 8, activation="{name}"){slope}'))
+    return facts, []
 
 
 def _of_model(name: str, build: Any) -> tuple[Rows, Rows]:
@@ -123,6 +136,8 @@ def _of_task(name: str, cls: Any) -> tuple[Rows, Rows]:
 _SECTIONS = {
     "parametrization": _of_parametrization,
     "optimizer": _of_optimizer,
+    "minimizer": _of_minimizer,
+    "activation": _of_activation,
     "model": _of_model,
     "task": _of_task,
 }

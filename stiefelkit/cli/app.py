@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from stiefelkit._version import __version__
 from stiefelkit.cli.words import unwrapped
 from stiefelkit.errors import OptionError
+from stiefelkit.optim import names_in_words
 from stiefelkit.training.ranks import launched
 
 __all__ = ["app", "asked", "option_name"]
@@ -25,15 +26,19 @@ def option_name(field: str) -> str:
 DRIFT = unwrapped("""Measure how weights keep orthogonality.
 
 Each weight is taken through many optimizer steps. Methods are parametrizations, trained by --optimizer;
-"unconstrained", a weight that nothing holds; optimizers that move the frame itself (multiplicative_cayley, cayley_sgd,
-cayley_adam, landing, manifold_muon, pogo, sgdg, spel, stiefel_adam, stiefel_sgd), in precision exact, or fast as in
-multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical, geoopt_sgd_euclidean, geoopt_adam_canonical,
-geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a learning rate by which the first step has the
-length --step-length, so all go equally far.
+"unconstrained", a weight that nothing holds; optimizers that move the frame itself ({of_frames}, or the name of an
+installed plugin), in precision exact, or fast as in multiplicative_cayley:fast; and geoopt's (geoopt_sgd_canonical,
+geoopt_sgd_euclidean, geoopt_adam_canonical, geoopt_adam_euclidean). Optimizers of frames have no momentum here, and a
+learning rate by which the first step has the length --step-length, so all go equally far.
 
 The table shows the largest ||W^H W - I||_F, computed in float64, of all looks up to a step, over what rounding an
 exact frame costs; the figure the largest between two of its points. drift.json is replaced after each method, so
 Ctrl-C loses only the one at work.
+""").format(of_frames=names_in_words()[1])
+NEW_PLUGIN = unwrapped("""Write a package with a plugin, to begin with.
+
+It is a folder stiefelkit-NAME with a pyproject.toml, one module and one test; it works as it stands, and keeps the laws
+of its kind: a parametrization, an optimizer, a minimizer, an activation, a model or a task.
 """)
 REPORT = unwrapped("""Measure this machine, and write one page about it.
 
@@ -77,6 +82,7 @@ app = App(
     help_format="plaintext",  # Markdown takes as long to import as all the rest
 )
 app.command("stiefelkit.cli.listing:show", name="list", help="Show what there is to choose from, or one NAME.")
+app.command("stiefelkit.cli.new_plugin:new_plugin", name="new-plugin", help=NEW_PLUGIN)
 app.command("stiefelkit.cli.train:app", name="train", help="Train one model on a task.")
 app.command("stiefelkit.cli.compare:app", name="compare", help="Train several models on a task and compare them.")
 app.command("stiefelkit.cli.reproduce:reproduce", name="reproduce", help=REPRODUCE)

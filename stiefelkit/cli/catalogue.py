@@ -8,12 +8,13 @@ import torch
 from stiefelkit import models, parametrizations
 from stiefelkit.cli.words import sections
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.optim import optimizers
+from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.param import OrthogonalParam, Traits
 from stiefelkit.registry import Registry
-from stiefelkit.training.tasks import tasks
+from stiefelkit.scan import activations
+from stiefelkit.training import tasks
 
-__all__ = ["image_of", "in_short", "instances", "kinds", "moved_by", "tables"]
+__all__ = ["cost_of", "image_of", "in_short", "instances", "kinds", "moved_by", "states_of", "tables"]
 
 FIELDS = {"real": torch.float32, "complex": torch.complex64}
 SIZE = 8
@@ -25,8 +26,10 @@ def tables() -> dict[str, Registry]:
     return {
         "parametrization": parametrizations.registered,
         "optimizer": optimizers,
+        "minimizer": minimizers,
+        "activation": activations._activations,
         "model": models._models,
-        "task": tasks,
+        "task": tasks.tasks,
     }
 
 
@@ -36,11 +39,13 @@ def kinds() -> dict[str, dict[str, Any]]:
 
 
 def in_short(kind: str, target: Any) -> list[str]:
-    """Returns the cells of a row after the name."""
+    """Returns the cells of a row between the name and where it comes from."""
     if kind == "optimizer":
         return [moved_by(target)]
     line = (sections(target.__doc__ or "")[""] or [""])[0].removeprefix("Builds ").removesuffix(".")
-    return [line, _images(target)] if kind == "parametrization" else [line]
+    if kind == "parametrization":
+        return [line, *_image_and_cost(target)]
+    return [line, states_of(target)] if kind == "activation" else [line]
 
 
 def instances(cls: type[OrthogonalParam], p: int = SIZE) -> dict[str, OrthogonalParam]:
@@ -54,6 +59,11 @@ def instances(cls: type[OrthogonalParam], p: int = SIZE) -> dict[str, Orthogonal
     return maps
 
 
+def cost_of(traits: Traits) -> str:
+    """Returns how the time of a square map grows."""
+    return f"n^{traits.cost_exponent:g}"
+
+
 def image_of(traits: Traits) -> str:
     """Returns in words which frames a map reaches."""
     if not traits.exact:
@@ -65,6 +75,11 @@ def image_of(traits: Traits) -> str:
     return image if traits.invertible else f"{image}, none assignable"
 
 
+def states_of(activation: Any) -> str:
+    """Returns in words which states an activation takes."""
+    return "real" if activation.of_complex() is None else "real, complex"
+
+
 def moved_by(optimizer: Any) -> str:
     """Returns in words which parameters an optimizer takes."""
     if not getattr(optimizer, "moves_frames", False):
@@ -73,8 +88,10 @@ def moved_by(optimizer: Any) -> str:
     return "frames" if plain is None else f"frames, and all other parameters as {plain.__name__} does"
 
 
-def _images(cls: type[OrthogonalParam]) -> str:
+def _image_and_cost(cls: type[OrthogonalParam]) -> list[str]:
     fields: dict[str, list[str]] = {}
-    for field, param in instances(cls).items():
+    maps = instances(cls) or instances(cls, SIZE // 2)
+    for field, param in maps.items():
         fields.setdefault(image_of(param.traits), []).append(field)
-    return "\n".join(f"{', '.join(names)}: {image}" for image, names in fields.items())
+    costs = {cost_of(param.traits): None for param in maps.values()}
+    return ["\n".join(f"{', '.join(names)}: {image}" for image, names in fields.items()), ", ".join(costs)]

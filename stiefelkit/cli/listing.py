@@ -8,12 +8,19 @@ from stiefelkit.cli.words import with_plain_help
 
 __all__ = ["show"]
 
-COLUMNS = {"parametrization": ("map", "image"), "optimizer": ("moves",)}
+COLUMNS = {
+    "parametrization": ("map", "image", "cost"),
+    "optimizer": ("moves",),
+    "activation": ("what it is", "states"),
+}
+
+FEW, WIDE = 4, 100
+"""Columns of text beside which that of origins is narrow, on terminals narrower than this."""
 
 
 @with_plain_help
 def show(name: str | None = None, /) -> int:
-    """Shows the parametrizations, the optimizers, the models and the tasks, plugins included.
+    """Shows all that has a name, plugins included, and where it comes from.
 
     Args:
         name: one of them, of which all is shown: options, shapes, image, cost, reference.
@@ -25,10 +32,15 @@ def show(name: str | None = None, /) -> int:
         about.show(name, console)
         return 0
     for kind, objects in catalogue.kinds().items():
-        table = Table(kind, *COLUMNS.get(kind, ("what it is",)), title=f"{kind.capitalize()}s")
+        origins = {name: catalogue.tables()[kind].origin(name) or "this process" for name in objects}
+        table = Table(kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s")
         table.columns[0].no_wrap = True
+        for column in table.columns[1:]:
+            column.overflow = "fold"
+        if len(table.columns) > FEW and console.width < WIDE:
+            table.columns[-1].max_width = 10
         for name, target in objects.items():
-            table.add_row(name, *(Text(words) for words in catalogue.in_short(kind, target)))
+            table.add_row(name, *(Text(words) for words in (*catalogue.in_short(kind, target), origins[name])))
         console.print(table)
     console.print("All about one of them: stiefelkit list NAME")
     return 0

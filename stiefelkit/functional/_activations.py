@@ -65,5 +65,10 @@ def oplu(z: Tensor) -> Tensor:
 
 
 def leaky_relu(z: Tensor, slope: float = 0.1) -> Tensor:
-    """Z where it is positive, else slope z; at 0 the gradient is the slope's."""
+    """Z where it is positive, else slope z; at 0 the gradient is the slope's.
+
+    Args:
+        z: real pre-activation, any shape.
+        slope: of the negative half.
+    """
     return torch.nn.functional.leaky_relu(z, slope)

@@ -9,7 +9,12 @@ __all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent", "rotatio
 
 
 def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
-    """Entries of D in float64 or complex128, from signs of any dtype or from angles in radians, shape (*, p)."""
+    """Entries of D in float64 or complex128, from signs of any dtype or from angles in radians, shape (*, p).
+
+    Args:
+        signs: +1 and -1, shape (*, p).
+        phase: angles in radians, shape (*, p); either this or signs.
+    """
     if phase is not None:
         theta = phase.double()
         return complex_of(theta.cos(), theta.sin())

@@ -44,6 +44,11 @@ def skew_size(n: int, p: int, is_complex: bool) -> int:
 
     The complex count leaves out nothing: p^2 for A11 and 2(n - p)p for A21.
 
+    Args:
+        n: rows of the frame.
+        p: its columns.
+        is_complex: whether it is complex.
+
     >>> skew_size(5, 5, False), skew_size(5, 2, False), skew_size(5, 5, True)
     (10, 7, 25)
     """
@@ -112,6 +117,13 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
     """Adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
 
     Gradients are torch's, dL/dRe + i dL/dIm.
+
+    Args:
+        g11: gradient by the square block A11, shape (*, p, p).
+        g21: gradient by the block A21 under it, shape (*, n - p, p); None for square frames.
+
+    Returns:
+        Real gradients of shape (*, `skew_size`).
     """
     s = minus_adjoint(g11)
     if not s.is_complex():
@@ -123,6 +135,12 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
 def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
     """Number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
 
+    Args:
+        n: rows of the frame.
+        p: its columns.
+        is_complex: whether it is complex.
+        bandwidth: how far from the diagonal, at least 1.
+
     >>> band_size(5, 5, False, 1), band_size(5, 5, False, 4), band_size(5, 5, True, 1)
     (4, 10, 13)
     """
@@ -131,13 +149,29 @@ def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
 
 
 def spread_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> Tensor:
-    """Puts coordinates of a band among zeros, in the order of `unpack_skew`: (*, band_size) to (*, skew_size)."""
+    """Puts coordinates of a band among zeros, in the order of `unpack_skew`: (*, band_size) to (*, skew_size).
+
+    Args:
+        v: coordinates of the band, shape (*, `band_size`).
+        n: rows of the frame.
+        p: its columns.
+        is_complex: whether it is complex.
+        bandwidth: how far from the diagonal they reach.
+    """
     index = _band_indices(n, p, is_complex, bandwidth, v.device)
     return v.new_zeros(*v.shape[:-1], skew_size(n, p, is_complex)).index_copy(-1, index, v)
 
 
 def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tuple[Tensor, Tensor]:
-    """Reads the coordinates of a band off all of them; returns them and the largest of the rest, shape (*)."""
+    """Reads the coordinates of a band off all of them; returns them and the largest of the rest, shape (*).
+
+    Args:
+        v: coordinates of shape (*, `skew_size`).
+        n: rows of the frame.
+        p: its columns.
+        is_complex: whether it is complex.
+        bandwidth: entries at most so far from the diagonal are picked.
+    """
     index = _band_indices(n, p, is_complex, bandwidth, v.device)
     rest = v.index_fill(-1, index, 0.0).abs()
     return v.index_select(-1, index), rest.amax(-1) if rest.shape[-1] else rest.sum(-1)
@@ -152,6 +186,11 @@ def minus_adjoint(m: Tensor) -> Tensor:
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
     """Number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
+
+    Args:
+        n: rows.
+        k: columns, at most n.
+        is_complex: whether entries are complex, which counts twice.
 
     >>> trapezoid_size(5, 5, False), trapezoid_size(5, 2, False), trapezoid_size(5, 2, True)
     (15, 9, 18)
@@ -186,7 +225,14 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
 
 
 def pack_trapezoid(u: Tensor) -> Tensor:
-    """Reads the packed coordinates off matrices, or gradients off gradients: the adjoint of `unpack_trapezoid`."""
+    """Reads the packed coordinates off matrices, or gradients off gradients: the adjoint of `unpack_trapezoid`.
+
+    Args:
+        u: matrices of shape (*, n, k), real or complex; what is above the diagonal is not read.
+
+    Returns:
+        Real coordinates of shape (*, `trapezoid_size`).
+    """
     if u.is_complex():
         return torch.cat([pack_trapezoid(u.real), pack_trapezoid(u.imag)], dim=-1)
     k = u.shape[-1]

@@ -34,6 +34,9 @@ def polish(w: Tensor) -> Tensor:
 
     Returns:
         The polished matrix, same shape and dtype.
+
+    Raises:
+        ShapeError: W has fewer than two dimensions.
     """
     if w.dim() < 2:
         raise ShapeError(f"polish needs matrices of shape (*, n, p), got {tuple(w.shape)}.")

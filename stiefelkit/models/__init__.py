@@ -13,6 +13,20 @@ from stiefelkit.registry import Registry
 
 __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]
 
+SIZES = ("input_size", "hidden_size", "output_size")
+
+
+def _check(factory: Any) -> None:
+    if not callable(factory):
+        raise OptionError(f"A model needs to be a function of {', '.join(SIZES)}, got {factory!r}.")
+    first = tuple(inspect.signature(factory).parameters)[: len(SIZES)]
+    if first != SIZES:
+        raise OptionError(
+            f"A model needs the arguments {', '.join(SIZES)} first, got {getattr(factory, '__name__', factory)} with "
+            f"{', '.join(first) or 'none'}."
+        )
+
+
 _models = Registry(
     "stiefelkit.models",
     "model",
@@ -32,6 +46,7 @@ _models = Registry(
         "scornn": "stiefelkit.models.scornn:scornn",
         "scurnn": "stiefelkit.models.scurnn:scurnn",
     },
+    _check,
 )
 
 
@@ -54,15 +69,16 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
 
     Raises:
         UnknownNameError: no model has this name.
-        OptionError: neither the model nor its parametrization has such an option, or a size is no positive integer.
+        OptionError: neither the model nor its parametrization has such an option, or a size is no positive integer; or
+            it is no model.
 
     >>> net = create("scornn", 1, 8, 10, negative=4)
     >>> import torch
     >>> net(torch.zeros(2, 5, 1), last_only=True).shape
     torch.Size([2, 10])
     """
-    build: Callable[..., nn.Module] = _models.get(name)
-    sizes = {"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size}
+    build: Callable[..., nn.Module] = _models.find(name)
+    sizes = dict(zip(SIZES, (input_size, hidden_size, output_size), strict=True))
     for key, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise OptionError(f"{name} needs an integer {key} >= 1, got {value!r}.")
@@ -115,6 +131,8 @@ def register(name: str, factory: Callable[..., nn.Module] | str) -> None:
         factory: a function of (input_size, hidden_size, output_size, **options), or a dotted string.
 
     Raises:
-        OptionError: the name is taken.
+        OptionError: the name is taken, or the object is no such function.
     """
+    if not isinstance(factory, str):
+        _models.check(factory)
     _models.register(name, factory)

@@ -33,6 +33,11 @@ class OrthogonalLinear(nn.Linear):
         dtype: of weight and bias, real or complex.
         **options: of the map, `precision`, and `gain=`, `generator=` as in `sk.orthogonal`.
 
+    Raises:
+        OptionError: an option is out of range, or the map has none of that name.
+        UnknownNameError: no parametrization has this name.
+        ShapeError, DtypeError: the map does not do this shape or dtype.
+
     Shape:
         (*, in_features) to (*, out_features), dtype as `torch.nn.functional.linear` gives it, under autocast too.
 

@@ -56,28 +56,33 @@ def _check(optimizer: Any) -> None:
         raise OptionError(f"An optimizer needs to be a name or a subclass of torch.optim.Optimizer, got {optimizer!r}.")
 
 
-optimizers = Registry(
-    "stiefelkit.optimizers",
-    "optimizer",
-    {
-        "adagrad": "torch.optim:Adagrad",
-        "adam": "torch.optim:Adam",
-        "adamw": "torch.optim:AdamW",
-        "cayley_adam": "stiefelkit.optim.cayley_adam:CayleyAdam",
-        "cayley_sgd": "stiefelkit.optim.cayley_sgd:CayleySGD",
-        "landing": "stiefelkit.optim.landing:Landing",
-        "manifold_muon": "stiefelkit.optim.manifold_muon:ManifoldMuon",
-        "multiplicative_cayley": "stiefelkit.optim.multiplicative_cayley:MultiplicativeCayley",
-        "pogo": "stiefelkit.optim.pogo:POGO",
-        "rmsprop": "stiefelkit.optim.rmsprop:RMSprop",
-        "sgd": "torch.optim:SGD",
-        "sgdg": "stiefelkit.optim.sgdg:SGDG",
-        "spel": "stiefelkit.optim.spel:SPEL",
-        "stiefel_adam": "stiefelkit.optim.stiefel_adam:StiefelAdam",
-        "stiefel_sgd": "stiefelkit.optim.stiefel_sgd:StiefelSGD",
-    },
-    _check,
-)
+FREE = {
+    "adagrad": "torch.optim:Adagrad",
+    "adam": "torch.optim:Adam",
+    "adamw": "torch.optim:AdamW",
+    "rmsprop": "stiefelkit.optim.rmsprop:RMSprop",
+    "sgd": "torch.optim:SGD",
+}
+"""Optimizers of all parameters but frames."""
+OF_FRAMES = {
+    "cayley_adam": "stiefelkit.optim.cayley_adam:CayleyAdam",
+    "cayley_sgd": "stiefelkit.optim.cayley_sgd:CayleySGD",
+    "landing": "stiefelkit.optim.landing:Landing",
+    "manifold_muon": "stiefelkit.optim.manifold_muon:ManifoldMuon",
+    "multiplicative_cayley": "stiefelkit.optim.multiplicative_cayley:MultiplicativeCayley",
+    "pogo": "stiefelkit.optim.pogo:POGO",
+    "sgdg": "stiefelkit.optim.sgdg:SGDG",
+    "spel": "stiefelkit.optim.spel:SPEL",
+    "stiefel_adam": "stiefelkit.optim.stiefel_adam:StiefelAdam",
+    "stiefel_sgd": "stiefelkit.optim.stiefel_sgd:StiefelSGD",
+}
+"""Those of frames, and of all other parameters as well."""
+optimizers = Registry("stiefelkit.optimizers", "optimizer", {**FREE, **OF_FRAMES}, _check)
+
+
+def names_in_words() -> tuple[str, str]:
+    """Returns the names of optimizers of free parameters and of those of frames, for help, which imports no class."""
+    return ", ".join(sorted(FREE)), ", ".join(sorted(OF_FRAMES))
 
 
 def available() -> "dict[str, type[Optimizer]]":
@@ -91,6 +96,10 @@ def available() -> "dict[str, type[Optimizer]]":
 
 def register(name: str, optimizer: "type[Optimizer] | str") -> None:
     """Adds a class, or a dotted string "package.module:Class" that is imported at first use, to those known by name.
+
+    Args:
+        name: the new name.
+        optimizer: the class, or the dotted string.
 
     Raises:
         OptionError: the name is taken, or the object is no subclass of `torch.optim.Optimizer`.

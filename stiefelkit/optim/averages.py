@@ -64,6 +64,12 @@ def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequ
 def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Tensor]:
     """Returns the `avg_fn` of an `AveragedModel` whose frames stay frames; all else as `multi_avg_fn`, which is faster.
 
+    Args:
+        decay: of the exponential mean, in [0, 1]; None for the mean of all with equal weights.
+
+    Returns:
+        A function of the mean so far, a new weight of the same shape (*, n, p), and how many were averaged.
+
     >>> average_fn(0.5)(torch.zeros(1), torch.ones(1), 1)
     tensor([0.5000])
     """

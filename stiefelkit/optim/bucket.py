@@ -23,6 +23,7 @@ _SMALL = 1 << 14
 """Numbers of a frame above which calls cost less than the memory of a copy that is kept."""
 
 gradient_of = operator.attrgetter("grad")
+"""The gradient of a parameter; None where it has none."""
 _is_sparse = operator.attrgetter("is_sparse")
 
 
@@ -242,7 +243,33 @@ class Bucket:
             return None
         *batch, _, _ = self.params[0].shape
         zero = torch.zeros(batch, dtype=self.params[0].dtype.to_real(), device=self.params[0].device)
-        return torch.stack([zero if numbers is None else numbers.to(zero) for numbers in present]).reshape(-1)
+        stack = _Stack(torch.stack([zero if numbers is None else numbers.to(zero) for numbers in present]))
+        self._hold(key, stack)
+        return stack.whole.reshape(-1)
+
+    def counts(self, key: str) -> Tensor:
+        """A number of every frame, on its device and zero at first; to be written to as one tensor, (b,)."""
+        stack = self._held(key)
+        if stack is None or stack.whole.device != self.params[0].device:
+            device = self.params[0].device
+            numbers = [state.get(key, 0.0) for state in self.states]
+            stack = _Stack(
+                torch.stack(
+                    [
+                        number.to(device, torch.float32).reshape(())
+                        if isinstance(number, Tensor)
+                        else torch.full((), float(number), device=device)
+                        for number in numbers
+                    ]
+                )
+            )
+            self._hold(key, stack)
+        return stack.whole
+
+    def whole(self, key: str) -> Tensor | None:
+        """The tensor whose rows the states are, if they are rows of one."""
+        stack = self._held(key)
+        return None if stack is None else stack.whole
 
     def stage(self, key: str, value: Tensor | list[Any]) -> None:
         """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
@@ -297,9 +324,8 @@ class Bucket:
         """Has the states be the rows of one tensor."""
         for state, row in zip(self.states, stack.rows, strict=True):
             state[key] = row
-        if self.is_stacked:
-            self._stacks[key] = stack
-            self._seen.add(key)
+        self._stacks[key] = stack
+        self._seen.add(key)
 
     def _gathered(self, key: str) -> Tensor:
         """A state that all frames have."""

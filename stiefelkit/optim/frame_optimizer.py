@@ -43,6 +43,12 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
     go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
     `sk.optim.parameter_groups` gives them: those of frames have "manifold"; with the rate, and other settings by name.
+
+    Raises:
+        TypeError: a setting is given that there is not, or without its name.
+        OptionError: a setting is out of range, or no such manifold is known.
+        OptimizerError: a group of frames names no manifold.
+        NotAFrameError, ShapeError: a parameter of a group with a manifold is no frame.
     """
 
     moves_frames: ClassVar[bool] = True

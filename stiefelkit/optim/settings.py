@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 PRECISIONS = ("exact", "fast")
+"""What `precision` may be."""
 OF_PLAIN = "of the groups without a manifold."
+"""Words of a setting that the torch optimizer of those groups has."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +103,22 @@ def _are_betas(betas: Any) -> bool:
 
 
 RATE = Check("a finite lr >= 0", _is_rate)
+"""Of a learning rate: a number, or a tensor of one."""
 SWITCH = Check("{key} to be True, False or None", lambda value: isinstance(value, bool | None))
+"""Of what is on or off."""
 FINITE = Check("a finite number for {key}", lambda value: is_number(value) and math.isfinite(value))
+"""Of any number."""
 BETAS = Check("two betas in [0, 1)", _are_betas)
+"""Of the factors of two running means."""
 
 WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), OF_PLAIN)
+"""For what moves freely; frames refuse it."""
 BOUNDED = (
     Setting(
         "q",
         0.5,
         Check("q > 0", lambda q: isinstance(q, int | float) and q > 0),
-        "bounds the step of a frame, a ||A||_F <= 2 q; infinity for no bound.",
+        "bounds the step a of a frame along a direction of generator A, a ||A||_F <= 2 q; infinity for no bound.",
     ),
     Setting(
         "tolerance",

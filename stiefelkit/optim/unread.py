@@ -8,11 +8,11 @@ states counts that.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from stiefelkit._torch import copy_each
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.optim.bucket import Bucket
@@ -52,30 +52,19 @@ def is_zero(lr: float | Tensor) -> bool:
 
 def counted(bucket: Bucket) -> Tensor:
     """Stages the next count of steps of every frame, and returns it for each matrix of the batch, in float64."""
-    after = [_counter(state, "step", p) + 1 for p, state in zip(bucket.params, bucket.states, strict=True)]
+    after = bucket.counts("step") + 1
     bucket.stage("step", after)
-    sizes = [math.prod(p.shape[:-2]) for p in bucket.params]
-    return torch.cat([k.expand(size) for k, size in zip(after, sizes, strict=True)]).double()
+    return after.double().repeat_interleave(math.prod(bucket.params[0].shape[:-2]))
 
 
 def refuse(bucket: Bucket, sound: Tensor) -> None:
     """Counts a step that is none."""
-    missed = ~sound
-    for p, state in zip(bucket.params, bucket.states, strict=True):
-        _counter(state, "refused", p).add_(missed)
+    bucket.counts("refused").add_(~sound)
+    for state in bucket.states:
         state.pop("wear", None)  # as no error model is kept up here
 
 
-def _counter(state: dict[str, Any], key: str, p: Tensor) -> Tensor:
-    """A number of a state on the device of its frame, zero at first."""
-    value = state.get(key, 0.0)
-    if not isinstance(value, Tensor) or value.device != p.device:
-        value = torch.full((), float(value), dtype=torch.float32, device=p.device)
-        state[key] = value
-    return value
-
-
-def shortened(steps: list[Any], length: Tensor, longest: float) -> list[Tensor]:
+def shortened(steps: list[Tensor], length: Tensor, longest: float) -> list[Tensor]:
     """Steps of which none is longer than permitted."""
     share = (longest / length).clamp(max=1)
     return [step * share for step in steps]
@@ -112,19 +101,30 @@ def _sum(w: Tensor, lo: Tensor | None, increment: Tensor) -> tuple[Tensor, Tenso
 
 def write(bucket: Bucket, sound: Tensor, w: Tensor, lo: Tensor | None) -> None:
     """Has the frames be W, and their remainders lo, where that is sound; in place, as all that a graph writes."""
-    _choose(sound, bucket.scatter(w), list(bucket.params))
+    if bucket.is_stacked:
+        copy_each(bucket.params, torch.where(sound, w, bucket.frames()).reshape(-1, *bucket.params[0].shape).unbind())
+    else:
+        _choose(sound, bucket.scatter(w), bucket.params)
     if lo is not None:
-        _choose(sound, bucket.scatter(lo), [state["lo"] for state in bucket.states])
+        _choose_state(bucket, sound, "lo", lo)
 
 
 def commit(bucket: Bucket, sound: Tensor) -> None:
     """Writes what was staged, where that is sound."""
     for key, value in bucket.taken():
+        assert isinstance(value, Tensor)
+        _choose_state(bucket, sound, key, value)
+
+
+def _choose_state(bucket: Bucket, sound: Tensor, key: str, value: Tensor) -> None:
+    whole = bucket.whole(key)
+    if whole is not None:
+        torch.where(sound, value.reshape(whole.shape).to(whole.dtype), whole, out=whole)
+    else:
         olds = [state[key] for state in bucket.states]
-        _choose(sound, value if isinstance(value, list) else bucket.scatter(value, olds), olds)
+        _choose(sound, bucket.scatter(value, olds), olds)
 
 
 def _choose(sound: Tensor, parts: Sequence[Tensor], olds: Sequence[Tensor]) -> None:
-    locals_ = [local_part(old).detach() for old in olds]
-    for part, old in zip(parts, locals_, strict=True):
+    for part, old in zip(parts, [local_part(old).detach() for old in olds], strict=True):
         torch.where(sound, part.reshape(old.shape).to(old.dtype), old, out=old)

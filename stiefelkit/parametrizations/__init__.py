@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from stiefelkit.parametrizations.view import VIEWS, View
     from stiefelkit.parametrizations.viewed import Viewed
 
-__all__ = ["VIEWS", "Scaled", "View", "Viewed", "check_options", "find_parametrization", "option_names", "registered"]
+__all__ = [
+    "VIEWS",
+    "Scaled",
+    "View",
+    "Viewed",
+    "check_options",
+    "find_parametrization",
+    "option_names",
+    "registered",
+    "rest_of",
+]
 
 
 def _check(cls: Any) -> None:
@@ -42,25 +52,57 @@ registered = Registry(
     },
     _check,
 )
+"""The parametrizations, by name: built-ins, installed plugins, registered ones."""
 
 
 def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
-    """Returns the class that a name or a class stands for; raises what `Registry.find` does."""
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does.
+
+    Args:
+        parametrization: a registered name, or a class.
+    """
     return registered.find(parametrization)
 
 
 def option_names(cls: type) -> list[str]:
-    """The names of a class's options, `precision` among them."""
-    parameters = inspect.signature(cls.__init__).parameters
-    return [key for key in parameters if key not in ("self", "shape", "dtype", "device")]
+    """The names of a class's options, `precision` among them.
+
+    Args:
+        cls: the parametrization.
+    """
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
+    return [key for key in named if key not in ("self", "shape", "dtype", "device")]
+
+
+def rest_of(cls: type) -> list[str]:
+    """What a class takes without naming it, "*args" and "**kwargs".
+
+    Args:
+        cls: the parametrization.
+    """
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
 
 
 def check_options(cls: type, options: Any) -> None:
-    """Raises OptionError unless options are a mapping whose keys the class takes."""
+    """Raises OptionError unless options are a mapping whose keys the class takes.
+
+    Args:
+        cls: the parametrization.
+        options: what it shall be made with.
+    """
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
     names = option_names(cls)
     for key in options:
+        rest = ", ".join(rest_of(cls))
+        if key not in names and rest:
+            raise OptionError(
+                f"{cls.__name__} needs an __init__ that names its options, got {rest}; write "
+                f'def __init__(self, shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
+            )
         if key not in names:
             raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names)}")
 

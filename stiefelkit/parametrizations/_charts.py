@@ -1,16 +1,17 @@
 """Charts: the diagonal D beside a frame, signs that stay if real, phases that train if complex; and fixed matrices."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stiefelkit.dtypes import coordinate_dtype, working_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.param import Component
 
 __all__ = [
     "component",
+    "component_of_product",
     "diagonal_coordinates",
     "flaw_of_matrix",
     "flaw_of_signs",
@@ -21,9 +22,18 @@ __all__ = [
 ]
 
 
-def component(shape: Sequence[int], is_complex: bool) -> Literal["chart", "connected"]:
+def component(shape: Sequence[int], is_complex: bool) -> Component:
     """The component of O(n) that a map with a D reaches, as `Traits` has it: square real frames keep det D's."""
     return "chart" if shape[-1] == shape[-2] and not is_complex else "connected"
+
+
+def component_of_product(*factors: Component) -> Component:
+    """That of a product of maps whose first factor has the product's shape."""
+    if factors[0] == "connected":
+        return "connected"
+    if "coordinates" in factors:
+        return "coordinates"
+    return "chart" if "chart" in factors else "rotations"
 
 
 def unit_signs(shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
 from stiefelkit.param import Parametrization, Position, Traits
+from stiefelkit.parametrizations._charts import component_of_product
 from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
 __all__ = ["Margin"]
@@ -104,7 +105,7 @@ class Margin(Composite):
             onto=u.onto,
             invertible=u.invertible and v.invertible,
             exact=False,
-            component=u.component,
+            component=component_of_product(u.component, v.component),
             twice_differentiable=u.twice_differentiable and v.twice_differentiable,
             cost_exponent=max(u.cost_exponent, v.cost_exponent),
         )

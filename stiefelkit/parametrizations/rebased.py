@@ -11,7 +11,14 @@ from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.param import Parametrization, Position, Traits
-from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
+from stiefelkit.parametrizations._charts import (
+    component,
+    component_of_product,
+    flaw_of_matrix,
+    from_buffer,
+    identity_buffer,
+    to_buffer,
+)
 from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
 __all__ = ["Rebased"]
@@ -98,7 +105,7 @@ class Rebased(Composite):
             onto=True,
             invertible=True,
             exact=self._is_exact,
-            component=component(self.shape, self.is_complex),
+            component=component_of_product(component(self.shape, self.is_complex), self.inner.traits.component),
             twice_differentiable=self.inner.traits.twice_differentiable,
             cost_exponent=max(3.0, self.inner.traits.cost_exponent),
         )

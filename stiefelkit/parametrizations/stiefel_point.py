@@ -7,7 +7,6 @@ from torch import Tensor
 
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.param import OrthogonalParam, Position, Traits
-from stiefelkit.parametrizations._charts import component
 from stiefelkit.parametrizations.fourier import Fourier
 
 __all__ = ["StiefelPoint"]
@@ -53,8 +52,9 @@ class StiefelPoint(OrthogonalParam):
 
     @property
     def traits(self) -> Traits:
-        """Onto; a square real frame keeps its determinant."""
-        reached = component(self.shape, self.is_complex)
+        """Onto; the coordinate is of any determinant, though no step of an optimizer changes it."""
+        *_, n, p = self.shape
+        reached = "connected" if self.is_complex or n > p else "coordinates"
         return Traits(onto=True, invertible=True, exact=True, component=reached, cost_exponent=2.0)
 
     @property

@@ -19,6 +19,7 @@ VIEWS = {
     "group_in_by_rest": "as in_by_rest, one matrix for each group",
     "group_per_tap": "as per_tap, one matrix for each group and position",
 }
+"""Name to words of the ways in which a weight is read as frames, `view=` of `sk.orthogonal`."""
 
 _GROUPED = "group_"
 

@@ -17,6 +17,13 @@ class Viewed(Wrapper):
 
     Wide weights are adjoints of tall frames, W = Q^H, so that their rows are orthonormal. Coordinates, chart and
     traits are those of the inner map, of shape `view.frame_shape`.
+
+    Args:
+        inner: the map of the frames.
+        view: which matrix of the weight is the frame.
+
+    Raises:
+        ShapeError: the map is of another shape than the view's frames.
     """
 
     coordinate_names: ClassVar[tuple[str, ...]] = ()

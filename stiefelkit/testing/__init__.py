@@ -48,9 +48,11 @@ from stiefelkit.testing.minimizer import (
     minimizer_cases,
     minimizer_checks,
 )
+from stiefelkit.testing.model import MODEL_LAWS, check_model
 from stiefelkit.testing.numerical import require_repeats
 from stiefelkit.testing.optimizer import OPTIMIZER_LAWS, check_optimizer, optimizer_checks
 from stiefelkit.testing.optimizer_cases import OptimizerCase, optimizer_cases
+from stiefelkit.testing.task import TASK_LAWS, check_task
 from stiefelkit.testing.unread import refusing_reads
 
 __all__ = [
@@ -58,7 +60,9 @@ __all__ = [
     "LAWS",
     "MANIFOLD_LAWS",
     "MINIMIZER_LAWS",
+    "MODEL_LAWS",
     "OPTIMIZER_LAWS",
+    "TASK_LAWS",
     "Case",
     "Failure",
     "LawBroken",
@@ -68,8 +72,10 @@ __all__ = [
     "check_activation",
     "check_manifold",
     "check_minimizer",
+    "check_model",
     "check_optimizer",
     "check_parametrization",
+    "check_task",
     "lowered_products",
     "minimizer_cases",
     "optimizer_cases",
@@ -89,6 +95,7 @@ LAWS: dict[str, Callable[[Case], None]] = named(
         "forward_mode": forward.law_forward_mode,
         "batched_gradients": forward.law_batched_gradients,
         "pure": numerical.law_pure,
+        "component": numerical.law_component,
         "threads": numerical.law_threads,
         "batch": numerical.law_batch,
         "round_trip": numerical.law_round_trip,
@@ -137,17 +144,29 @@ def check_parametrization(
 
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of the classes."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of the classes.
+
+    Args:
+        classes: the parametrizations.
+    """
     return _parametrized(_checks(classes, LAWS))
 
 
 def parametrize_optimizers_with_checks(classes: Iterable[type[torch.optim.Optimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some optimizers.
+
+    Args:
+        classes: the optimizers.
+    """
     return _parametrized(optimizer_checks(classes))
 
 
 def parametrize_minimizers_with_checks(classes: Iterable[type[Minimizer]]) -> Any:
-    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers."""
+    """Decorates a pytest function `test(check)` so that it runs every law on every case of some minimizers.
+
+    Args:
+        classes: the minimizers.
+    """
     return _parametrized(minimizer_checks(classes))
 
 

@@ -15,6 +15,8 @@ from stiefelkit.testing.require import require, require_within
 __all__ = ["ACTIVATION_LAWS", "check_activation"]
 
 UNITS = 4
+CHUNK = (3, 2)
+"""Steps and sequences."""
 CLOSE = 1e-12
 
 
@@ -24,7 +26,7 @@ class _Drawn:
     def __init__(self, act: Activation, is_complex: bool, scale: float = 1.0):
         dtype = torch.complex128 if is_complex else torch.float64
         self.act = act
-        self.z = (scale * torch.randn(3, 2, UNITS, dtype=dtype)).requires_grad_()
+        self.z = (scale * torch.randn(*CHUNK, UNITS, dtype=dtype)).requires_grad_()
         self.bias = (0.5 * torch.randn(UNITS, dtype=torch.float64)).requires_grad_() if act.bias_inside else None
         self.inner = () if self.bias is None else (self.bias,)
         self.h = act.function(self.z, *self.inner)
@@ -70,7 +72,7 @@ def law_scan(act: Activation, is_complex: bool) -> None:
     """States and gradients in place are those of the loop, which has the gradients of finite differences."""
     dtype = torch.complex128 if is_complex else torch.float64
     inputs = {
-        "x": torch.randn(3, 2, UNITS, dtype=dtype),
+        "x": torch.randn(*CHUNK, UNITS, dtype=dtype),
         "w": torch.linalg.qr(torch.randn(UNITS, UNITS, dtype=dtype))[0],
     }
     inputs |= {
@@ -112,7 +114,7 @@ def law_zero(act: Activation, is_complex: bool) -> None:
 
 ACTIVATION_LAWS = named(
     {"step": law_step, "derivative": law_derivative, "scan": law_scan, "zero": law_zero},
-    lambda act, is_complex: f"{type(act).__name__}({act.name!r})",
+    lambda act, is_complex: f"{type(act).__name__}({act.name!r})-{_field(is_complex)}",
 )
 """The laws of an activation, by name."""
 
@@ -128,16 +130,25 @@ def check_activation(name: str, laws: Iterable[str] = tuple(ACTIVATION_LAWS), of
     """
     fields = (False, True)[: 1 + (find_activation(name, False).of_complex() is not None)]
     laws = check_laws(laws, ACTIVATION_LAWS)
-
-    def run(law: str, is_complex: bool) -> None:
-        seeds.reseed()
-        ACTIVATION_LAWS[law](find_activation(name, is_complex), is_complex)
-
     with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
-        failures = failures_of(functools.partial(run, law, is_complex) for law in laws for is_complex in fields)
+        failures = failures_of(functools.partial(_run, name, law, is_complex) for law in laws for is_complex in fields)
     if failures:
-        line = f"from stiefelkit.testing import check_activation; check_activation({name!r}, offset={seeds.seed()})"
-        raise LawBroken(*(failure.with_details([machine()], line) for failure in failures))
+        raise LawBroken(*failures)
+
+
+def _run(name: str, law: str, is_complex: bool) -> None:
+    seeds.reseed()
+    try:
+        ACTIVATION_LAWS[law](find_activation(name, is_complex), is_complex)
+    except LawBroken as broken:
+        again = f"check_activation({name!r}, [{law!r}], offset={seeds.seed()})"
+        line = f"from stiefelkit.testing import check_activation; {again}"
+        states = f"states of shape {(*CHUNK, UNITS)}, {_field(is_complex)}"
+        raise LawBroken(broken.failures[0].with_details([states, machine()], line)) from broken
+
+
+def _field(is_complex: bool) -> str:
+    return "complex128" if is_complex else "float64"
 
 
 def _rows(z: Tensor) -> Tensor:

@@ -80,7 +80,16 @@ class Case:
 def random_coordinates(
     param: OrthogonalParam, scale: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:
-    """Draws Gaussian coordinates of a standard deviation for a map, Haar frames for those that must stay frames."""
+    """Draws Gaussian coordinates of a standard deviation for a map, Haar frames for those that must stay frames.
+
+    Args:
+        param: the map.
+        scale: the standard deviation of coordinates that are free.
+        generator: source of randomness; torch's default when None.
+
+    Returns:
+        One tensor for each of `param.coordinates`, of its shape and dtype.
+    """
 
     def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name in param.manifolds:
@@ -95,7 +104,12 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
-    """Every example of a parametrization in every dtype that it does, the first ones in each precision."""
+    """Every example of a parametrization in every dtype that it does, the first ones in each precision.
+
+    Args:
+        cls: the parametrization.
+        device: where it runs.
+    """
     every = []
     examples = list(cls.examples())
     for precision in cls.precisions:

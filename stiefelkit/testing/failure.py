@@ -26,6 +26,7 @@ __all__ = [
     "named",
     "only_case",
     "record",
+    "run_named",
 ]
 
 C = TypeVar("C")
@@ -177,6 +178,22 @@ def failures_of(checks: Iterable[Callable[[], None]]) -> list[Failure]:
         except LawBroken as broken:
             failures += broken.failures
     return failures
+
+
+def run_named(
+    table: Mapping[str, Callable[..., None]], law: str, case: Any, check: str, name: str, options: Mapping[str, Any]
+) -> None:
+    """Runs one law on something that has a registered name; a failure says with what, and how to see it again."""
+    with torch.random.fork_rng(devices=[]):
+        seeds.reseed()
+        try:
+            table[law](case)
+            return
+        except LawBroken as broken:
+            failure = broken.failures[0]
+    given = f", options={dict(options)!r}" if options else ""
+    line = f"from stiefelkit.testing import {check}; {check}({name!r}, [{law!r}]{given}, offset={seeds.seed()})"
+    raise LawBroken(failure.with_details([case.details(), machine()], line))
 
 
 def again(check: str, cls: type, law: str, case: object) -> str:

@@ -21,7 +21,7 @@ from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.optim.rounding import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
-from stiefelkit.testing.optimizer_cases import equal, snapshot
+from stiefelkit.testing.optimizer_cases import equal, snapshot, told
 from stiefelkit.testing.require import require, require_refused, require_within
 
 __all__ = ["MINIMIZER_LAWS", "MinimizerCase", "check_minimizer", "minimizer_cases", "minimizer_checks"]
@@ -45,6 +45,10 @@ class MinimizerCase:
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+    def details(self) -> str:
+        """The class, and what it moves."""
+        return told(self.cls, _SHAPES, self.dtype, self.options)
 
     def make(self, groups: Any, **settings: Any) -> Minimizer:
         """Makes the minimizer, with these settings before those of the case."""
@@ -312,7 +316,11 @@ MINIMIZER_LAWS: dict[str, Callable[[MinimizerCase], None]] = named(
 
 
 def minimizer_cases(cls: type[Minimizer]) -> list[MinimizerCase]:
-    """The first example of a minimizer in every dtype, the others by turns real and complex."""
+    """The first example of a minimizer in every dtype, the others by turns real and complex.
+
+    Args:
+        cls: the minimizer.
+    """
     return [
         MinimizerCase(cls, dtype, tuple(options.items()))
         for i, options in enumerate(cls.examples)
@@ -329,6 +337,12 @@ def check_minimizer(
     """Checks a minimizer, with the settings in its `examples`, against laws of `MINIMIZER_LAWS`.
 
     All else is as in `check_parametrization`: `only` is the name of a case such as "LBFGS-float64".
+
+    Args:
+        cls: the class.
+        laws: names of laws, all by default.
+        only: the name of a case.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
@@ -363,4 +377,4 @@ def _run(law: str, case: MinimizerCase) -> None:
             failure = broken.failures[0]
         else:
             return
-    raise LawBroken(failure.with_details([machine()], again("check_minimizer", case.cls, law, case)))
+    raise LawBroken(failure.with_details([case.details(), machine()], again("check_minimizer", case.cls, law, case)))

@@ -1,8 +1,10 @@
 """The laws of the numbers: orthogonality, gradients, purity, inverses, precision."""
 
+import functools
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from stiefelkit.testing.derivatives import of_free, require_derivatives, require
 from stiefelkit.testing.failure import record
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.require import (
+    attributes,
     double,
     in_double,
     require,
@@ -27,13 +30,18 @@ from stiefelkit.testing.require import (
     slack,
 )
 
+_SMALL = 64
+"""Entries of a frame up to which its component is looked at."""
+_DRAWS = 32
+
 
 def law_frames(case: Case) -> None:
     """Columns are orthonormal to the rounding limit, at zero, random and equal coordinates up to 1e4."""
-    drawn = [case.random(scale) for scale in (0.0, 1.0, 100.0, 1e4)]
+    draws = [functools.partial(case.random, scale) for scale in (0.0, 1.0, 100.0, 1e4)]
     # Equal coordinates make blocks of low rank, in which a large part can swamp a small one.
-    drawn += [case.equal(fill) for fill in (1.0, 100.0, 1e4)]
-    for param, coordinates in drawn:
+    draws += [functools.partial(case.equal, fill) for fill in (1.0, 100.0, 1e4)]
+    for draw in draws:
+        param, coordinates = draw()
         w = param(*coordinates)
         require(tuple(w.shape) == case.shape and w.dtype == case.dtype, f"{w.shape}, {w.dtype}")
         if param.traits.exact:
@@ -90,20 +98,55 @@ def require_repeats(case: Case, param: OrthogonalParam, coordinates: tuple[Tenso
 
 
 def law_pure(case: Case) -> None:
-    """Same coordinates, same bits; inputs untouched; NaN propagates without a word."""
+    """Same coordinates, same bits; inputs untouched; nothing is kept; NaN propagates without a word."""
     param, coordinates = case.random(1.0)
     before = [c.clone() for c in coordinates]
+    held, _alive = attributes(param)
     chart = {name: value.clone() for name, value in param.chart.items()}
     require_repeats(case, param, coordinates)
     same = all(torch.equal(a, b) for a, b in zip(before, coordinates, strict=True))
     same = same and all(torch.equal(value, param.chart[name]) for name, value in chart.items())
     require(same, "inputs or chart changed by forward")
+    _require_nothing_kept(param, held, "forward")
+    if param.traits.invertible:
+        param.solve(case.drawn()[0](*case.drawn()[1]).detach())
+        _require_nothing_kept(param, held, "invert")
     for i, c in enumerate(coordinates):
         if c.numel():
             poisoned = c.clone().flatten()
             poisoned[-1] = float("nan")
             w = param(*coordinates[:i], poisoned.view(c.shape), *coordinates[i + 1 :])
             require(bool(torch.isnan(w).any()), f"NaN swallowed in {list(param.coordinates)[i]}")
+
+
+def _require_nothing_kept(param: OrthogonalParam, held: dict[str, Any], who: str) -> None:
+    after, _alive = attributes(param)
+    written = [name for name in {**held, **after} if held.get(name) != after.get(name)]
+    require(not written, f"{who} writes to {', '.join(written)}, which copies and compiled code will not have")
+
+
+def law_component(case: Case) -> None:
+    """Square real frames have the determinants that `traits.component` says; others are "connected", and only they."""
+    param, _ = case.drawn()
+    *_, n, p = case.shape
+    claimed = param.traits.component
+    in_two_parts = n == p and not param.is_complex
+    kind = f"{'complex' if param.is_complex else 'real'} frames of {n} x {p} have {1 + in_two_parts} components"
+    require((claimed != "connected") == in_two_parts, f"{kind}, and it declares {claimed!r}")
+    if not in_two_parts or n * p > _SMALL:
+        return
+    signs = []
+    for k in range(_DRAWS):
+        coordinates = random_coordinates(param, (1.0, 100.0)[k % 2], seeds.generator(20 + k))
+        record(f"draw {k} of law_component({case!r})", param.coordinates, coordinates)
+        signs.append(torch.linalg.det(param(*coordinates).double()).sign())
+        if claimed == "rotations":
+            require(bool((signs[-1] > 0).all()), "it declares rotations, and has one of determinant -1")
+        if claimed == "chart":
+            require(torch.equal(signs[0], signs[-1]), "it declares that the chart decides, and one has both components")
+    if claimed == "coordinates":
+        are_both = any(bool((sign != signs[0]).any()) for sign in signs)
+        require(are_both, f"it declares that the coordinates decide, and {_DRAWS} draws are in one component")
 
 
 def law_threads(case: Case) -> None:

@@ -315,6 +315,12 @@ def check_optimizer(
 
     All else is as in `check_parametrization`: `only` is the name of a case such as "CayleySGD-float32".
 
+    Args:
+        cls: the class.
+        laws: names of laws, all by default.
+        only: the name of a case.
+        offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
@@ -349,4 +355,4 @@ def _run(law: str, case: OptimizerCase) -> None:
             failure = broken.failures[0]
         else:
             return
-    raise LawBroken(failure.with_details([machine()], again("check_optimizer", case.cls, law, case)))
+    raise LawBroken(failure.with_details([case.details(), machine()], again("check_optimizer", case.cls, law, case)))

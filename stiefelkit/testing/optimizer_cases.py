@@ -24,6 +24,7 @@ __all__ = [
     "mixed",
     "optimizer_cases",
     "snapshot",
+    "told",
     "walk",
 ]
 
@@ -59,6 +60,16 @@ class OptimizerCase:
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+    def details(self) -> str:
+        """The class, and what it moves."""
+        return told(self.cls, SHAPES, self.dtype, self.options)
+
+
+def told(cls: type, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, options: Iterable[Any]) -> str:
+    """A class with settings, and the frames that it moves, in words."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    return f"{name}, frames of shapes {', '.join(map(str, dict.fromkeys(shapes)))}, {dtype}, settings {dict(options)}"
 
 
 def give_gradients(ws: Iterable[Tensor], number: int, size: float = 1.0) -> None:
@@ -109,7 +120,12 @@ def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any
 
 
 def optimizer_cases(cls: type[torch.optim.Optimizer], device: str = "cpu") -> list[OptimizerCase]:
-    """The first example of an optimizer in every dtype, the others by turns complex and real."""
+    """The first example of an optimizer in every dtype, the others by turns complex and real.
+
+    Args:
+        cls: the optimizer.
+        device: where it runs.
+    """
     examples = getattr(cls, "examples", ({},))
     return [
         OptimizerCase(cls, dtype, tuple(options.items()), device)

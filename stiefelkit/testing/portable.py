@@ -15,6 +15,7 @@ from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.metrics import working_dtype
+from stiefelkit.parametrizations import rest_of
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of
 from stiefelkit.testing.require import require, require_frame, require_within, same_frame, slack
@@ -161,6 +162,8 @@ def law_contract(case: Case) -> None:
         pass
     else:
         require(False, "it takes an option that nobody knows")
+    hidden = ", ".join(rest_of(case.cls))
+    require(not hidden, f"its __init__ takes {hidden}, so that nobody knows its options by name")
     n, p = case.shape[-2:]
     unfit: list[tuple[tuple[int, ...], torch.dtype]] = [((n,), case.dtype), ((n, 0), case.dtype)]
     for shape, dtype in [*unfit, ((p, n + 1), case.dtype), ((n, p), torch.int64)]:

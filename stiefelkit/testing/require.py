@@ -1,17 +1,19 @@
 """What the laws require with, and how they word what they found."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from stiefelkit._torch import write_count
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
 
 __all__ = [
+    "attributes",
     "double",
     "in_double",
     "require",
@@ -76,6 +78,31 @@ def same_frame(case: Case) -> float:
 def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:
     """What two frames of a map that is not exact may differ by beyond those of an exact one."""
     return 0.0 if param.traits.exact else param.error_bound(*coordinates)
+
+
+def attributes(module: nn.Module) -> tuple[dict[str, Any], list[Any]]:
+    """What a module and those inside hold, in a form that tells what is written to; and what keeps that form valid."""
+    alive: list[Any] = []
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            alive.append(value)
+            return id(value), write_count(value)
+        if isinstance(value, Mapping):
+            return [(key, seen(entry)) for key, entry in value.items()]
+        if isinstance(value, list | tuple):
+            return [seen(entry) for entry in value]
+        if value is None or isinstance(value, bool | int | float | complex | str | torch.dtype):
+            return value
+        alive.append(value)
+        return id(value)
+
+    held = {
+        f"{path}{'.' if path else ''}{name}": seen(value)
+        for path, inner in module.named_modules()
+        for name, value in vars(inner).items()
+    }
+    return held, alive
 
 
 def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:

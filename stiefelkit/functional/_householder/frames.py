@@ -82,7 +82,7 @@ def householder_linear(
         n: rows of the frame, p <= n.
         k: number of reflectors, k <= p.
         signs: fixed diagonal D, shape (p).
-        phase: angles of D, shape (p).
+        phase: angles of D in radians, shape (p).
         precision: "exact": float32 and complex64 rows are worked out in float64. "fast": they are not.
 
     Returns:

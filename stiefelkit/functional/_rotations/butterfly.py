@@ -51,7 +51,7 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
 
     Args:
         x: rows of shape (m, n), of the dtype of W.
-        angle: as for `butterfly`, shape (n / 2 log2(n),).
+        angle: in radians, as for `butterfly`, shape (n / 2 log2(n),).
         phase: same shape.
 
     Returns:

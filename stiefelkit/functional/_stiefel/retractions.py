@@ -18,6 +18,11 @@ def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ..
 
     Arguments, results and errors are those of `cayley_retraction`; steps may have a length of about 1e6.
 
+    Args:
+        w: frames of shape (*, n, p) in float64 or complex128.
+        u: tangent vectors at W, same shape.
+        *vectors: tangent vectors that are carried along.
+
     References:
         Absil, Malick, Projection-like retractions on matrix manifolds, SIAM J. Optim. 22, 2012.
     """
@@ -30,6 +35,11 @@ def qr_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """Moves frames to the Q factor of W + U, with R's diagonal positive; carries by projection. Of first order.
 
     Arguments, results and errors are those of `cayley_retraction`; steps may have any length.
+
+    Args:
+        w: frames of shape (*, n, p) in float64 or complex128.
+        u: tangent vectors at W, same shape.
+        *vectors: tangent vectors that are carried along.
 
     References:
         Absil, Mahony, Sepulchre, Optimization algorithms on matrix manifolds, 2008, section 4.1.
@@ -46,3 +56,4 @@ RETRACTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "polar": polar_retraction,
     "qr": qr_retraction,
 }
+"""Name to function of frames W, tangent vectors U and further ones to be carried, each of shape (*, n, p)."""

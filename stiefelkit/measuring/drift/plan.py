@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
-from stiefelkit.optim import optimizers
+from stiefelkit.optim import names_in_words, optimizers
 from stiefelkit.training.checks import (
     at_least,
     finite_positive,
@@ -37,8 +37,8 @@ class DriftPlan:
         dtype: float32, float64, complex64 or complex128; bfloat16 for parametrizations.
         gradients: random draws one for each step, fixed keeps the first, rotation turns the weight steadily, by
             G = A W with one random skew A, digits trains it to tell handwritten digits apart.
-        optimizer: of the parametrizations: adam, adamw, adagrad, rmsprop, sgd, one that moves frames (the method
-            "stiefel" needs such), or the name of an installed plugin.
+        optimizer: of the parametrizations: {free}, one that moves frames (the method "stiefel" needs such), or the
+            name of an installed plugin.
         lr: its learning rate.
         step_length: lr ||B||_2, B = G W^H - W G^H, of the first step of a frame; at most 100.
         look_every: the error is looked at after one step, at random, out of so many in a row; more is faster, and may
@@ -99,6 +99,9 @@ class DriftPlan:
         if not self.methods:
             maps = [name for name in maps if name not in out_of_reach]
             object.__setattr__(self, "methods", (*maps, *ours, *peers))
+
+
+DriftPlan.__doc__ = (DriftPlan.__doc__ or "").replace("{free}", names_in_words()[0])
 
 
 def _is_frame(method: str, dtype: str) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 APART = ", apart"
+"""Behind the name of a contender that maps the frames of a batch one by one."""
 GROUPED = ", grouped"
 """Behind the name of a contender that has the frames of a batch as weights or parameters of their own."""
 

@@ -63,6 +63,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
 
     A subclass has settings, and `iterate`. Losses are read on the host, on every device; this is no optimizer for
     batches that are drawn anew, for frames that are sharded (FSDP2), or for graphs that are captured.
+
+    Raises:
+        TypeError: a setting is given that there is not.
+        OptionError: a setting is out of range; parameters are sharded, or of several precisions or devices.
+        OptimizerError: `step` is called without a closure.
     """
 
     moves_frames: ClassVar[bool] = True

@@ -58,6 +58,10 @@ def register(name: str, target: "str | type[Activation]") -> None:
 def find_activation(name: str, is_complex: bool) -> Activation:
     """Looks an activation up: a name, or one with a slope, "leaky_relu(0.2)".
 
+    Args:
+        name: as above.
+        is_complex: whether states are complex.
+
     Raises:
         UnknownNameError: nothing has this name.
         OptionError: the slope is no positive number, or the activation has none; or it is none.

@@ -1,4 +1,4 @@
-"""How each model is trained on `digits`; the README says what each reaches."""
+"""How each model is trained on `digits`; docs/models.md says what each reaches."""
 
 from typing import Any
 

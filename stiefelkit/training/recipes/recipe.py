@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stiefelkit.errors import OptionError
+from stiefelkit.optim import names_in_words
 
 __all__ = ["Option", "Recipe", "Settings", "tables_of"]
 
@@ -51,9 +52,7 @@ class Settings:
         hidden_size: units of the recurrent layer.
         steps: optimizer steps of the whole run.
         batch_size: sequences per step.
-        optimizer: adam, adamw, adagrad, rmsprop, sgd; multiplicative_cayley, cayley_sgd, cayley_adam, landing,
-            manifold_muon, pogo, sgdg, spel, stiefel_adam or stiefel_sgd, which move frames too; or the name of an
-            installed plugin.
+        optimizer: {free}; {of_frames}, which move frames too; or the name of an installed plugin.
         lr: learning rate.
         rates: learning rates of single coordinates, as in --rates.skew 1e-4 or --rates.stiefel 1e-4; the others use lr.
         optimizers: other optimizers for single coordinates, with their options, as in --optimizers.skew "rmsprop
@@ -118,6 +117,10 @@ class Settings:
         for name, value in asked.items():
             merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
         return Settings(**merged)
+
+
+_free, _of_frames = names_in_words()
+Settings.__doc__ = (Settings.__doc__ or "").replace("{free}", _free).replace("{of_frames}", _of_frames)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""Pages stay plain Markdown: a fence ```python is a cell that runs at build, ```py is code that is only shown.
+
+What stands behind the language are tags of the cell, as in "```python hide-input".
+"""
+
+import re
+
+HEADER = """---
+file_format: mystnb
+kernelspec:
+  name: python3
+language_info:
+  name: python
+  pygments_lexer: ipython3
+---
+"""
+FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def as_cells(text: str) -> str:
+    """Returns a page whose Python runs; one without Python as it is."""
+    if not FENCE.search(text):
+        return text
+
+    def cell(match):
+        tags = f":tags: [{', '.join(match[1].split())}]\n" if match[1].strip() else ""
+        return f"```{{code-cell}} python\n{tags}{match[2]}```"
+
+    return HEADER + FENCE.sub(cell, text)
+
+
+def setup(app):
+    app.connect("source-read", lambda app, name, source: source.__setitem__(0, as_cells(source[0])))
+    return {"parallel_read_safe": True}

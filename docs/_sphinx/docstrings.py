@@ -1,0 +1,78 @@
+"""Docstrings as they stand in the code, which are plain text, as reStructuredText.
+
+Formulas hold the signs that reStructuredText reads as markup; outside of `code` they are escaped. A name in `code` that
+these pages document becomes a link.
+"""
+
+import re
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+
+COLON = "\ue000"
+CODE = re.compile(r"(`[^`]+`)")
+MARKUP = re.compile(r"[*|\\]|_(?=\W|$)")
+STARRED = re.compile(r"^(\s*)(\*{1,2}\w+)(:.*)$")
+HEADING = re.compile(r"^(\s*)(Args|Attributes|Raises|Returns|Yields|References):$")
+
+
+def escaped(text):
+    """Returns a line without markup, but for what is in backticks."""
+    parts = CODE.split(text)
+    return "".join(part if index % 2 else MARKUP.sub(r"\\\g<0>", part) for index, part in enumerate(parts))
+
+
+def process(app, what, name, target, options, lines):
+    """Escapes the lines of a docstring in place, and makes a list of its references."""
+    if what in ("attribute", "property"):
+        lines[:1] = [line.replace(":", COLON) for line in lines[:1]]  # or napoleon takes the words before it for a type
+    written, section, depth, in_example = [], "", 0, False
+    for line in lines:
+        heading, starred = HEADING.match(line), STARRED.match(line)
+        in_example = line.lstrip().startswith(">>>") or (in_example and bool(line.strip()))
+        if heading:
+            section, depth = heading[2], len(heading[1])
+            line = line.replace("References:", "**References**") + ("\n" if section == "References" else "")
+        elif line.strip() and len(line) - len(line.lstrip()) <= depth:
+            section = ""
+        if section == "References" and not heading and line.strip():
+            begins = not written[-1].strip() or written[-1].rstrip().endswith((".", ":", "**"))
+            line = f"{' ' * depth}{'* ' if begins else '  '}{escaped(line.strip())}"
+        elif starred and section == "Args":
+            line = f"{starred[1]}{starred[2]}{escaped(starred[3])}"
+        elif not in_example and not heading:
+            item = re.match(r"\s*\* ", line)
+            line = (item[0] if item else "") + escaped(line[item.end() :] if item else line)
+        written.extend(line.split("\n"))
+    lines[:] = written
+
+
+def put_back(app, what, name, target, options, lines):
+    """Gives back the colons that were hidden."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
+
+
+def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
+    """`code` in a docstring: a link where these pages have the name."""
+    literal = nodes.literal(rawtext, text, classes=["xref", "py", "py-obj"])
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", text):
+        return [nodes.literal(rawtext, text)], []
+    target = re.sub(r"^sk\.", "stiefelkit.", text)
+    env = inliner.document.settings.env
+    scope = {"py:module": env.ref_context.get("py:module"), "py:class": env.ref_context.get("py:class")}
+    facts = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refexplicit": True, "maybe": True}
+    return [pending_xref(rawtext, literal, refdoc=env.docname, **facts, **scope)], []
+
+
+def left_as_code(app, env, node, content):
+    """A name that no page has is code, and no mistake."""
+    return content if node.get("maybe") else None
+
+
+def setup(app):
+    app.add_role("name", name_role)
+    app.config.default_role = "name"
+    app.connect("autodoc-process-docstring", process, priority=400)  # napoleon's is 500
+    app.connect("autodoc-process-docstring", put_back, priority=600)
+    app.connect("missing-reference", left_as_code)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,210 @@
+"""One page for each parametrization, optimizer and minimizer: what it is, a picture, the facts, the class."""
+
+import inspect
+import json
+from pathlib import Path
+
+import torch
+
+from stiefelkit.errors import StiefelkitError
+from stiefelkit.optim import minimizers, optimizers
+from stiefelkit.parametrizations import registered
+
+SIZE = 8
+
+
+def pages():
+    """Returns file name to text of every page."""
+    made = {}
+    for folder, (title, intro, table, text) in KINDS.items():
+        found = {name: cls for name, cls in table().items() if not cls.__module__.startswith("torch.")}
+        made[f"{folder}/index.md"] = _index(title, intro, found)
+        made |= {f"{folder}/{name}.md": text(name, cls) for name, cls in found.items()}
+    return made
+
+
+def draw(root: Path):
+    """Draws the picture of each page that has none yet."""
+    import pictures
+
+    for folder, (_, _, table, _) in KINDS.items():
+        for name, cls in table().items():
+            path = root / folder / f"{name}.svg"
+            is_drawn = folder == "parametrizations" or getattr(cls, "moves_frames", False)
+            if is_drawn and not path.exists():
+                pictures.save(folder, name, cls, path)
+
+
+def _index(title, intro, found):
+    rows = "\n".join(f"| [`{name}`]({name}.md) | {_sentence(cls)} | {_years(cls)} |" for name, cls in found.items())
+    names = "\n".join(found)
+    table = f"| name | what it is | paper |\n|---|---|---|\n{rows}"
+    return f"# {title}\n\n{intro}\n\n{table}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+
+
+def _sentence(cls):
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def _references(cls):
+    """The entries under "References:", each as one line."""
+    _, found, rest = (inspect.getdoc(cls) or "").partition("References:\n")
+    entries = []
+    for line in rest.splitlines() if found else []:
+        if not line.startswith("    "):
+            break
+        if entries and not entries[-1].endswith((".", ":")):
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line.strip())
+    return entries
+
+
+def _years(cls):
+    references = _references(cls)
+    return references[0].rstrip(".") if references else ""
+
+
+def _instances(cls):
+    """Returns "real, square" and the like to a small map, for what the class does."""
+    made = {}
+    for field, dtype in (("real", torch.float32), ("complex", torch.complex64)):
+        for form, p in (("square", SIZE), ("tall", SIZE // 2)):
+            try:
+                if cls.supports((SIZE, p), dtype) is None:
+                    made[field, form] = cls((SIZE, p), dtype=dtype)
+            except (StiefelkitError, TypeError):
+                continue
+    return made
+
+
+def _image(traits):
+    if not traits.exact:
+        return "near-orthogonal"
+    if traits.onto:
+        return "every frame"
+    return "rotations, det = 1" if traits.component == "rotations" else "a part of the frames"
+
+
+def _yes(claim):
+    return "yes" if claim else "no"
+
+
+def _of_map(name, cls):
+    rows = []
+    for (field, _), param in _instances(cls).items():
+        traits = param.traits
+        sizes = ", ".join(f"`{key}` {' × '.join(map(str, shape))}" for key, shape in param.coordinates.items())
+        shape = "\N{NO-BREAK SPACE}× ".join(map(str, param.shape)).replace("× ", "×\N{NO-BREAK SPACE}")
+        rows.append(
+            f"| {field}, {shape} | {_image(traits)} | {sizes} | {_yes(traits.invertible)} | "
+            f"{_yes(traits.twice_differentiable)} | n^{traits.cost_exponent:g} |"
+        )
+        first = param
+    facts = [
+        "| frames | image | coordinates, shapes | takes an assigned frame | second derivatives | time grows as |",
+        "|---|---|---|---|---|---|",
+        *rows,
+    ]
+    more = [f"Initial draws: {', '.join(f'`{scheme}`' for scheme in first.schemes)}, the first by default."]
+    more += [f"Precisions: {', '.join(f'`{precision}`' for precision in cls.precisions)}."]
+    if first.manifolds:
+        more += ["Its coordinate is the frame itself: train it with [an optimizer of frames](../optimizers/index.md)."]
+    snippet = f'layer = sk.orthogonal(nn.Linear(8, 8), "weight", "{name}")'
+    if ("real", "square") not in _instances(cls):
+        snippet = f'layer = sk.orthogonal(nn.Linear(8, 8, dtype=torch.complex64), "weight", "{name}")'
+    return _page(name, cls, snippet, [*facts, "", *more], MAP_READING)
+
+
+def _of_optimizer(name, cls):
+    facts = ["| setting | default |", "|---|---|"]
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.default is not parameter.empty:
+            facts.append(f"| `{parameter.name}` | `{parameter.default}` |")
+    if not getattr(cls, "moves_frames", False):
+        return _page(name, cls, f"opt = sk.optim.{cls.__name__}(model.parameters(), lr=1e-3)", facts, "")
+    plain = getattr(cls, "plain", None)
+    moves = f"Parameters that are no frames it moves as `torch.optim.{plain.__name__}` does." if plain else ""
+    snippet = f"opt = sk.optim.{cls.__name__}(sk.optim.parameter_groups(model, lr=1e-3))"
+    return _page(name, cls, snippet, [*([moves, ""] if moves else []), *facts], OPTIMIZER_READING)
+
+
+def _of_minimizer(name, cls):
+    snippet = f'found = sk.optim.minimize(f, sk.init.haar((20, 3)), "{name}")'
+    facts = ["| setting | default |", "|---|---|"]
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.default is not parameter.empty:
+            facts.append(f"| `{parameter.name}` | `{parameter.default}` |")
+    return _page(name, cls, snippet, facts, OPTIMIZER_READING)
+
+
+def _page(name, cls, snippet, facts, reading):
+    picture = [f"![What {name} does]({name}.svg)", "", reading, ""] if reading else []
+    directive = ["```{eval-rst}", f".. autoclass:: {cls.__module__}.{cls.__qualname__}", "   :members:", "```"]
+    lines = [f"# `{name}`", "", "```py", snippet, "```", "", *picture, *facts, "", *directive, ""]
+    return "\n".join(lines)
+
+
+MAP_READING = (
+    "Left, what the map does. Middle, the entries of a frame that it draws. Right, the eigenvalues of W while the "
+    "coordinates grow from zero to that draw: on the unit circle, as those of orthogonal and unitary matrices are."
+)
+OPTIMIZER_READING = (
+    "Left, the way of a unit vector, a 3 × 1 frame, to the leading eigenvector of a symmetric matrix. Middle, how far "
+    "the loss is from its least value. Right, ‖W^H W − I‖_F of a 16 × 4 frame in rounding limits, step by step."
+)
+
+KINDS = {
+    "parametrizations": (
+        "Parametrizations",
+        "One page each. [Which parametrization](../../which.md) helps to choose.",
+        registered.available,
+        _of_map,
+    ),
+    "optimizers": (
+        "Optimizers",
+        "One page each. [Optimizers and drift](../../optimizers.md) has what they share, and which to take.",
+        optimizers.available,
+        _of_optimizer,
+    ),
+    "minimizers": (
+        "Minimizers",
+        "For losses that are the same whenever they are asked for: [deterministic problems]"
+        "(../../optimizers.md#deterministic-problems-conjugate-gradients-l-bfgs-a-trust-region).",
+        minimizers.available,
+        _of_minimizer,
+    ),
+}
+
+
+def cost():
+    """The table of measured times, from the figures that `python -m benchmarks.beside_peers` has left."""
+    rows = json.loads((Path(__file__).parents[1] / "results" / "beside-peers.json").read_text())["time"]
+    sizes = sorted({row["n"] for row in rows})
+    ours = {
+        name: {row["n"]: row for row in rows if row["contender"] == f"{name} (exact)"} for name in registered.names()
+    }
+    head = "".join(f" | {n} × {n}: ms | faster than the best peer" for n in sizes)
+    lines = [f"| map{head} |", "|---" + "|---|---" * len(sizes) + "|"]
+    for name, by_size in ours.items():
+        if by_size:
+            cells = "".join(f" | {_ms(by_size.get(n))} | {_times(by_size.get(n))}" for n in sizes)
+            lines.append(f"| [`{name}`](generated/parametrizations/{name}.md){cells} |")
+    return "\n".join(
+        [
+            "Milliseconds of process CPU time on one core of a busy 2-core x86 machine for a square map and its "
+            "gradient, float32 (`fourier`: complex64), exact, torch 2.13; and how many times as long the fastest peer "
+            "of the same map takes:",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _ms(row):
+    return f"{1e3 * row['seconds']:.3g}" if row else ""
+
+
+def _times(row):
+    return f"{row['ratio_to_best_peer']:.2g}" if row and row["ratio_to_best_peer"] else "no peer"

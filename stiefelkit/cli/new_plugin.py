@@ -1,0 +1,158 @@
+"""`stiefelkit new-plugin NAME`."""
+
+import keyword
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from stiefelkit._version import __version__
+from stiefelkit.cli.words import with_plain_help
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+
+__all__ = ["KINDS", "new_plugin"]
+
+SKELETONS = Path(__file__).parent / "skeletons"
+WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a plugin of a kind is announced by, and what its test file says."""
+
+    group: str
+    test: str
+    is_function: bool = False
+
+
+BY_CLASS = """\
+from stiefelkit_$name import $Name
+
+from stiefelkit.testing import $decorator
+
+
+@$decorator([$Name])
+def test_laws(check):
+    check()
+"""
+BY_NAME = """\
+from stiefelkit.testing import $check
+
+
+def test_laws():
+    $check("$name")
+"""
+
+
+def _of_class(kind: str, decorator: str) -> Kind:
+    return Kind(f"stiefelkit.{kind}s", Template(BY_CLASS).safe_substitute(decorator=decorator))
+
+
+def _of_name(kind: str, is_function: bool = False) -> Kind:
+    return Kind(f"stiefelkit.{kind}s", Template(BY_NAME).safe_substitute(check=f"check_{kind}"), is_function)
+
+
+KINDS = {
+    "parametrization": _of_class("parametrization", "parametrize_with_checks"),
+    "optimizer": _of_class("optimizer", "parametrize_optimizers_with_checks"),
+    "minimizer": _of_class("minimizer", "parametrize_minimizers_with_checks"),
+    "activation": _of_name("activation"),
+    "model": _of_name("model", is_function=True),
+    "task": _of_name("task"),
+}
+PROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "stiefelkit-$dashed"
+version = "0.1.0"
+description = "The $kind $name for stiefelkit"
+requires-python = ">=3.11"
+dependencies = ["stiefelkit>=$version"]
+
+[project.entry-points."$group"]
+$name = "stiefelkit_$name:$object"
+
+[tool.setuptools]
+py-modules = ["stiefelkit_$name"]
+"""
+README = """\
+# stiefelkit-$dashed
+
+The $kind `$name` for stiefelkit.
+
+```sh
+pip install -e .        # stiefelkit list shows it from now on
+pytest tests            # holds it to the laws
+```
+"""
+
+
+@with_plain_help
+def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path()) -> int:
+    """Writes a package; the words of its help stand in the table of commands.
+
+    Args:
+        name: under which it will be known, as in stiefelkit list: lower-case letters, digits and _.
+        kind: parametrization, optimizer, minimizer, activation, model or task.
+        out: folder in which that of the package is made.
+    """
+    if kind not in KINDS:
+        raise UnknownNameError(f"No kind of plugin is named {kind!r}{did_you_mean(kind, KINDS)}")
+    _check_name(name, kind)
+    folder = out / f"stiefelkit-{name.replace('_', '-')}"
+    if folder.exists():
+        raise OptionError(f"new-plugin needs a folder that is not there, got {folder}; choose another name or --out.")
+    for path, text in _files(name, KINDS[kind], kind).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    print(f"Wrote {folder}. To use it, and to hold it to the laws:")
+    print(f"  pip install -e {folder}\n  pytest {folder}")
+    return 0
+
+
+def _check_name(name: str, kind: str) -> None:
+    if not WORD.fullmatch(name) or keyword.iskeyword(name):
+        raise OptionError(
+            "new-plugin needs a name of lower-case letters, digits and single _, a letter first and no word of Python, "
+            f"got {name!r}."
+        )
+    from stiefelkit.cli.catalogue import tables
+
+    table = tables()[kind]
+    if name in table.names():
+        raise OptionError(
+            f"new-plugin needs a name that no {kind} has, got {name!r} of {table.origin(name)}; choose another."
+        )
+    if set(re.findall(r"\w+", _skeleton(kind))) & {name, _class_name(name)}:
+        raise OptionError(f"new-plugin needs a name that its module does not use for something else, got {name!r}.")
+
+
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _skeleton(kind: str) -> str:
+    return (SKELETONS / f"{kind}.py").read_text(encoding="utf-8")
+
+
+def _files(name: str, kind: Kind, title: str) -> dict[str, str]:
+    """The files of a package by their paths in it."""
+    cap = _class_name(name)
+    words = {
+        "name": name,
+        "dashed": name.replace("_", "-"),
+        "Name": cap,
+        "object": name if kind.is_function else cap,
+        "kind": title,
+        "group": kind.group,
+        "version": __version__,
+    }
+    return {
+        "pyproject.toml": Template(PROJECT).substitute(words),
+        "README.md": Template(README).substitute(words),
+        f"stiefelkit_{name}.py": _skeleton(title).replace("Skeleton", cap).replace("skeleton", name),
+        "tests/test_laws.py": Template(kind.test).substitute(words),
+    }
