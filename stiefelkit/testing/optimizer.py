@@ -320,6 +320,7 @@ def check_optimizer(
         laws: names of laws, all by default.
         only: the name of a case.
         offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+        device: where the cases run, such as "cuda".
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
