@@ -52,7 +52,8 @@ def takes(m: Tensor, n: int, parts: int) -> bool:
 
 
 def _is_able(device: torch.device) -> bool:
-    return torch.cuda.get_device_properties(device).major >= 8 and _has_triton()
+    is_nvidia = torch.version.cuda is not None
+    return is_nvidia and torch.cuda.get_device_properties(device).major >= 8 and _has_triton()
 
 
 @functools.cache
