@@ -3,6 +3,8 @@
 # make bench    measures precision and time on this machine, in minutes: tables, and pages in .asv/html
 # make bench-full  the same at more sizes and over more steps, in an hour or more
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
+# make gpu      laws, drift and times on a GPU, in less than nine minutes; torch must be built for it
+# make gpu-smoke  goes the same way in seconds, without a GPU
 # make test     runs the tests
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
@@ -15,7 +17,8 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke test test-seeds test-arithmetic docs lint format release-check clean
+.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic docs lint format
+.PHONY: release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -66,6 +69,16 @@ bench-smoke: $(VENV)/.bench
 	STIEFELKIT_BENCH=smoke $(ASV) run $(ASV_CONFIG) --machine $(MACHINE) --python=same --quick --dry-run \
 	  --bench 'drift.Frames|step_time.Parametrizations'
 	$(BIN)/python -m benchmarks.gate --subset smoke
+
+# The Python of an environment with torch for CUDA; nothing is installed into it.
+GPU_PYTHON ?= $(shell command -v python3)
+GPU_OUT := runs/gpu
+
+gpu:
+	PYTHONPATH="$(CURDIR)" $(GPU_PYTHON) -m benchmarks.gpu --out $(GPU_OUT)
+
+gpu-smoke: $(VENV)/.cli
+	$(BIN)/python -m benchmarks.gpu --smoke --device cpu --out $(GPU_OUT)-smoke
 
 # One thread a worker: on a small busy machine a second one makes small matrices much slower, not faster.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

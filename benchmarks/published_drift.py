@@ -9,12 +9,9 @@ makes them, in the dtype of the frame and without any correction; then draws bot
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-from stiefelkit.functional import cayley_increment
-from stiefelkit.optim import MultiplicativeCayley, register
-from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.steps import as_factor
+from benchmarks.uncorrected import NAME, UncorrectedCayley
+from stiefelkit.optim import register
 from stiefelkit.training import data
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Terminal
@@ -24,19 +21,7 @@ from stiefelkit.training.run_folder import is_run
 from stiefelkit.training.tasks import create
 from stiefelkit.training.train import resume, train
 
-NAMES = ("multiplicative_cayley", "uncorrected_cayley")
-
-
-class UncorrectedCayley(MultiplicativeCayley):
-    """The multiplicative Cayley update in working precision, whose rounding errors add up."""
-
-    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
-        """See `FrameOptimizer`."""
-        bucket.refresh(False)
-        w = bucket.frames()
-        direction, steps = self.direction(group, bucket, w, bucket.gradients())
-        bucket.commit()
-        bucket.add(cayley_increment(w, direction, as_factor(steps, w)))
+NAMES = ("multiplicative_cayley", NAME)
 
 
 def main() -> int:
@@ -48,7 +33,7 @@ def main() -> int:
     parser.add_argument("--hidden-size", type=int, default=116)
     parser.add_argument("--out", type=Path, default=Path("runs/drift-in-training"))
     asked = parser.parse_args()
-    register("uncorrected_cayley", UncorrectedCayley)
+    register(NAME, UncorrectedCayley)
     task = create(asked.task, {})
     settings = Settings(hidden_size=asked.hidden_size, threads=1)
     with data.named(asked.data):

@@ -174,7 +174,7 @@ def test_an_activation_that_a_program_has_no_branch_for_does_not_run_as_another(
     with pytest.raises(Exception, match="without a branch"):
         launch.forward(z, w, h0, act, units=4)
     with pytest.raises(Exception, match="without a branch"):
-        launch.backward(z, None, z, None, w, act, batch=1)
+        launch.backward(z, None, z, None, w, act, units=4, batch=1)
 
 
 @pytest.mark.usefixtures("own")

@@ -22,7 +22,7 @@ from stiefelkit.testing import seeds
 
 KEYS = [
     *("operation", "contender", "n", "p", "batch", "dtype", "device"),
-    *("seconds", "gemm_units", "ratio_to_best_peer", "error_over_limit"),
+    *("seconds", "gemm_units", "ratio_to_best_peer", "error_over_limit", "spread", "samples"),
 ]
 GEOTORCH = importlib.util.find_spec("geotorch") is not None
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import stiefelkit as sk
-from benchmarks import drift, gate, launches, memory, peers, scan, step_time
+from benchmarks import device_rows, drift, gate, launches, memory, peers, scan, step_time
 from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
 from stiefelkit import errors, models
 from stiefelkit.measuring.moved_frames import own_optimizers
@@ -37,6 +37,9 @@ SUITES = [
     peers.Parametrizations,
     peers.Optimizers,
     peers.Scan,
+    device_rows.Times,
+    device_rows.Drift,
+    device_rows.Memory,
 ]
 
 

@@ -40,7 +40,7 @@ def _angles(n, layers):
 
 SMOOTH: dict[str, Any] = {
     "butterfly": (
-        lambda t, f: functional.butterfly(t, torch.ones(4, dtype=R), f, n=4),
+        lambda t, f: functional.butterfly(t, torch.ones(4, dtype=R, device=t.device), f, n=4),
         lambda dtype: (drawn(4), drawn(4, number=1) if dtype == C else None),
     ),
     "rotate_butterfly": (
@@ -60,17 +60,17 @@ SMOOTH: dict[str, Any] = {
         lambda dtype: (drawn(skew_size(4, 2, dtype == C)), drawn(2, number=1) if dtype == C else None),
     ),
     "cayley_retraction": (
-        lambda u, v: torch.cat(functional.cayley_retraction(frame(4, 2, u.dtype), u, v)),
+        lambda u, v: torch.cat(functional.cayley_retraction(frame(4, 2, u.dtype).to(u.device), u, v)),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "diagonal": (lambda f: functional.diagonal(phase=f), lambda dtype: (drawn(3),)),
     "exponential": (functional.exponential, lambda dtype: (drawn(3, 3, dtype=dtype),)),
     "geodesic": (
-        lambda u, v: torch.cat(functional.geodesic(frame(4, 2, u.dtype), u, v)),
+        lambda u, v: torch.cat(functional.geodesic(frame(4, 2, u.dtype).to(u.device), u, v)),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "geodesic of few columns": (
-        lambda u, v: torch.cat(functional.geodesic(frame(7, 2, u.dtype), u, v)),
+        lambda u, v: torch.cat(functional.geodesic(frame(7, 2, u.dtype).to(u.device), u, v)),
         lambda dtype: (drawn(7, 2, dtype=dtype), drawn(7, 2, dtype=dtype, number=1)),
     ),
     "householder": (
@@ -86,7 +86,7 @@ SMOOTH: dict[str, Any] = {
         lambda dtype: (drawn(3, 4, dtype=dtype), drawn(trapezoid_size(4, 2, dtype == C), number=1)),
     ),
     "inner_product": (
-        lambda u, v: functional.inner_product(frame(4, 2, u.dtype), u, v, keepdim=True),
+        lambda u, v: functional.inner_product(frame(4, 2, u.dtype).to(u.device), u, v, keepdim=True),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "leaky_relu": (functional.leaky_relu, lambda dtype: (drawn(5),)),
@@ -113,23 +113,23 @@ SMOOTH: dict[str, Any] = {
         lambda dtype: (frame(4, 2, dtype) @ (2 * torch.eye(2, dtype=dtype)),),
     ),
     "polar_retraction": (
-        lambda u, v: torch.cat(functional.polar_retraction(frame(4, 2, u.dtype), u, v)),
+        lambda u, v: torch.cat(functional.polar_retraction(frame(4, 2, u.dtype).to(u.device), u, v)),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "product": (functional.product, lambda dtype: (drawn(2, 3, dtype=dtype), drawn(4, 3, 2, dtype=dtype))),
     "qr_retraction": (
-        lambda u, v: torch.cat(functional.qr_retraction(frame(4, 2, u.dtype), u, v)),
+        lambda u, v: torch.cat(functional.qr_retraction(frame(4, 2, u.dtype).to(u.device), u, v)),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "riemannian_hessian": (
-        lambda g, h: functional.riemannian_hessian(frame(4, 2, g.dtype), g, h, g - h),
+        lambda g, h: functional.riemannian_hessian(frame(4, 2, g.dtype).to(g.device), g, h, g - h),
         lambda dtype: (drawn(4, 2, dtype=dtype), drawn(4, 2, dtype=dtype, number=1)),
     ),
     "scan": _scan(3, "tanh"),
     "scan of many steps": _scan(9, "tanh"),
     "scan of many linear steps": _scan(9, "identity"),
     "tangent_part": (
-        lambda u: functional.tangent_part(frame(4, 2, u.dtype), u),
+        lambda u: functional.tangent_part(frame(4, 2, u.dtype).to(u.device), u),
         lambda dtype: (drawn(4, 2, dtype=dtype),),
     ),
     "unpack_skew": (
@@ -176,6 +176,26 @@ CASES = [
     for dtype in (R, C)
     if dtype == R or name not in REAL_ONLY
 ]
+READS = {"nearest_frame", "nearest_frame wide"}
+"""Read a value, and say so."""
+
+
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case.values[0] not in READS])
+def test_nothing_is_made_on_another_device_than_the_arguments(name, dtype):
+    """The meta device has no values and mixes with no other, so that a tensor made on the CPU is told."""
+    function, make = SMOOTH[name]
+    here = make(dtype)
+    there = [None if t is None else t.to("meta").requires_grad_() for t in here]
+    value, out = function(*here), function(*there)
+    assert (out.device.type, out.shape, out.dtype) == ("meta", value.shape, value.dtype)
+    leaves = [t for t in there if t is not None]
+    gradients = torch.autograd.grad(out, leaves, torch.empty_like(out), allow_unused=True)
+    assert all(
+        g is None or (g.is_meta, g.shape, g.dtype) == (True, t.shape, t.dtype)
+        for g, t in zip(gradients, leaves, strict=True)
+    )
+
+
 TALL = {
     "brickwall_inverse": functional.brickwall_inverse,
     "cayley_inverse": functional.cayley_inverse,

@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_programs import compiled
 
 from stiefelkit.functional import modrelu
 from stiefelkit.scan import find_activation, scan
 from stiefelkit.scan.kernels import launch
+from stiefelkit.scan.kernels.layouts import Layout
 
 pytest.importorskip("triton")
 
 KINDS = ["identity", "tanh", "relu", "leaky_relu", "abs", "oplu", "modrelu", "complex identity", "complex modrelu"]
-FALLING = [19, 19, 17, 3, 1]
+FALLING = [5, 5, 4, 1]
+TILES = Layout("tiles", "real", 512, 1, 0, 0, 4)
+PARTED = Layout("groups", "real", 64, 1, 1, 64, 4, 16, columns=32, rows=2)
+"""Up to two programs of 32 columns, two sequences at a time."""
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ def is_close(found, expected):
     return found.dtype == torch.float32 and bool((found - expected).norm() <= 1e-5 * expected.norm())
 
 
-def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, with_last=True):
+def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, with_last=True, layout=None):
     """States and gradients are those of autograd through the loop in float64."""
     is_complex, activation = kind.startswith("complex"), kind.split()[-1]
     single, double = (torch.complex64, torch.complex128) if is_complex else (torch.float32, torch.float64)
@@ -66,51 +71,82 @@ def check(kind, n, steps=4, batch=3, sizes=None, reverse=False, with_out=True, w
     act = find_activation(activation, is_complex)
     options: dict[str, Any] = {"sizes": None if sizes is None else torch.tensor(sizes), "reverse": reverse}
     states = floats(z)
-    found_last, saved = launch.forward(states, wt, floats(h0), act, b, **options, units=n)
+    found_last, saved = launch.forward(states, wt, floats(h0), act, b, **options, units=n, layout=layout)
     assert is_close(states, out)
     assert is_close(found_last, last)
     outer, ending = (None if g is None else floats(g) for g in (g_out, g_last))
-    delta, found_dh0 = launch.backward(outer, ending, states, saved, wt.mT, act, **options, batch=batch)
+    delta, found_dh0 = launch.backward(
+        outer, ending, states, saved, wt.mT, act, **options, units=n, batch=batch, layout=layout
+    )
     assert is_close(delta, dz)
     assert is_close(found_dh0, dh0)
 
 
-@pytest.mark.parametrize("n", [7, 70])
+@pytest.mark.parametrize("layout", [None, TILES, PARTED], ids=["rows", "tiles", "groups"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("_interpreter")
-def test_states_and_gradients_are_those_of_the_loop(kind, n):
-    check(kind, n - n % 2 if kind == "oplu" else n)
+def test_states_and_gradients_are_those_of_the_loop(kind, layout):
+    check(kind, 14 if kind == "complex identity" else 20, steps=3, batch=2, layout=layout)
 
 
+@pytest.mark.parametrize("layout", [None, TILES, PARTED], ids=["rows", "tiles", "groups"])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kind", ["tanh", "abs", "oplu", "modrelu", "complex modrelu"])
-@pytest.mark.parametrize("n", [10, 66])
+@pytest.mark.parametrize("kind", ["tanh", "oplu", "complex modrelu"])
 @pytest.mark.usefixtures("_interpreter")
-def test_sequences_of_different_lengths_begin_and_end_at_their_own_steps(kind, reverse, n):
-    check(kind, n, sizes=FALLING, reverse=reverse)
+def test_sequences_of_different_lengths_begin_and_end_at_their_own_steps(kind, reverse, layout):
+    check(kind, 10, sizes=[19, 17, 3, 1] if layout == TILES else FALLING, reverse=reverse, layout=layout)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("layout", [None, TILES, PARTED], ids=["rows", "tiles", "groups"])
 @pytest.mark.parametrize("with_out", [False, True])
-@pytest.mark.parametrize("n", [5, 130])
 @pytest.mark.usefixtures("_interpreter")
-def test_gradients_from_outputs_or_from_last_states_alone(with_out, reverse, n):
+def test_gradients_from_outputs_or_from_last_states_alone(with_out, layout):
     for kind in ("modrelu", "complex modrelu"):
-        check(kind, n, batch=17, steps=3, reverse=reverse, with_out=with_out, with_last=not with_out)
+        check(kind, 5, 3, 2, reverse=with_out, with_out=with_out, with_last=not with_out, layout=layout)
 
 
-@pytest.mark.parametrize(("steps", "batch", "n"), [(1, 1, 1), (1, 33, 3), (6, 1, 65), (2, 16, 64), (2, 3, 256)])
+@pytest.mark.parametrize("n", [1, 32, 33, 63, 64, 65, 96, 97, 127, 128, 129, 170, 192])
 @pytest.mark.usefixtures("_interpreter")
-def test_edges_of_steps_batches_and_tiles(steps, batch, n):
+def test_vectors_of_a_row_end_where_its_units_end(n):
+    check("modrelu", n, steps=2, batch=1)
+    check("complex modrelu", min(n, 128), steps=2, batch=1)
+    check("oplu", n + n % 2, steps=2, batch=1)
+
+
+@pytest.mark.parametrize("n", [193, 255, 257, 300])
+@pytest.mark.usefixtures("_interpreter")
+def test_groups_share_wide_states(n):
+    check("modrelu", n, steps=2, batch=3)
+    check("complex modrelu", n // 2 + 40, steps=2, batch=1)
+
+
+@pytest.mark.parametrize("n", [1, 16, 63, 65, 129])
+@pytest.mark.usefixtures("_interpreter")
+def test_tiles_end_where_their_units_end(n):
     for kind in ("modrelu", "complex modrelu"):
-        check(kind, n, steps, batch)
+        check(kind, n, 2, 17, layout=TILES)
+
+
+@pytest.mark.parametrize(("steps", "batch"), [(1, 1), (1, 15), (2, 16), (1, 17), (6, 1)])
+@pytest.mark.parametrize("layout", [None, TILES, PARTED], ids=["rows", "tiles", "groups"])
+@pytest.mark.usefixtures("_interpreter")
+def test_edges_of_steps_and_batches(steps, batch, layout):
+    check("modrelu", 3, steps, batch, layout=layout)
+    check("complex modrelu", 3, steps, batch, layout=layout)
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_a_group_takes_more_sequences_than_it_has_room_for_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(launch, "INTERPRETED", 2 * 3)
+    check("modrelu", 60, steps=2, batch=9, layout=PARTED)
+    check("complex modrelu", 30, sizes=[9, 4, 4, 1], layout=PARTED)
 
 
 @pytest.mark.usefixtures("_interpreter")
 def test_no_sequences_are_left_alone():
     z, w, act = torch.empty(0, 5), torch.eye(5), find_activation("tanh", False)
     assert launch.forward(z, w, torch.empty(0, 5), act, units=5)[0].shape == (0, 5)
-    delta, dh0 = launch.backward(None, None, z, None, w, act, batch=0)
+    delta, dh0 = launch.backward(None, None, z, None, w, act, units=5, batch=0)
     assert delta.shape == dh0.shape == (0, 5)
 
 
@@ -146,7 +182,7 @@ def test_complex_modrelu_takes_moduli_of_every_size(bias):
     act, w = find_activation("modrelu", True), torch.zeros(2 * n, 2 * n)
     _, q = launch.forward(out, w, torch.zeros(1, 2 * n), act, b, units=n)
     assert torch.allclose(torch.complex(*out.double().chunk(2, -1)), modrelu(z, b).to(torch.complex128), rtol=1e-6)
-    delta, _ = launch.backward(torch.ones_like(out), None, out, q, w, act, batch=1)
+    delta, _ = launch.backward(torch.ones_like(out), None, out, q, w, act, units=n, batch=1)
     assert torch.isfinite(delta).all()
     still = z.abs() < torch.finfo(torch.float32).tiny
     assert not delta.view(2, n)[:, still.squeeze(0)].any()
@@ -159,7 +195,7 @@ def test_modrelu_is_zero_and_flat_at_zero_and_the_identity_without_a_bias():
     act = find_activation("modrelu", False)
     launch.forward(out, w, h0, act, b, units=3)
     assert out.tolist() == [[-3.0, 0.0, 0.0]]
-    delta, _ = launch.backward(torch.ones(1, 3), None, out, None, w, act, batch=1)
+    delta, _ = launch.backward(torch.ones(1, 3), None, out, None, w, act, units=3, batch=1)
     assert delta.tolist() == [[1.0, 0.0, 0.0]]
     z = torch.randn(2, 3)
     out = scan(z.unsqueeze(0), w, torch.zeros(2, 3), activation="modrelu", backend="triton")[1]
@@ -201,47 +237,18 @@ def test_without_triton_there_is_a_reason(monkeypatch):
     assert "triton" in str(launch.supports(torch.device("cuda"), torch.float32, 8, find_activation("tanh", False)))
 
 
-def compiled(name, kind, width, packed):
-    """A program for a Hopper GPU, which need not be there."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    program = getattr(launch.programs(False), name)
-    fixed = launch.settings(width, find_activation(kind.removeprefix("complex_"), kind.startswith("complex")))
-    options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
-    fixed |= {"PACKED": packed, "REVERSE": packed}
-    fixed |= {"KEEP": True} if name == "run_forward" else {"HAS_OUT": True, "HAS_LAST": True}
-    types = {"starts": "*i64", "sizes": "*i64", "slope": "fp32", "steps": "i32", "batch": "i32"}
-    types |= {"saved": "*i8" if kind == "oplu" else "*fp32"}
-    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
-    places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
-    aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind.startswith("*")}
-    source = ASTSource(program, signature, {places[arg]: value for arg, value in fixed.items()}, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-@pytest.mark.parametrize("name", ["run_forward", "run_back"])
-@pytest.mark.parametrize(
-    ("kind", "width", "packed"),
-    [
-        ("tanh", 20, True),
-        ("modrelu", 64, False),
-        ("modrelu", 170, True),
-        ("oplu", 190, False),
-        ("complex_modrelu", 232, False),
-    ],
-)
-def test_programs_compile_for_a_gpu_to_exact_products(name, kind, width, packed, monkeypatch, tmp_path):
+@pytest.mark.parametrize("way", ["forward", "back"])
+@pytest.mark.parametrize(("activation", "units"), [("tanh", 20), ("modrelu", 64), ("oplu", 190)])
+def test_tiles_compile_for_a_gpu_to_exact_products(way, activation, units, monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    found = compiled(name, kind, width, packed)
-    assert found.asm["cubin"]
-    assert found.asm["ptx"].count("fma.rn.f32") >= 128
-    assert "mma" not in found.asm["ptx"]
-    assert "tf32" not in found.asm["ptx"]
+    program = compiled(TILES, way, activation, units, packed=units != 64)
+    assert program.asm["cubin"]
+    assert program.asm["ptx"].count("fma.rn.f32") >= 128
+    assert "mma" not in program.asm["ptx"]
+    assert "tf32" not in program.asm["ptx"]
     # One block fits the shared memory of any GPU since compute capability 8.0.
-    assert found.metadata.shared <= 99 * 1024
+    assert program.metadata.shared <= 99 * 1024
 
 
 @pytest.mark.parametrize("last_only", [False, True])

@@ -47,7 +47,7 @@ the time of one matrix product, and its ratio to other implementations; how time
 norm of the coordinates; and the scan's four cases. Each part says by which command it can be had alone.
 
 Nothing is written before all is measured, except the figures of --json. A command stopped by Ctrl-C leaves an older
-page as it was.
+page as it was. --from FILE measures nothing, and draws what `python -m benchmarks.gpu` has measured on a GPU.
 """)
 REPRODUCE = unwrapped("""Run an experiment of a paper again.
 

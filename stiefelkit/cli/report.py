@@ -1,24 +1,34 @@
 """`stiefelkit report`."""
 
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.open_options import of_plan
+from stiefelkit.errors import OptionError
 from stiefelkit.measuring.report.plan import ReportPlan
 
 __all__ = ["report"]
 
 
 @of_plan(ReportPlan)
-def report(*, plan: ReportPlan, out: Path = Path("report.html"), json: Path | None = None) -> int:
+def report(
+    *,
+    plan: ReportPlan,
+    out: Path = Path("report.html"),
+    json: Path | None = None,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+) -> int:
     """Measures and writes; the words of its help stand in the table of commands.
 
     Args:
         plan: what to measure.
         out: the page, overwritten.
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
+        from_: draw the page of a file that `python -m benchmarks.gpu` has written, and measure nothing.
     """
     from stiefelkit.measuring.races.rows import check_place
     from stiefelkit.measuring.report.findings import gather
@@ -29,6 +39,15 @@ def report(*, plan: ReportPlan, out: Path = Path("report.html"), json: Path | No
         if place is not None:
             check_place(place)
     console = Console(highlight=False)
+    if from_ is not None:
+        from stiefelkit.measuring.report.record import read_record
+        from stiefelkit.measuring.report.record_page import record_page
+
+        if json is not None:
+            raise OptionError("A page from a file measures nothing; leave --json out.")
+        write_atomically(out, record_page(read_record(from_)).encode())
+        console.print(f"Page: {out}", soft_wrap=True)
+        return 0
     findings = None
     with Bar(console) as bar:
         for findings in gather(plan, bar.show):

@@ -10,6 +10,7 @@ from torch import Tensor
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function
 from stiefelkit.functional._product import product
+from stiefelkit.functional._strength import splits
 from stiefelkit.metrics import defect, working_dtype
 
 __all__ = ["polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]
@@ -21,8 +22,8 @@ def polish(w: Tensor) -> Tensor:
     r"""Returns W - W (W^H W - I) / 2, whose defect is of the order of the square of W's.
 
     One Newton-Schulz step of the polar decomposition: a frame's defect d becomes 3/4 d^2, down to the rounding of its
-    dtype. W^H W - I is computed in float64 (see `split_defect` for devices without it), the update in W's own dtype, so
-    a float32 frame ends at the rounding limit. Costs 3 to 5 float32 products.
+    dtype. W^H W - I is computed in float64 (by `split_defect` where that is slow), the update in W's own dtype, so a
+    float32 frame ends at the rounding limit. Costs 3 to 5 float32 products.
 
     The gradient passes straight through. That is exact up to the defect: at a frame the derivative of this step is the
     projector on the tangent space, and dW from an exact map is tangent already.
@@ -64,11 +65,11 @@ def polished(w: Tensor) -> Tensor:
 
 
 def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
-    """M^H M - I of M = W + remainder, computed in float64 (see `split_defect` for devices without it), in W's dtype.
+    """M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
 
     Where there are enough columns for that to pay, from the blocks on and above the diagonal.
     """
-    if w.device.type == "mps":
+    if w.dtype != working_dtype(w.dtype) and splits(w):
         return split_defect(w, remainder)
     p, exact = w.shape[-1], w.to(working_dtype(w.dtype))
     if remainder is not None:

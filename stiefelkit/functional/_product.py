@@ -12,7 +12,17 @@ from stiefelkit._torch import is_exported, is_jit_traced, is_traced, is_transfor
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._function import Function, keep
 
-__all__ = ["FullPrecision", "add_product_", "is_lowered", "is_plain", "opaque", "plus_product", "product", "sandwich"]
+__all__ = [
+    "FullPrecision",
+    "add_product_",
+    "is_autocast",
+    "is_lowered",
+    "is_plain",
+    "opaque",
+    "plus_product",
+    "product",
+    "sandwich",
+]
 
 
 def _flags(device: torch.device) -> Any:
@@ -72,6 +82,11 @@ def is_lowered(device: torch.device) -> bool:
     return _lowering(device).is_asked
 
 
+def is_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a device, of which "meta" and others have none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
 class FullPrecision:
     """Context in which float32 products on a device are not lowered to TF32 or bfloat16, and autocast is off.
 
@@ -82,7 +97,7 @@ class FullPrecision:
     def __init__(self, device: torch.device):
         self._lowering = _lowering(device)
         self._autocast = None
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        if is_autocast(device):
             self._autocast = torch.autocast(device.type, enabled=False)
 
     def __enter__(self) -> None:

@@ -112,10 +112,15 @@ peer_optimizers = Registry(
     "stiefelkit.peer_optimizers",
     "peer optimizer",
     {
-        "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
-        "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
-        "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
-        "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
+        **_installed(
+            "geoopt",
+            {
+                "geoopt_adam_canonical": PeerOptimizer(partial(_geoopt, "RiemannianAdam", True)),
+                "geoopt_adam_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianAdam", False)),
+                "geoopt_sgd_canonical": PeerOptimizer(partial(_geoopt, "RiemannianSGD", True), yardstick=True),
+                "geoopt_sgd_euclidean": PeerOptimizer(partial(_geoopt, "RiemannianSGD", False), yardstick=True),
+            },
+        ),
         **_installed("pogo", {"pogo_torch": PeerOptimizer(_pogo)}),
     },
 )

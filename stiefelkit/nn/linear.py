@@ -10,6 +10,7 @@ from stiefelkit import attach
 from stiefelkit._torch import is_cached
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import OptionError
+from stiefelkit.functional._product import is_autocast
 from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import Parametrization
@@ -83,7 +84,7 @@ class OrthogonalLinear(nn.Linear):
         if coordinate_list is None or len(coordinate_list) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
         y = coordinate_list(x)
-        if torch.is_autocast_enabled(x.device.type) and y.dtype == torch.float32:
+        if is_autocast(x.device) and y.dtype == torch.float32:
             y = y.to(torch.get_autocast_dtype(x.device.type))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 

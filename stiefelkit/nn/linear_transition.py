@@ -1,11 +1,13 @@
 """The recurrent layer whose states move linearly: the activation is on the input alone."""
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional import product
+from stiefelkit.functional._product import is_autocast
 from stiefelkit.nn.layers import Layers
 from stiefelkit.scan import Factored, find_activation, scan
 
@@ -38,7 +40,8 @@ class LinearTransitionRNN(Layers):
             bias = self._join(bias)
         # As precise as the scan, in which the projection stands elsewhere: float32 at least, and out of autocast.
         dtype = torch.promote_types(shown.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        autocast = torch.autocast(x.device.type, enabled=False) if is_autocast(x.device) else contextlib.nullcontext()
+        with autocast:
             projected = product(x.to(dtype), u.to(dtype).mT)
             driven = find_activation(self.activation, self.is_complex)(projected, bias)
         return scan(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stiefelkit.attach import orthogonal, reset_
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
+from stiefelkit.functional._product import is_autocast
 from stiefelkit.host import coordinate_list_of, orthogonal_weights
 from stiefelkit.init import draw
 from stiefelkit.param import Parametrization
@@ -256,7 +257,7 @@ class Recurrent(nn.Module):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} needs {what} that is a tensor, got {type(x).__name__}.")
         fitting = self._dtypes()[: 1 + self.is_complex]
-        if x.dtype not in fitting and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype not in fitting and not is_autocast(x.device):
             raise DtypeError(f"{name} needs {what} of {' or '.join(map(str, fitting))}, got {x.dtype}.")
 
     def _check_width(self, x: Tensor) -> None:

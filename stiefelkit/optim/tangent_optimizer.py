@@ -9,6 +9,7 @@ from torch import Tensor
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import Tangent, cayley_increment
 from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._stiefel.cayley_step import landed_in_one
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import not_finite
@@ -46,6 +47,13 @@ class Retraction(ABC):
         """
         return cayley_increment(w, direction, as_factor(steps, w))
 
+    def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where no value is read: frames and remainders after a step and its polishes, by one launch.
+
+        With them ||W^H W - I||_F before the last polish; None where it takes several.
+        """
+        return None
+
     @abstractmethod
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """Polishes what cannot wait for the next step, after an increment of some length."""
@@ -60,6 +68,11 @@ class CayleyStep(Retraction):
         """See `Retraction`."""
         increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
         return increment, None
+
+    def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See `Retraction`."""
+        step = as_factor(steps, w)
+        return landed_in_one(w, lo, direction, step, self.polishes) if isinstance(step, Tensor) else None
 
     def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
         """See `Retraction`."""
@@ -169,10 +182,17 @@ class TangentOptimizer(FrameOptimizer):
         if is_zero(group["lr"]):
             self.carry(group, bucket, direction, steps, w)
         else:
-            steps = shortened(steps, length, math.sqrt(w.shape[-1]))
-            increment, _ = self.retraction.increment(group, w, direction, steps, None)
-            self.carry(group, bucket, direction, steps, w, increment)
-            moved, lo, near = land_unread(w, bucket.remainders(), increment, self.retraction.polishes, exact)
+            steps, lo = shortened(steps, length, math.sqrt(w.shape[-1])), bucket.remainders()
+            landed = None
+            if lo is not None and type(self).carry is TangentOptimizer.carry:  # else something takes the increment
+                landed = self.retraction.landed(w, lo, direction, steps)
+            if landed is None:
+                increment, _ = self.retraction.increment(group, w, direction, steps, None)
+                self.carry(group, bucket, direction, steps, w, increment)
+                moved, lo, near = land_unread(w, lo, increment, self.retraction.polishes, exact)
+            else:
+                moved, lo, defects = landed
+                near = defects.amax() <= LOST * math.sqrt(w.shape[-1])
             sound = sound & near
             write(bucket, sound, moved, lo)
         commit(bucket, sound)

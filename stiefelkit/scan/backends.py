@@ -9,10 +9,11 @@ from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.engines.checkpoints import Checkpointed
 from stiefelkit.scan.engines.engine import Engine, PlainEngine
+from stiefelkit.scan.kernels.gated import supports as supports_gated
 from stiefelkit.scan.kernels.launch import supports
 from stiefelkit.scan.recurrence import GATED, Recurrence
 
-__all__ = ["BACKENDS", "Request", "choose", "engine", "plain_engine"]
+__all__ = ["BACKENDS", "Request", "choose", "choose_gated", "engine", "plain_engine"]
 
 BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
 """Names that `scan` takes as `backend`."""
@@ -63,12 +64,30 @@ def choose(backend: str, request: Request) -> str:
     return "cuda_graphs" if reason_against("triton", request) else "triton"
 
 
+def choose_gated(backend: str, request: Request) -> str:
+    """The backend to run a gated recurrence with, as `choose`.
+
+    Raises:
+        OptionError: the one asked for cannot run it.
+    """
+    if backend == "auto" and request.device.type != "cuda":
+        return "inplace"
+    if backend in ("reference", "inplace"):
+        return backend
+    reason = supports_gated(request.device, request.dtype, request.n, request.activation)
+    if backend == "auto":
+        return "inplace" if reason else "triton"
+    if reason:
+        raise OptionError(f"goru_scan's backend {backend!r} needs {reason}.")
+    return backend
+
+
 def engine(recurrence: Recurrence) -> Engine:
     """The implementation of a recurrence, by its cell, its backend and what is asked of it."""
     if recurrence.structure:
         runner = _structured_engine()
     else:
-        runner = _gated_engine() if recurrence.cell == GATED else plain_engine(recurrence.backend)
+        runner = _gated_engine(recurrence.backend) if recurrence.cell == GATED else plain_engine(recurrence.backend)
     return Checkpointed(runner) if recurrence.last_only else runner
 
 
@@ -81,7 +100,11 @@ def _structured_engine() -> Engine:
 
 
 @functools.cache
-def _gated_engine() -> Engine:
+def _gated_engine(backend: str) -> Engine:
+    if backend == "triton":
+        from stiefelkit.scan.engines.gated_triton import GatedTriton
+
+        return GatedTriton()
     from stiefelkit.scan.engines.gated import Gated
 
     return Gated()

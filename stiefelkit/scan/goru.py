@@ -7,13 +7,14 @@ from torch import Tensor
 
 from stiefelkit.errors import DtypeError, UnknownNameError, did_you_mean
 from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.backends import Request, choose_gated
 from stiefelkit.scan.checks import DTYPES, check_shapes, require_pairs, sizes_of
 from stiefelkit.scan.dispatch import prefers_loop, run
 from stiefelkit.scan.recurrence import GATED, Recurrence
 
 __all__ = ["GORU_BACKENDS", "goru_scan"]
 
-GORU_BACKENDS = ("auto", "reference", "inplace")
+GORU_BACKENDS = ("auto", "reference", "inplace", "triton")
 """Names that `goru_scan` takes as `backend`."""
 
 
@@ -55,8 +56,8 @@ def goru_scan(
         batch_sizes: rows alive at each step, not increasing, for sequences of different lengths.
         reverse: run from the last step to the first; outputs stay at their own steps.
         last_only: return None for the outputs.
-        backend: "auto"; "reference", a loop of autograd's; "inplace", chunk by chunk in torch operators, for any
-            device, which "auto" takes.
+        backend: "auto", the last of these that can do it; "reference", a loop of autograd's; "inplace", chunk by chunk
+            in torch operators, for any device; "triton", one kernel for all steps, CUDA, up to 128 units.
 
     Returns:
         Outputs of shape (T, B, n), packed rows with `batch_sizes`, and the last state of every sequence, (B, n).
@@ -64,6 +65,7 @@ def goru_scan(
     Raises:
         ShapeError: sizes do not fit together.
         UnknownNameError: there is no such activation or backend.
+        OptionError: the backend cannot do this.
         DtypeError: something is complex, or q is not floating.
 
     References:
@@ -93,8 +95,9 @@ def goru_scan(
     inner, outer = (activation_bias, None) if act.bias_inside else (None, activation_bias)
     if act.bias_inside and inner is None:
         name = "identity"
-    if backend == "auto":
-        backend = "reference" if prefers_loop(steps) else "inplace"
+    if backend == "auto" and prefers_loop(steps):
+        backend = "reference"
+    backend = choose_gated(backend, Request(q.device, dtype, n, act))
     sizes = None if batch_sizes is None else tuple(batch_sizes)
     out, last = run(
         Recurrence(GATED, name, sizes, reverse, last_only, False, backend),

@@ -116,7 +116,11 @@ LAWS: dict[str, Callable[[Case], None]] = named(
 
 
 def check_parametrization(
-    cls: type[OrthogonalParam], laws: Iterable[str] = tuple(LAWS), only: str | None = None, offset: int | None = None
+    cls: type[OrthogonalParam],
+    laws: Iterable[str] = tuple(LAWS),
+    only: str | None = None,
+    offset: int | None = None,
+    device: str = "cpu",
 ) -> None:
     """Checks a parametrization against the laws, and returns if it keeps them all.
 
@@ -125,13 +129,15 @@ def check_parametrization(
         laws: names in `LAWS`, all by default.
         only: the name of a case as failures print it, such as "Cayley-6x6-float32"; every case by default.
         offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+        device: where all lives; draws are the same everywhere. The laws "threads", "compile", "reads" and "meta" are
+            about other things, and are for the CPU.
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, coordinates, and a line that
             repeats it.
     """
     with seeds.shifted(offset):
-        failures = failures_of(check for _, check in _checks([cls], laws, only))
+        failures = failures_of(check for _, check in _checks([cls], laws, only, device))
     if failures:
         # An impure map fails many laws by the one.
         raise LawBroken(*{(failure.law, failure.where): failure for failure in failures}.values())
@@ -172,14 +178,14 @@ def _parametrized(checks: Iterable[tuple[str, Callable[[], None]]]) -> Any:
 
 
 def _checks(
-    classes: Iterable[type[OrthogonalParam]], laws: Iterable[str], only: str | None = None
+    classes: Iterable[type[OrthogonalParam]], laws: Iterable[str], only: str | None = None, device: str = "cpu"
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     laws = check_laws(laws, LAWS)
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
             raise OptionError(f"The laws need a subclass of OrthogonalParam, got {cls!r}.")
         seen: set[tuple[Any, ...]] = set()
-        examples = cases(cls)
+        examples = cases(cls, device)
         if not examples:
             raise OptionError(f"The laws need examples() to give a shape and a dtype, got none from {cls.__name__}.")
         for case in only_case(cls, examples, only):

@@ -25,17 +25,27 @@ class Case:
     shape: tuple[int, ...]
     dtype: torch.dtype
     options: tuple[tuple[str, Any], ...] = ()
+    device: str = "cpu"
 
     def build(self, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> OrthogonalParam:
         """Makes the map, of another shape or dtype if asked."""
-        return self.cls(shape or self.shape, dtype=dtype or self.dtype, **dict(self.options))
+        return self.cls(shape or self.shape, dtype=dtype or self.dtype, device=self.place, **dict(self.options))
+
+    @property
+    def place(self) -> str | None:
+        """The device; None for the CPU, which leaves it to `torch.device` as a context."""
+        return None if self.device == "cpu" else self.device
+
+    def normal(self, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Draws a Gaussian matrix of the case's shape, the same numbers on every device."""
+        return seeds.normal(self.shape, seed, dtype or self.dtype, self.device)
 
     def drawn(self, seed: int = 0) -> tuple[OrthogonalParam, tuple[Tensor, ...]]:
         """Makes the map with coordinates and chart of its default scheme."""
         param = self.build()
         coordinates, chart = param.initial(param.schemes[0], seeds.generator(seed))
         param.load_chart_(chart)
-        coordinates = param.rounded(coordinates)
+        coordinates = tuple(c.to(self.device) for c in param.rounded(coordinates))
         record(f"{self!r}.drawn({seed})", param.coordinates, coordinates)
         return param, coordinates
 
@@ -45,7 +55,7 @@ class Case:
         Coordinates that must stay on a manifold are Haar frames, of any size.
         """
         param, _ = self.drawn(seed)
-        coordinates = random_coordinates(param, scale, seeds.generator(seed + 1))
+        coordinates = tuple(c.to(self.device) for c in random_coordinates(param, scale, seeds.generator(seed + 1)))
         record(f"{self!r}.random({scale!r}, {seed})", param.coordinates, coordinates)
         return param, coordinates
 
@@ -59,7 +69,8 @@ class Case:
 
     def __repr__(self) -> str:
         """Python that makes the case, where the class, Case and torch are known."""
-        return f"Case({self.cls.__name__}, {self.shape}, {self.dtype}, {self.options})"
+        place = "" if self.device == "cpu" else f", {self.device!r}"
+        return f"Case({self.cls.__name__}, {self.shape}, {self.dtype}, {self.options}{place})"
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
@@ -92,11 +103,12 @@ def random_coordinates(
 _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
-def cases(cls: type[OrthogonalParam]) -> list[Case]:
+def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
     """Every example of a parametrization in every dtype that it does, the first ones in each precision.
 
     Args:
         cls: the parametrization.
+        device: where it runs.
     """
     every = []
     examples = list(cls.examples())
@@ -106,7 +118,7 @@ def cases(cls: type[OrthogonalParam]) -> list[Case]:
     for shape, options in examples:
         for dtype in _DTYPES:
             if cls.supports(shape, dtype, **options) is None:
-                every.append(Case(cls, tuple(shape), dtype, tuple(options.items())))
+                every.append(Case(cls, tuple(shape), dtype, tuple(options.items()), device))
     return every
 
 
@@ -123,7 +135,7 @@ class _Layer(nn.Module):
 
 def layer_of(case: Case, seed: int = 0) -> Any:
     """Makes a module whose `weight` is the case's frame and whose forward returns it."""
-    layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype))
+    layer = _Layer(torch.full(case.shape, float("nan"), dtype=case.dtype, device=case.place))
     generator = seeds.generator(seed)
     layer = attach.orthogonal(layer, "weight", case.cls, generator=generator, **dict(case.options))
     coordinates = coordinate_list_of(layer).coordinates
@@ -160,4 +172,4 @@ def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
 
 def _recorded(case: Case, name: str, w: Tensor) -> tuple[str, Tensor]:
     record(f"the inverse of dict(special_frames({case!r}))[{name!r}]", ["w"], [w])
-    return name, w
+    return name, w.to(case.device)

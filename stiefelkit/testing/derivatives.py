@@ -57,7 +57,7 @@ def require_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) ->
 
 def require_second_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, ...]) -> None:
     """The same for second derivatives, by gradgradcheck."""
-    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
+    g = case.normal(13)
     count = len(leaves)
 
     def gradient(*both: Tensor) -> tuple[Tensor, ...]:
@@ -73,9 +73,9 @@ def require_second_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, .
 
 def _check_along(fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
     generator = seeds.generator(12)
-    along = [torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves]
+    along = [torch.randn(c.shape, generator=generator, dtype=c.dtype).to(c.device) for c in leaves]
     ys = fn(*leaves)
-    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in ys]
+    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device) for y in ys]
 
     def value(step: float) -> float:
         with torch.no_grad():
@@ -123,7 +123,7 @@ def _worst(fn: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) ->
     v = torch.cat([_real(c.detach()) for c in inputs]).requires_grad_()
     y = of(v)
     ours = torch.stack([torch.autograd.grad(y_i, v, retain_graph=True)[0] for y_i in y])
-    steps = _STEP * torch.eye(v.numel(), dtype=v.dtype)
+    steps = _STEP * torch.eye(v.numel(), dtype=v.dtype, device=v.device)
     columns = [(of(v + step).detach() - of(v - step).detach()) / (2 * _STEP) for step in steps]
     differences = torch.stack(columns, dim=1)
     off, bound = (ours - differences).abs(), _ABSOLUTE + _RELATIVE * differences.abs()

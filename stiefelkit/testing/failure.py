@@ -201,5 +201,7 @@ def again(check: str, cls: type, law: str, case: object) -> str:
     # A class of a script or inside a function has to be in scope already.
     is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
     imports = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""
-    arguments = f"{cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()}"
+    device = getattr(case, "device", "cpu")
+    place = "" if device == "cpu" else f", device={device!r}"
+    arguments = f"{cls.__name__}, [{law!r}], only={str(case)!r}, offset={seeds.seed()}{place}"
     return f"{imports}from stiefelkit.testing import {check}; {check}({arguments})"

@@ -32,7 +32,7 @@ def law_forward_mode(case: Case) -> None:
         w, tangent = torch.func.jvp(fn, leaves, tangents)  # type: ignore[misc]
     except NotImplementedError:
         return
-    g = torch.randn(w.shape, generator=seeds.generator(17), dtype=w.dtype)
+    g = seeds.normal(w.shape, 17, w.dtype, w.device)
     if case.dtype != working_dtype(case.dtype):
         exact, doubled = of_free(in_double(case, param), double(coordinates))
         expected = torch.func.jvp(exact, tuple(c.detach() for c in doubled), double(tangents))[1]
@@ -68,7 +68,7 @@ def law_batched_gradients(case: Case) -> None:
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
     w = fn(*leaves)
-    gs = torch.randn(3, *w.shape, generator=seeds.generator(18), dtype=w.dtype)
+    gs = seeds.normal((3, *w.shape), 18, w.dtype, w.device)
     together = torch.autograd.grad(w, leaves, gs, is_grads_batched=True, retain_graph=True)
     alone = [torch.autograd.grad(w, leaves, g, retain_graph=True) for g in gs]
     tolerance = 1e-10 if case.dtype == working_dtype(case.dtype) else 1e-4
@@ -85,7 +85,7 @@ def _entries(case: Case) -> int:
 
 def _like(leaves: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
     generator = seeds.generator(seed)
-    return tuple(torch.randn(c.shape, generator=generator, dtype=c.dtype) for c in leaves)
+    return tuple(torch.randn(c.shape, generator=generator, dtype=c.dtype).to(c.device) for c in leaves)
 
 
 def _inner(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> float:

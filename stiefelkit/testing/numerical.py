@@ -61,7 +61,7 @@ def law_gradients(case: Case) -> None:
     fast = case.build().precision == "fast"
     for scale, tolerance in ((1.0, 1e-3),) if fast else ((1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
         param, coordinates = case.random(scale)
-        g = torch.randn(case.shape, generator=seeds.generator(2), dtype=working_dtype(case.dtype))
+        g = case.normal(2, working_dtype(case.dtype))
         _compare_gradients(case, param, coordinates, g, scale, tolerance)
     # Nearly normal to the manifold: the tangent part is small, so the yardstick is the whole of dL/dW.
     param, coordinates = case.random(1.0)
@@ -154,7 +154,7 @@ def law_threads(case: Case) -> None:
     count, rounds = 4, 2
     param, _ = case.drawn()
     drawn = [random_coordinates(param, 1.0, seeds.generator(14 + k)) for k in range(count)]
-    g = torch.randn(case.shape, generator=seeds.generator(13), dtype=case.dtype)
+    g = case.normal(13)
 
     def results(coordinates: tuple[Tensor, ...]) -> list[Tensor]:
         leaves = [c.detach().requires_grad_() for c in coordinates]
@@ -249,7 +249,7 @@ def law_finite_gradients(case: Case) -> None:
     for fill in (0.0, 1.0, 1e4):
         param, coordinates = case.equal(fill)
         leaves = tuple(c.requires_grad_() for c in coordinates)
-        g = torch.randn(case.shape, generator=seeds.generator(3), dtype=case.dtype)
+        g = case.normal(3)
         grads = torch.autograd.grad(param(*leaves), leaves, g)
         require(all(bool(torch.isfinite(x).all()) for x in grads), f"coordinates = {fill}")
 
@@ -263,7 +263,8 @@ def law_decay(case: Case) -> None:
         return
     layer = layer_of(case)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.25, weight_decay=2.0)
-    target = init.haar(case.shape, working_dtype(case.dtype), seeds.generator(4)).to(case.dtype)
+    drawn = init.haar(case.shape, working_dtype(case.dtype), seeds.generator(4))
+    target = drawn.to(case.device, case.dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* regularises nothing")  # what is meant here
         for _ in range(10):
@@ -277,7 +278,7 @@ def law_precision(case: Case) -> None:
     """Half-precision weights round once from float32 coordinates; autocast and default dtype change nothing."""
     param, coordinates = case.random(1.0)
     w = param(*coordinates)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.device(case.device).type, dtype=torch.bfloat16):
         require(torch.equal(param(*coordinates), w), "autocast changes the frame")
     with lowered_products():
         require(torch.equal(param(*coordinates), w), "TF32 changes the frame")
@@ -318,7 +319,7 @@ def _compare_gradients(
             # Where the manifold has one dimension or two, a random dL/dW may be nearly normal to it: its gradient is
             # measured against the root mean square of those of 32 others.
             source = seeds.generator(15)
-            others = (torch.randn(w.shape, generator=source, dtype=w.dtype) for _ in range(32))
+            others = (torch.randn(w.shape, generator=source, dtype=w.dtype).to(w.device) for _ in range(32))
             squares = [torch.autograd.grad(w, doubled[k], z, retain_graph=True)[0].abs().square().sum() for z in others]
             yardstick = max(yardstick, torch.stack(squares).mean().sqrt().item())
         # A single column or phase may have no gradient at all.

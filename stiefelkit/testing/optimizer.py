@@ -85,7 +85,7 @@ def law_precision(case: OptimizerCase) -> None:
         ws = case.frames(*SHAPES, (32, 32), dtype=dtype)
         optimizer = case.on(ws)
         with lowered_products() if lowered else contextlib.nullcontext():
-            with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
+            with torch.autocast(torch.device(case.device).type, torch.bfloat16, enabled=lowered):
                 walk(optimizer, ws, range(3))
         return ws
 
@@ -196,13 +196,13 @@ def law_finite(case: OptimizerCase) -> None:
 def law_guard(case: OptimizerCase) -> None:
     """Frames of modules are in good hands, those of nobody are watched, and none is taken for a free tensor."""
     require(getattr(case.cls, "moves_frames", False) is True, "the class lacks moves_frames = True")
-    layer: Any = attach.orthogonal(nn.Linear(5, 4, dtype=case.dtype), "weight", "stiefel")
+    layer: Any = attach.orthogonal(nn.Linear(5, 4, dtype=case.dtype, device=case.device), "weight", "stiefel")
     optimizer = case.make(parameter_groups(layer, lr=RATE))
     before = layer.weight.detach().clone()
     walk(optimizer, list(layer.parameters()), range(2))
     require(not torch.equal(layer.weight, before), "the frame of a module does not move")
     held = next(iter(attach.coordinates(layer, "weight").values()))
-    free = {"params": [nn.Parameter(torch.zeros(2))]}
+    free = {"params": [nn.Parameter(torch.zeros(2, device=case.device))]}
     require_refused(
         OptimizerError,
         lambda: case.make([{"params": [held]}, *frames(case.frames((3, 3)))]),
@@ -309,6 +309,7 @@ def check_optimizer(
     laws: Iterable[str] = tuple(OPTIMIZER_LAWS),
     only: str | None = None,
     offset: int | None = None,
+    device: str = "cpu",
 ) -> None:
     """Checks an optimizer of frames, with the settings in its `examples`, against laws of `OPTIMIZER_LAWS`.
 
@@ -319,25 +320,29 @@ def check_optimizer(
         laws: names of laws, all by default.
         only: the name of a case.
         offset: shifts every seed; what `STIEFELKIT_SEED_OFFSET` says by default.
+        device: where the cases run, such as "cuda".
 
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
     with seeds.shifted(offset):
-        failures = failures_of(check for _, check in optimizer_checks([cls], laws, only))
+        failures = failures_of(check for _, check in optimizer_checks([cls], laws, only, device))
     if failures:
         raise LawBroken(*failures)
 
 
 def optimizer_checks(
-    classes: Iterable[type[torch.optim.Optimizer]], laws: Iterable[str] = tuple(OPTIMIZER_LAWS), only: str | None = None
+    classes: Iterable[type[torch.optim.Optimizer]],
+    laws: Iterable[str] = tuple(OPTIMIZER_LAWS),
+    only: str | None = None,
+    device: str = "cpu",
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
     laws = check_laws(laws, OPTIMIZER_LAWS, " of optimizers")
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise OptionError(f"The laws of optimizers need a subclass of torch.optim.Optimizer, got {cls!r}.")
-        for case in only_case(cls, optimizer_cases(cls), only):
+        for case in only_case(cls, optimizer_cases(cls, device), only):
             for law in laws:
                 yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
 

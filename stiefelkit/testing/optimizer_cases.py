@@ -42,11 +42,12 @@ class OptimizerCase:
     cls: type[torch.optim.Optimizer]
     dtype: torch.dtype
     options: tuple[tuple[str, Any], ...] = ()
+    device: str = "cpu"
 
     def frames(self, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
         """Draws frames, the same ones in every dtype of a field."""
         drawn = [init.haar(shape, working_dtype(self.dtype), seeds.generator(i)) for i, shape in enumerate(shapes)]
-        return [nn.Parameter(w.to(dtype or self.dtype)) for w in drawn]
+        return [nn.Parameter(w.to(self.device, dtype or self.dtype)) for w in drawn]
 
     def make(self, groups: Any, **settings: Any) -> Any:
         """Makes the optimizer, with these settings before those of the case."""
@@ -75,7 +76,7 @@ def give_gradients(ws: Iterable[Tensor], number: int, size: float = 1.0) -> None
     """Gives each parameter a gradient of some norm at most, the same numbers in every dtype of a field."""
     for i, w in enumerate(ws):
         g = torch.randn(w.shape, dtype=working_dtype(w.dtype), generator=seeds.generator(1000 * number + i))
-        w.grad = (g * (size / (1 + i % 3) / g.norm())).to(w.dtype)
+        w.grad = (g * (size / (1 + i % 3) / g.norm())).to(w.device, w.dtype)
 
 
 def walk(optimizer: Any, ws: Sequence[Tensor], numbers: Iterable[int], size: float = 1.0) -> None:
@@ -112,21 +113,22 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any]:
     """Two groups of frames, of either manifold, and one of a free parameter."""
     ws = case.frames(*SHAPES)
-    ws.append(nn.Parameter(torch.linspace(-1, 1, 5)))
+    ws.append(nn.Parameter(torch.linspace(-1, 1, 5, device=case.device)))
     groups = [{"params": ws[i : i + 3], "manifold": m} for i, m in ((0, MANIFOLDS[0]), (3, MANIFOLDS[1]))]
     groups[1]["params"] = ws[3:5]
     return ws, case.make([*groups, {"params": ws[5:], "lr": 0.01}], **settings)
 
 
-def optimizer_cases(cls: type[torch.optim.Optimizer]) -> list[OptimizerCase]:
+def optimizer_cases(cls: type[torch.optim.Optimizer], device: str = "cpu") -> list[OptimizerCase]:
     """The first example of an optimizer in every dtype, the others by turns complex and real.
 
     Args:
         cls: the optimizer.
+        device: where it runs.
     """
     examples = getattr(cls, "examples", ({},))
     return [
-        OptimizerCase(cls, dtype, tuple(options.items()))
+        OptimizerCase(cls, dtype, tuple(options.items()), device)
         for i, options in enumerate(examples)
         for dtype in (_DTYPES[i % 2 : i % 2 + 1] if i else _DTYPES)
     ]

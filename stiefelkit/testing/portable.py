@@ -50,7 +50,7 @@ def law_linear(case: Case) -> None:
         return
     param, coordinates = case.random(1.0)
     for leading in ((), (5,), (2, 3)):
-        x = torch.randn(*leading, p, generator=seeds.generator(6), dtype=case.dtype)
+        x = seeds.normal((*leading, p), 6, case.dtype, case.device)
         with FullPrecision(x.device):
             y, expected = param.linear(x, *coordinates), x @ param(*coordinates).mT
         off = (torch.linalg.vector_norm(y - expected) / torch.linalg.vector_norm(expected)).item()
@@ -127,7 +127,7 @@ def law_functional_call(case: Case) -> None:
 def law_compile(case: Case) -> None:
     """torch.compile(fullgraph=True) and torch.export give the weight and the gradient of eager mode."""
     layer = layer_of(case)
-    g = torch.randn(case.shape, generator=seeds.generator(10), dtype=case.dtype)
+    g = case.normal(10)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     coordinate_list = coordinate_list_of(layer)

@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["OFFSET", "generator", "reseed", "seed", "shifted"]
+__all__ = ["OFFSET", "generator", "normal", "reseed", "seed", "shifted"]
 
 OFFSET = "STIEFELKIT_SEED_OFFSET"
 """The environment variable that is added to every seed; a law that holds, holds under any."""
@@ -20,6 +20,11 @@ def seed(number: int = 0) -> int:
 def generator(number: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator seeded with `seed(number)`."""
     return torch.Generator(device).manual_seed(seed(number))
+
+
+def normal(shape: Sequence[int], number: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Draws a Gaussian tensor with `generator(number)` on the CPU, so that every device has the same numbers."""
+    return torch.randn(tuple(shape), generator=generator(number), dtype=dtype).to(device)
 
 
 def reseed(number: int = 0) -> None:

@@ -13,7 +13,6 @@ from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.functional._reads import without_reads
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.rounding import PROMISED
-from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.optimizer_cases import RATE, SHAPES, OptimizerCase, equal, give_gradients, mixed, walk
 from stiefelkit.testing.require import require, require_within, same_frame, slack
@@ -66,7 +65,7 @@ def law_reads(case: Case) -> None:
     """Forward and backward read no value but on a CPU, and give what they give there."""
     param, coordinates = case.random(1.0)
     leaves = [c.detach().requires_grad_() for c in coordinates]
-    g = torch.randn(case.shape, generator=seeds.generator(12), dtype=case.dtype)
+    g = case.normal(12)
 
     def run() -> tuple[Tensor, ...]:
         w = param(*leaves)

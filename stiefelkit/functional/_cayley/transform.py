@@ -13,9 +13,12 @@ from torch import Tensor
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._function import Function, keep
+from stiefelkit.functional._kernels.launch import cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
-from stiefelkit.functional._product import plus_product, product, sandwich
+from stiefelkit.functional._product import opaque, plus_product, product, sandwich
+from stiefelkit.functional._strength import splits
+from stiefelkit.functional._weak import BITS_OF_RESIDUALS, BITS_OF_TALL, fine_inverse, fine_product, settle, settled
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["cayley"]
@@ -64,6 +67,8 @@ def cayley(
     else:
         fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST
         w = _Square.apply(v, phase, d, n, fast)
+    if v.dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):  # type: ignore[union-attr]
+        w = settle(w)  # type: ignore[arg-type]
     return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)  # type: ignore[union-attr]
 
 
@@ -75,15 +80,23 @@ class _Square(Function):
 
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
+        if not fast and v.dtype == torch.float32 and takes(v, n, 1 + (phase is not None)):
+            return cayley_forward(v, _entries(phase, d), n, _saved_dtype(v, n, phase is not None, fast))
         a = unpack_square(v, n, phase is not None, shift=1.0)
+        is_split = _is_split(v, a) and not fast
         if not fast:
             a = a.to(working_dtype(a.dtype))
-        m = inverse_of_accretive(a)
+        m = fine_inverse(a, BITS_OF_RESIDUALS) if is_split else inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
         d = _entries(phase, d).to(m.dtype)
         dtype = _saved_dtype(v, n, m.is_complex(), fast)
+        if is_split:
+            w = m.mul_(2 * d.unsqueeze(-2))
+            w.diagonal(dim1=-2, dim2=-1).sub_(d)
+            # What is saved in float64 has 2 M D = W + D to the digits of M, which may be small.
+            return w if dtype == w.dtype else settled(w).to(dtype)
         if n < _LARGE or dtype == m.dtype:
             w = m.mul_(2 * d.unsqueeze(-2))
             w.diagonal(dim1=-2, dim2=-1).sub_(d)
@@ -104,10 +117,15 @@ class _Square(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         phase, d, w = ctx.saved_tensors
+        if not torch.is_grad_enabled() and ctx.dtype == torch.float32 and takes(w, ctx.n, 1 + w.is_complex()):
+            gv = cayley_backward(w, g, _entries(phase, d), ctx.dtype)
+            return gv, phase_gradient(phase, w, g), None, None, None
         d = _entries(phase, d).to(w.dtype)
         adjoint = _add_diagonal(w, d).mH
         # (2 M)^H G D^H (2 M)^H with (2 M)^H = D (W + D)^H
-        gv = pack_skew_gradient(sandwich(adjoint, g) * (d * -0.5).unsqueeze(-1))
+        between = _times(ctx.dtype, w)
+        inner = sandwich(adjoint, g) if between is product else between(between(adjoint, g), adjoint)
+        gv = pack_skew_gradient(inner * (d * -0.5).unsqueeze(-1))
         return gv.to(ctx.dtype), phase_gradient(phase, w, g), None, None, None
 
     @staticmethod
@@ -129,6 +147,8 @@ class _Tall(Function):
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, p: int) -> Tensor:  # type: ignore[override]
         a11, a21 = unpack_skew(v.double(), n, p, phase is not None)
         d = _entries(phase, d).to(a11.dtype)
+        if _is_split(v, a11):
+            return _split_frame(a11, a21, d)
         doubled = 2 * _resolvent(a11, a21) * d.unsqueeze(-2)
         w = torch.cat([_add_diagonal(doubled, -d).mT, -doubled.mT @ a21.mT], dim=-1).mT
         return polish(w) if v.dtype == torch.float64 else w
@@ -146,8 +166,13 @@ class _Tall(Function):
         adjoint = _add_diagonal(w[..., :p, :], d).mH
         _, a21 = unpack_skew(v.double(), n, p, phase is not None)
         g1, g2 = g[..., :p, :], g[..., p:, :]
-        g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
-        g21 = plus_product((g11 + g11.mH).mT @ a21.mT, adjoint.mT, g2.mT, -1)
+        if _is_split(v, w):
+            times = _of_tall
+            g11 = times(times(adjoint, g1 - times(a21.mH, g2)), adjoint) * (d.unsqueeze(-1) / -2)
+            g21 = (times(a21, g11 + g11.mH) - times(g2, adjoint)).mT
+        else:
+            g11 = adjoint @ (g1 - a21.mH @ g2) @ adjoint * (d.unsqueeze(-1) / -2)
+            g21 = plus_product((g11 + g11.mH).mT @ a21.mT, adjoint.mT, g2.mT, -1)
         gv = pack_skew_gradient(g11, g21.mT)
         return gv.to(v.dtype), phase_gradient(phase, w, g), None, None, None
 
@@ -165,6 +190,20 @@ class _Tall(Function):
         inner = a21.mH @ t21
         top = back @ (t11 + inner + inner.mH) @ doubled / -2
         return tw + torch.cat([top, -(t21 @ doubled) - a21 @ top], dim=-2)
+
+
+def _is_split(v: Tensor, m: Tensor) -> bool:
+    """Whether frames of float32 coordinates are spared products of float64 matrices as large as M."""
+    return v.dtype == torch.float32 and splits(m)
+
+
+def _times(dtype: torch.dtype, w: Tensor) -> Any:
+    """The product with a W of float64 for coordinates of a dtype."""
+    return fine_product if dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w) else product
+
+
+def _of_tall(a: Tensor, b: Tensor) -> Tensor:
+    return fine_product(a, b, BITS_OF_TALL)
 
 
 def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
@@ -197,3 +236,22 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
     q1 = torch.linalg.solve_triangular(r, eye.expand_as(a11), upper=True)
     inner = torch.linalg.inv_ex(eye + q1.mH @ a11 @ q1)[0]
     return q1 @ inner @ q1.mH
+
+
+@opaque(lambda a11, a21, d: a11.new_empty(*a11.shape[:-2], a11.shape[-2] + a21.shape[-2], a11.shape[-1]))
+def _split_frame(a11: Tensor, a21: Tensor, d: Tensor) -> Tensor:
+    """The same frames in float32 products: with any Q near R^-1 it is Q (Q^H Q + Z^H Z + Q^H A11 Q)^-1 Q^H, Z = A21 Q.
+
+    What is inverted is near I in its Hermitian part, since Q is R^-1 to float32.
+    """
+    single = torch.complex64 if a11.is_complex() else torch.float32
+    eye = torch.eye(a11.shape[-1], dtype=single, device=a11.device)
+    r = torch.linalg.qr(a21.to(single), mode="r")[1]
+    r = torch.linalg.qr(torch.cat([eye.expand_as(a11), r], dim=-2), mode="r")[1]
+    q = torch.linalg.solve_triangular(r, eye.expand_as(r), upper=True).to(a11.dtype)
+    z = _of_tall(a21, q)
+    qh = q.mH.resolve_conj()
+    gram = _of_tall(qh, q) + _of_tall(z.mH, z)
+    inverse = fine_inverse(gram + _of_tall(qh, _of_tall(a11, q)), BITS_OF_TALL)
+    x = _of_tall(inverse, qh) * (2 * d.unsqueeze(-2))
+    return torch.cat([_add_diagonal(_of_tall(q, x), -d), -_of_tall(z, x)], dim=-2)

@@ -15,6 +15,8 @@ from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
 from stiefelkit.functional._product import product
+from stiefelkit.functional._strength import splits
+from stiefelkit.functional._weak import fine_product, settle, settled
 
 __all__ = ["matrix_exp"]
 
@@ -50,14 +52,20 @@ def matrix_exp(
     last = not single or not (double or precision == "fast")
     v = v.double() if double else v
     truncation = _FINER_THAN_SINGLE if single and double else None
+    is_split = single and splits(v.new_empty(0, p))
+    last = last or (is_split and not double)
     if n > 2 * p:
         w = _tall(v, n, p, is_complex, truncation)
     else:
         a = _Skew.apply(v, n, p, is_complex)
         w = exponential(a, skew=True, truncation=truncation, polish=last and n == p)  # type: ignore[arg-type]
     if n > p:
-        w = w[..., :p] if rotation is None else product(w[..., :p], polish(rotation).to(w.dtype))
+        w = w[..., :p]
+        if rotation is not None:
+            # Float64 frames of float32 weights are spared float64 products where these are slow.
+            w = fine_product(w, settled(rotation)) if is_split and double else product(w, polish(rotation).to(w.dtype))
         w = polish(w) if last else w
+    w = settle(w) if is_split and double else w
     return w.to(torch.complex64 if is_complex else torch.float32) if single else w
 
 
@@ -87,6 +95,9 @@ class _Skew(Function):
 
 
 def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None) -> Tensor:
-    block, z, _ = on_span(*unpack_skew(v, n, p, is_complex))
+    a11, a21 = unpack_skew(v, n, p, is_complex)
+    is_split = truncation is not None and splits(a11)
+    times = fine_product if is_split else torch.matmul
+    block, z, _ = on_span(a11, a21, times)
     columns = exponential(block, truncation=truncation)[..., :p]
-    return torch.cat([columns[..., :p, :], z @ columns[..., p:, :]], dim=-2)
+    return torch.cat([columns[..., :p, :], times(z, columns[..., p:, :])], dim=-2)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from stiefelkit.functional._packing import minus_adjoint
 from stiefelkit.functional._product import add_product_
+from stiefelkit.functional._weak import BITS, sliced_product
 
-__all__ = ["DEGREE", "LOG_FACTORIAL", "polynomial", "polynomial_adjoint", "products"]
+__all__ = ["DEGREE", "LOG_FACTORIAL", "adder", "polynomial", "polynomial_adjoint", "products"]
 
 DEGREE = 12
 LOG_FACTORIAL = math.log2(math.factorial(DEGREE + 1))
@@ -27,8 +28,12 @@ _POWERS = (
 """B_k = constant + combination of A, A^2, A^3; then A6 = B2 + B3^2 and sum_{j <= 12} A^j / j! = B0 + (B1 + A6) A6."""
 
 
-def polynomial(powers: Tensor, s: int) -> tuple[Tensor, Tensor]:
-    """The polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3."""
+def polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Tensor]:
+    """The polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3.
+
+    With `split` here and below products of float64 are those of `sliced_product`.
+    """
+    add_product_ = adder(split)
     b = _combine(powers, s, False)
     for k in (1, 2):
         b[k].diagonal(dim1=-2, dim2=-1).add_(_CONSTANTS[k])
@@ -37,11 +42,12 @@ def polynomial(powers: Tensor, s: int) -> tuple[Tensor, Tensor]:
     return add_product_(b[0], left, a6), b
 
 
-def polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool) -> Tensor:
+def polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool, split: bool = False) -> Tensor:
     """The gradient of A by that of the polynomial, up to a Hermitian matrix for a skew A."""
     a, a2, _ = powers
     _, left, a6, b3 = b
-    times, add_product = products(a)
+    times, add_product = products(a, split)
+    add_product_ = adder(split)
     gb = torch.empty_like(b)
     gb[0] = g
     times(g, a6.mH, out=gb[1])
@@ -61,9 +67,29 @@ def polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool)
     return add_product_(ga, a.mH, ga2)
 
 
-def products(a: Tensor) -> tuple[Any, Any]:
+def products(a: Tensor, split: bool = False) -> tuple[Any, Any]:
     """A B and C + A B for one matrix or for a batch."""
+    if split:
+        return _times, _plus_times
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
+
+
+def adder(split: bool) -> Any:
+    """C += alpha A B."""
+    return _add_times_ if split else add_product_
+
+
+def _times(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    ab = sliced_product(a, b, BITS)
+    return ab if out is None else out.copy_(ab)
+
+
+def _plus_times(c: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    return out.copy_(c + sliced_product(a, b, BITS))
+
+
+def _add_times_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    return c.add_(sliced_product(a, b, BITS), alpha=alpha)
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,6 +25,7 @@ from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._reads import switch
 from stiefelkit.functional._shapes import check_square
+from stiefelkit.functional._strength import splits
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["exponential"]
@@ -80,7 +81,8 @@ class _Kept(Function):
         if torch.is_grad_enabled() or not is_plain(g):
             return _Adjoint.apply(a, g, ctx.skew, ctx.truncation), None, None, None
         with FullPrecision(g.device):
-            return _adjoint(g.to(factors[0].dtype), factors, ctx.skew).to(a.dtype), None, None, None
+            split = _is_split(a, ctx.truncation)
+            return _adjoint(g.to(factors[0].dtype), factors, ctx.skew, split).to(a.dtype), None, None, None
 
     @staticmethod
     def tangent(ctx: Any, t: Tensor, *_: None) -> Tensor:  # type: ignore[override]
@@ -157,7 +159,7 @@ def _whole(a: Tensor, skew: bool, truncation: float | None, polish: bool) -> Ten
 @opaque(lambda a, g, skew, truncation: torch.empty_like(a, memory_format=torch.contiguous_format))
 def _whole_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -> Tensor:
     _, factors = _taylor(a, skew, truncation)
-    return _adjoint(g.to(factors[0].dtype), factors, skew).to(a.dtype)
+    return _adjoint(g.to(factors[0].dtype), factors, skew, _is_split(a, truncation)).to(a.dtype)
 
 
 def _shaped(w: Tensor, a: Tensor) -> Tensor:
@@ -165,13 +167,19 @@ def _shaped(w: Tensor, a: Tensor) -> Tensor:
     return (w if w.shape == a.shape else w.reshape(a.shape)).to(a.dtype)
 
 
+def _is_split(a: Tensor, truncation: float | None) -> bool:
+    """Whether float64 products are spared: what comes out is rounded to float32, and float64 is slow."""
+    return (truncation is not None or a.dtype != working_dtype(a.dtype)) and splits(a)
+
+
 def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The exponential, and what its adjoint takes: powers of A, parts of its polynomial, and what was squared.
 
     The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
     """
-    if switch.forbidden or not a.is_cpu:
-        return unread_exponential(a, skew, truncation)
+    split = _is_split(a, truncation)
+    if switch.forbidden or split or not a.is_cpu:
+        return unread_exponential(a, skew, truncation, split)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
     times = torch.mm if a.dim() == 2 else torch.bmm
@@ -199,9 +207,9 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     return w, (powers, b, *squared)
 
 
-def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
+def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool) -> Tensor:
     if len(factors) > 2 and factors[2].dtype is torch.int64:
-        return unread_adjoint(g, factors, skew)
+        return unread_adjoint(g, factors, skew, split)
     powers, b, *squared = factors
     shape, g = g.shape, g.reshape(powers.shape[1:])
     times = torch.mm if g.dim() == 2 else torch.bmm

@@ -16,7 +16,8 @@ from stiefelkit.functional._householder.panels import (
     reflect_rows_gradient,
 )
 from stiefelkit.functional._packing import unpack_trapezoid
-from stiefelkit.functional._polish import polish
+from stiefelkit.functional._polish import polish, polished
+from stiefelkit.functional._strength import splits
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["householder", "householder_linear"]
@@ -104,10 +105,10 @@ class _OnePanel(Function):
     def forward(  # type: ignore[override]
         v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> tuple[Tensor, ...]:
-        working = working_dtype(dtype) if exact else dtype
+        working, is_split = _working(v, p, dtype, exact)
         d = _diagonal(v, phase, signs, p, working)
         w, *factors = form_panel(v, d, n, k, p, working, dtype)
-        return _rounded(w, dtype), *factors, d.to(dtype)
+        return polished(w) if is_split else _rounded(w, dtype), *factors, d.to(dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -144,9 +145,10 @@ class _Panels(Function):
     def forward(  # type: ignore[override]
         v: Tensor, phase: Tensor | None, signs: Tensor | None, n: int, k: int, p: int, dtype: torch.dtype, exact: bool
     ) -> Tensor:
-        working = working_dtype(dtype) if exact else dtype
+        working, is_split = _working(v, p, dtype, exact)
         d = _diagonal(v, phase, signs, p, working)
-        return _rounded(form_columns(v, d, n, k, p, working, _panels(dtype)[1]), dtype)
+        w = form_columns(v, d, n, k, p, working, _panels(dtype)[1])
+        return polished(w) if is_split else _rounded(w, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -204,6 +206,12 @@ def _panels(dtype: torch.dtype) -> tuple[int, int]:
     The fastest, but float64, with nothing finer to hide rounding errors in, takes narrow ones, which make fewer.
     """
     return (32, 32) if dtype == working_dtype(dtype) else (128, 96)
+
+
+def _working(v: Tensor, p: int, dtype: torch.dtype, exact: bool) -> tuple[torch.dtype, bool]:
+    """What frames are worked out in, and whether that is their own dtype, for want of a fast float64, and a polish."""
+    is_split = exact and dtype != working_dtype(dtype) and v.dtype == torch.float32 and splits(v.new_empty(0, p))
+    return working_dtype(dtype) if exact and not is_split else dtype, is_split
 
 
 def _diagonal(v: Tensor, phase: Tensor | None, signs: Tensor | None, p: int, dtype: torch.dtype) -> Tensor:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from stiefelkit.errors import RankError
 from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew
+from stiefelkit.functional._kernels.launch import cayley_step, takes
 from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._shapes import check_alike
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_parts
 
-__all__ = ["cayley_increment", "cayley_retraction"]
+__all__ = ["cayley_increment", "cayley_retraction", "landed_in_one"]
 
 
 def cayley_increment(
@@ -52,6 +53,27 @@ def cayley_increment(
     if defect is not None:
         y.add_(defect, alpha=-0.5).add_(w.mH @ rest, alpha=2)
     return plus_product(rest.mul(-2), w - rest, y)
+
+
+def landed_in_one(
+    w: Tensor, lo: Tensor, direction: Tangent, step: Tensor, turns: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Frames W + lo after a step and so many polishes in one launch: small square ones on a GPU, else None.
+
+    Args:
+        w: frames, shape (*, n, p), float32 or complex64.
+        lo: what they have beyond.
+        direction: tangent vector at W.
+        step: length t of each, shape (*, 1, 1).
+        turns: polishes.
+
+    Returns:
+        W; lo; and ||W^H W - I||_F before the last polish, shape (*).
+    """
+    n, p = w.shape[-2:]
+    if direction.rest is not None or n != p or not takes(w, n, 1 + w.is_complex()):
+        return None
+    return cayley_step(w, lo, direction.rotation, step[..., 0, 0], turns)
 
 
 def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

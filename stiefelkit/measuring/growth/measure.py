@@ -132,9 +132,9 @@ def _point(
     device, values = torch.device(plan.device), {}
     if "time" in plan.what:
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
-        unit, values["time"] = course.timed(
-            plan, product_of(n, n, batch, getattr(torch, plan.dtype), device), runs, "time"
-        )
+        product = product_of(n, n, batch, getattr(torch, plan.dtype), device)
+        unit, timings = course.timed(plan, product, runs, "time")
+        values["time"] = {name: timing.median for name, timing in timings.items()}
         if axis in ("n", "matrices"):
             values["time"] = {PRODUCT: unit, **values["time"]}
     if "memory" in plan.what:

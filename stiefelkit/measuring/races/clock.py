@@ -16,7 +16,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["Clock", "Run", "Timing", "clock_of", "cpu_seconds", "cuda_seconds", "product_of", "race"]
+__all__ = [
+    "Clock",
+    "Run",
+    "Timing",
+    "clock_of",
+    "cold_clock",
+    "cpu_seconds",
+    "cuda_seconds",
+    "product_of",
+    "race",
+    "replayed",
+]
 
 Run = Callable[[], Any]
 Clock = Callable[[Run, int], float]
@@ -25,6 +36,8 @@ Clock = Callable[[Run, int], float]
 WARM_UPS = 3
 SMALLEST_SAMPLE = 1e-3
 """Seconds: what is faster is called several times in a row, as often as this takes."""
+CPU_CACHE = 1 << 26
+"""Bytes that are written to clear the last cache of a CPU."""
 FEWEST = 5
 """Samples of a slow version, unless fewer repeats were asked for."""
 
@@ -43,6 +56,14 @@ class Timing:
     def median(self) -> float:
         """Seconds per call."""
         return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Seconds between the quartiles; 0 for a single sample."""
+        if len(self.samples) < 2:
+            return 0.0
+        lower, _, upper = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return upper - lower
 
 
 def cpu_seconds(run: Run, calls: int) -> float:
@@ -66,9 +87,57 @@ def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> f
         return start.elapsed_time(end) / 1e3
 
 
-def clock_of(device: torch.device) -> Clock:
-    """The clock for work on a device: CUDA events on a GPU, else CPU time."""
+def clock_of(device: torch.device, cold: bool = False) -> Clock:
+    """The clock for work on a device: CUDA events on a GPU, else CPU time; a `cold_clock` if asked."""
+    if cold:
+        return cold_clock(device)
     return functools.partial(cuda_seconds, device=device) if device.type == "cuda" else cpu_seconds
+
+
+def cold_clock(device: torch.device) -> Clock:
+    """A clock that writes over the last cache of a device before every call, which is not timed."""
+    is_cuda = device.type == "cuda"
+    size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else CPU_CACHE
+    buffer = torch.empty(size, dtype=torch.int8, device=device)
+
+    def seconds(run: Run, calls: int) -> float:
+        if not is_cuda:
+            total = 0.0
+            for _ in range(calls):
+                buffer.zero_()
+                total += cpu_seconds(run, 1)
+            return total
+        # Nothing is waited for in between: the host is ahead while the device writes.
+        with torch.cuda.device(device):
+            pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(calls)]
+            for start, end in pairs:
+                buffer.zero_()
+                start.record()
+                run()
+                end.record()
+            torch.cuda.synchronize()
+            return sum(start.elapsed_time(end) for start, end in pairs) / 1e3
+
+    return seconds
+
+
+def replayed(run: Run, device: torch.device) -> Run:
+    """What launches again all that a function launches on a GPU, captured in one graph after `WARM_UPS` runs.
+
+    Raises:
+        RuntimeError: of torch, if something cannot be captured.
+    """
+    with torch.cuda.device(device):
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                run()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    return graph.replay
 
 
 def race(

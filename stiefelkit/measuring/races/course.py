@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.measuring.races.clock import Run, clock_of, product_of, race
+from stiefelkit.measuring.races.clock import Run, Timing, clock_of, product_of, race, replayed
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.measuring.races.rules import FramePlan, Rules
@@ -78,16 +78,32 @@ class Course:
                 self.left_out[name] = str(error).partition("\n")[0]
         return results
 
-    def timed(self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str) -> tuple[float, dict[str, float]]:
-        """Seconds of the unit, and of each contender."""
+    def timed(
+        self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str
+    ) -> tuple[float, dict[str, Timing]]:
+        """Seconds of the unit, and the timing of each contender; for replays, of those that can be captured."""
+        device = torch.device(rules.device)
+        if rules.replay:
+            unit = replayed(unit, device)
+            runs = self._captured(runs, device)
         timings = race(
             {UNIT: unit, **runs},
-            clock_of(torch.device(rules.device)),
+            clock_of(device, rules.cold),
             repeats=rules.repeats,
             seconds=rules.seconds,
             watch=lambda done, rounds: self.watch(f"{self.problem}, {operation}", done, rounds),
         )
-        return timings[UNIT].median, {name: timings[name].median for name in runs}
+        return timings[UNIT].median, {name: timings[name] for name in runs}
+
+    def _captured(self, runs: Mapping[str, Run], device: torch.device) -> dict[str, Run]:
+        graphs = {}
+        for name, run in runs.items():
+            self.watch(f"{self.problem}: capturing {name}", 0, 1)
+            try:
+                graphs[name] = replayed(run, device)
+            except (RuntimeError, StiefelkitError) as error:
+                self.left_out[name] = f"it cannot be captured: {str(error).partition(chr(10))[0]}"
+        return graphs
 
 
 def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
@@ -108,17 +124,18 @@ def frame_heat(
     problem: FrameProblem,
     operation: str,
     course: Course,
-    timed: tuple[float, Mapping[str, float]],
+    timed: tuple[float, Mapping[str, Timing]],
     errors: Mapping[str, float],
     families: Mapping[str, str],
     yardsticks: Callable[[str], Container[str]],
 ) -> FrameHeat:
     """The figures of a race of frames in the order of its table.
 
-    Of each contender there are the seconds, behind those of one product, in `timed`; its error ||W^H W - I||_F; and its
-    family. It is compared with those of its `yardsticks` that are peers.
+    Of each contender there is the timing, behind the seconds of one product, in `timed`; its error ||W^H W - I||_F; and
+    its family. It is compared with those of its `yardsticks` that are peers.
     """
-    unit, seconds = timed
+    unit, timings = timed
+    seconds = {name: timing.median for name, timing in timings.items()}
     order = sorted(seconds, key=lambda name: (families[name], name in course.racing_peers, seconds[name]))
     sound_peers = [name for name in order if name in course.racing_peers and math.isfinite(errors[name])]
     rows = []
@@ -137,6 +154,8 @@ def frame_heat(
             gemm_units=seconds[name] / unit,
             ratio_to_best_peer=None if yardstick is None else yardstick / seconds[name],
             error_over_limit=over_limit if math.isfinite(over_limit) else None,
+            spread=timings[name].spread,
+            samples=len(timings[name].samples),
         )
         rows.append(row)
     return FrameHeat(problem, operation, unit, rows, [families[name] for name in order], course.left_out)

@@ -175,8 +175,8 @@ peers = Registry(
         "torch_orthogonal_matrix_exp_base": Contender("matrix_exp", partial(_torch_orthogonal, "matrix_exp", True)),
         "geotorch_matrix_exp": Contender("matrix_exp", partial(_geotorch, "expm"), package="geotorch"),
         "layer_loop": Contender("givens", _layer_loop),
-        "geoopt_canonical": Contender("stiefel", partial(_geoopt, "geoopt_sgd_canonical"), ("step",)),
-        "geoopt_euclidean": Contender("stiefel", partial(_geoopt, "geoopt_sgd_euclidean"), ("step",)),
+        "geoopt_canonical": Contender("stiefel", partial(_geoopt, "geoopt_sgd_canonical"), ("step",), "geoopt"),
+        "geoopt_euclidean": Contender("stiefel", partial(_geoopt, "geoopt_sgd_euclidean"), ("step",), "geoopt"),
     },
 )
 """Name to contender; its family says with whom it is compared."""

@@ -207,6 +207,7 @@ recurrence_peers = Registry(
     {
         LOOP: _eager_loop,
         "torch_rnn": _torch_rnn,
+        "torch_gru": partial(_module, nn.GRU),
         "torch_lstm": partial(_module, nn.LSTM),
         "torch_lstm_matched": _torch_lstm_matched,
     },

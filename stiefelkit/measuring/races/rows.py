@@ -30,6 +30,8 @@ class FrameRow:
         ratio_to_best_peer: seconds of the fastest peer of the family in the same race over `seconds`; None without.
         error_over_limit: ||W^H W - I||_F in float64 over the rounding limit of the dtype, the worst of the batch; None
             if not finite.
+        spread: seconds between the quartiles of the samples.
+        samples: how many there are.
     """
 
     operation: str
@@ -43,6 +45,8 @@ class FrameRow:
     gemm_units: float
     ratio_to_best_peer: float | None
     error_over_limit: float | None
+    spread: float = 0.0
+    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class ScanRow:
         time_over_ours: seconds over those of our scan in the same rounds; None if ours did not run.
         memory_sequence: bytes by which peak memory grows in "sequence"; None unless measured.
         memory_last_state: the same in "last_state".
+        spread: seconds between the quartiles of the samples.
+        samples: how many there are.
     """
 
     operation: str
@@ -110,6 +116,8 @@ class ScanRow:
     time_over_ours: float | None
     memory_sequence: int | None = None
     memory_last_state: int | None = None
+    spread: float = 0.0
+    samples: int = 1
 
 
 def check_place(path: Path) -> None:

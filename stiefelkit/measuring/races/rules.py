@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
 from stiefelkit.training.checks import (
     at_least,
@@ -49,15 +50,21 @@ class Rules(Site):
     Args:
         repeats: samples of each contender at most.
         seconds: time for the samples of each contender; slow ones get five samples at least.
+        cold: write over the device's last cache before every call.
+        replay: capture each contender in a CUDA graph, and time its replays; what cannot be captured is left out.
     """
 
     repeats: int = 200
     seconds: float = 1.0
+    cold: bool = False
+    replay: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(WHO, "repeats", self.repeats, 1)
         finite_positive(WHO, "seconds", self.seconds)
+        if self.replay and not self.device.startswith("cuda"):
+            raise OptionError(f"{WHO} needs a CUDA device for replays, got {self.device!r}.")
 
 
 @dataclass(frozen=True)

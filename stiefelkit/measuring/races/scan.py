@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stiefelkit.measuring.races.clock import Run
+from stiefelkit.measuring.races.clock import Run, Timing
 from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrence_problem import Sequences
@@ -94,7 +94,8 @@ def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
         entries = course.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
     able = course.attempt("trying", runs, lambda name: runs[name]())
-    unit, seconds = course.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
+    unit, timings = course.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
+    seconds = {name: timing.median for name, timing in timings.items()}
     memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, course)
     yardstick = _yardstick(plan, drawn, seconds, starters)
     order = sorted(seconds, key=lambda name: (name in racing_peers, seconds[name]))
@@ -102,6 +103,7 @@ def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
     for name in order:
         row = _row(plan, drawn.case, starters[name].loss, name, seconds[name], unit, yardstick)
         n, is_complex = entries[name].width, entries[name].dtype.is_complex
+        row = _scattered(row, timings[name])
         rows.append(dataclasses.replace(row, n=n, is_complex=is_complex, **memory.get(name, {})))
     is_peer = [name in racing_peers for name in order]
     return ScanHeat(drawn.case, "forward_backward", unit, rows, is_peer, course.left_out)
@@ -126,6 +128,10 @@ def _row(
         limit_units=seconds / unit,
         time_over_ours=None if yardstick is None else seconds / yardstick,
     )
+
+
+def _scattered(row: ScanRow, timing: Timing) -> ScanRow:
+    return dataclasses.replace(row, spread=timing.spread, samples=len(timing.samples))
 
 
 def _yardstick(
@@ -159,6 +165,9 @@ def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> ScanHeat:
     names = (MODEL, f"{MODEL}, scan alone")
     runs: dict[str, Run] = dict(zip(names, (step, scan), strict=True))
     course = Course(str(case), (), watch)
-    unit, seconds = course.timed(plan, limit(plan.drawn(case)), runs, "training step")
-    rows = [_row(plan, case, STEP, name, seconds[name], unit, seconds[names[1]]) for name in names]
-    return ScanHeat(case, STEP, unit, rows, [False, False], {})
+    unit, timings = course.timed(plan, limit(plan.drawn(case)), runs, "training step")
+    alone = timings[names[1]].median if names[1] in timings else None
+    rows = [
+        _scattered(_row(plan, case, STEP, name, timing.median, unit, alone), timing) for name, timing in timings.items()
+    ]
+    return ScanHeat(case, STEP, unit, rows, [False] * len(rows), course.left_out)

@@ -3,7 +3,7 @@
 from functools import cache
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from stiefelkit.measuring.races.course import by_reason
 from stiefelkit.measuring.report.charts import charts
@@ -11,14 +11,14 @@ from stiefelkit.measuring.report.findings import Findings
 from stiefelkit.measuring.report.tables import tables
 from stiefelkit.measuring.report.words import near_orthogonal, sentences, tiles
 
-__all__ = ["page"]
+__all__ = ["environment", "page"]
 
 
 def page(findings: Findings) -> str:
     """Returns the page of what has been measured so far."""
     folder = files("stiefelkit.measuring.report")
     plan = findings.plan
-    template = _environment().from_string((folder / "page.html").read_text(encoding="utf-8"))
+    template = environment().from_string((folder / "page.html").read_text(encoding="utf-8"))
     return template.render(
         findings=findings,
         plan=plan,
@@ -36,5 +36,7 @@ def page(findings: Findings) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+def environment() -> Environment:
+    """What templates of pages are read by."""
+    loader = PackageLoader("stiefelkit.measuring", "report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -9,7 +9,7 @@ from stiefelkit.scan.blocks import from_blocks, row_blocks
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
 from stiefelkit.scan.kernels import launch
 
-__all__ = ["Triton"]
+__all__ = ["Triton", "states_before", "step_sizes"]
 
 
 class Triton:
@@ -19,7 +19,7 @@ class Triton:
         """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
         z = _projected(p)
         last, saved = launch.forward(
-            z, p.wt, p.first, p.activation, p.activation_bias, _sizes(p), p.reverse, keep, units=p.n
+            z, p.wt, p.first, p.activation, p.activation_bias, step_sizes(p), p.reverse, keep, units=p.n
         )
         shape = p.x.shape[:-1]
         out = p.row_gradient(z).view(*shape, p.n)
@@ -58,12 +58,13 @@ def _rows_back(p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
     g_ends = None if g_last is None else row_blocks(g_last)
     saved = saved.flatten(0, -2) if saved.numel() else None
     delta, dh0 = launch.backward(
-        g_rows, g_ends, h, saved, p.rows_w, p.activation, _sizes(p), reverse, batch=len(p.first)
+        g_rows, g_ends, h, saved, p.rows_w, p.activation, step_sizes(p), reverse, units=p.n, batch=len(p.first)
     )
     return delta, dh0, h
 
 
-def _sizes(p: Problem) -> Tensor | None:
+def step_sizes(p: Problem) -> Tensor | None:
+    """Rows alive at each step, on the device; None if all are."""
     return torch.tensor(p.sizes, device=p.x.device) if p.is_packed else None
 
 
@@ -85,6 +86,15 @@ def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
         if p.reverse:
             first, later, before = slice(len(h) - sizes[0], None), before, later
         return torch.addmm(delta[first].mT @ p.first, delta[later].mT, h[before])
+    return delta.mT @ states_before(p, h)
+
+
+def states_before(p: Problem, h: Tensor) -> Tensor:
+    """The states before each of all rows of states, both (rows, N)."""
+    sizes = p.sizes
+    if not p.is_packed:
+        steps = (h[sizes[0] :], p.first) if p.reverse else (p.first, h[: len(h) - sizes[0]])
+        return torch.cat(steps)
     steps = h.split(sizes)
     if p.reverse:
         # A sequence starts at its own last step.
@@ -92,4 +102,4 @@ def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
         rows = [*ahead, p.first[: sizes[-1]]]
     else:
         rows = [p.first[: sizes[0]], *(step[:size] for size, step in zip(sizes[1:], steps, strict=False))]
-    return delta.mT @ torch.cat(rows)
+    return torch.cat(rows)

@@ -7,6 +7,8 @@ import contextlib
 import functools
 import importlib.util
 import os
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,15 +17,18 @@ from torch import Tensor
 
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.scan.activations import Activation
+from stiefelkit.scan.kernels.layouts import Layout, choose
 
-__all__ = ["WIDEST", "backward", "forward", "programs", "settings", "supports"]
+__all__ = ["WIDEST", "Steps", "backward", "blocked", "forward", "multiprocessors", "run", "settings", "supports"]
 
 WIDEST = 512
-"""The widest row of real numbers. Every program reads the whole matrix at every step, from the GPU's cache."""
+"""The widest row of real numbers."""
 BATCH_BLOCK = 16
-"""Sequences of a program; tensor products have no fewer rows."""
+"""Sequences of a program of "tiles"; tensor products have no fewer rows."""
 TILES = ((32, 128), (64, 64))
 """Rows and columns of a tile of the matrix; wider ones read fewer states, but may have more zeros at the edge."""
+INTERPRETED = 132
+"""Multiprocessors that triton's interpreter stands for."""
 
 
 def supports(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
@@ -64,6 +69,7 @@ def forward(
     keep: bool = True,
     *,
     units: int,
+    layout: Layout | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Turns projected inputs into states h_t = act(z_t + h_{t-1} wt), in place.
 
@@ -76,7 +82,8 @@ def forward(
         sizes: rows alive at each step, int64 on the device, not increasing, shape (T,); None if all are, rows = T B.
         reverse: whether the last step comes first.
         keep: whether the derivative will be asked for.
-        units: n; N is 2n for rows [Re | Im].
+        units: n; N is 2n for rows [Re | Im], of which wt is [[a, b], [-b, a]].
+        layout: None for that of the table.
 
     Returns:
         The last state of each sequence (B, N), and what `backward` needs besides the states (`Activation.saved`), None
@@ -86,28 +93,21 @@ def forward(
     saved = z.new_empty(len(z), width, dtype=dtype) if keep and width else None
     if not len(h0):
         return h0.clone(), saved
-    fixed = settings(z.shape[1], activation)
-    starts, steps = _steps(z, len(h0), sizes)
+    layout = layout or _layout(z, len(h0), units)
+    steps = Steps(z, len(h0), sizes)
     _run(
-        "run_forward",
+        layout,
+        "forward",
         z,
-        len(h0),
-        z,
-        _padded(wt, fixed),
-        h0.contiguous(),
-        z if bias is None else bias.contiguous(),
-        z if saved is None else saved,
-        starts,
-        z if sizes is None else sizes,
-        activation.slope,
+        wt,
+        activation,
         steps,
-        len(h0),
-        PACKED=sizes is not None,
+        units,
+        (h0.contiguous(), z if bias is None else bias.contiguous(), z if saved is None else saved),
         REVERSE=reverse,
         KEEP=saved is not None,
-        **fixed,
     )
-    return z[_ends(z, len(h0), starts, sizes, not reverse)].clone(), saved
+    return z[steps.ends(not reverse)].clone(), saved
 
 
 def backward(
@@ -120,7 +120,9 @@ def backward(
     sizes: Tensor | None = None,
     reverse: bool = False,
     *,
+    units: int,
     batch: int,
+    layout: Layout | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by the first states.
 
@@ -135,97 +137,184 @@ def backward(
     delta = torch.empty_like(out)
     if not batch:
         return delta, out.new_empty(0, out.shape[1])
-    fixed = settings(out.shape[1], activation)
-    starts, steps = _steps(out, batch, sizes)
+    layout = layout or _layout(out, batch, units)
+    steps = Steps(out, batch, sizes)
+    outside = (delta if g is None else g.contiguous() for g in (g_out, g_last))
     _run(
-        "run_back",
-        out,
-        batch,
+        layout,
+        "back",
         delta,
-        _padded(w, fixed),
-        delta if g_out is None else g_out.contiguous(),
-        delta if g_last is None else g_last.contiguous(),
-        out,
-        out if saved is None else saved,
-        starts,
-        out if sizes is None else sizes,
-        activation.slope,
+        w,
+        activation,
         steps,
-        batch,
-        PACKED=sizes is not None,
+        units,
+        (*outside, out, out if saved is None else saved),
         REVERSE=reverse,
         HAS_OUT=g_out is not None,
         HAS_LAST=g_last is not None,
-        **fixed,
     )
     with FullPrecision(out.device):
-        return delta, delta[_ends(out, batch, starts, sizes, reverse)] @ w
+        return delta, delta[steps.ends(reverse)] @ w
 
 
-def _steps(rows: Tensor, batch: int, sizes: Tensor | None) -> tuple[Tensor, int]:
-    """First row of each step (with sizes) and the number of steps."""
-    return (rows, len(rows) // batch) if sizes is None else (sizes.cumsum(0) - sizes, len(sizes))
+class Steps:
+    """Where the rows of all steps are.
+
+    Args:
+        rows: all rows, (rows, N).
+        batch: how many sequences.
+        sizes: rows alive at each step, or None.
+    """
+
+    def __init__(self, rows: Tensor, batch: int, sizes: Tensor | None):
+        self.batch, self.rows, self.is_packed = batch, len(rows), sizes is not None
+        if sizes is None:
+            self.count, self.starts, self.sizes, self.lengths = len(rows) // batch, rows, rows, rows
+            return
+        self.count, self.sizes, self.starts = len(sizes), sizes, sizes.cumsum(0) - sizes
+        # As many steps as have more rows than the sequence's index.
+        self.lengths = torch.searchsorted(-sizes, -torch.arange(batch, device=sizes.device))
+
+    def ends(self, is_last: bool) -> slice | Tensor:
+        """Where the rows of the last (or first) step in time of each sequence are."""
+        if not is_last:
+            return slice(0, self.batch)
+        if not self.is_packed:
+            return slice(self.rows - self.batch, self.rows)
+        return self.starts[self.lengths - 1] + torch.arange(self.batch, device=self.starts.device)
 
 
-def _ends(rows: Tensor, batch: int, starts: Tensor, sizes: Tensor | None, is_last: bool) -> slice | Tensor:
-    """Where the rows of the last (or first) step in time of each sequence are."""
-    if not is_last:
-        return slice(0, batch)
-    if sizes is None:
-        return slice(len(rows) - batch, len(rows))
-    sequences = torch.arange(batch, device=sizes.device)
-    # As many steps as have more rows than the sequence's index.
-    lengths = torch.searchsorted(-sizes, -sequences)
-    return starts[lengths - 1] + sequences
+def _layout(rows: Tensor, batch: int, units: int) -> Layout:
+    """The layout for rows of these units, on their device."""
+    return choose("complex" if rows.shape[1] > units else "real", units, batch, multiprocessors(rows.device))
 
 
-def settings(width: int, activation: Activation) -> dict[str, Any]:
+def multiprocessors(device: torch.device) -> int:
+    """Those of a GPU, or what triton's interpreter stands for."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else INTERPRETED
+
+
+def settings(layout: Layout, width: int, units: int, activation: Activation) -> dict[str, Any]:
     """What is fixed when a program is compiled for rows of this width."""
-    is_paired = activation.is_paired
-    columns = width // 2 if is_paired else width
-    tile_rows, tile_columns = _tile(width, columns, is_paired)
-    is_resident = not is_paired and width <= tile_rows == tile_columns
-    return {
-        "N": width,
-        "ACTIVATION": activation.kernel,
-        "PAIRS": is_paired,
-        "RESIDENT": is_resident,
-        "BLOCK_B": BATCH_BLOCK,
-        "BLOCK_K": tile_rows,
-        "BLOCK_N": tile_columns,
-        "num_warps": 8 if is_resident and tile_columns > 32 else 4,
-        "enable_fp_fusion": True,
+    common = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
+    if layout.program == "tiles":
+        return common | _tiles(width, activation.is_paired)
+    if layout.program == "groups":
+        return common | {
+            "PAIRS": activation.is_paired,
+            "ROWS": layout.rows,
+            "PARTS": -(-width // layout.columns),
+            "BLOCKS": layout.blocks,
+            "LONG": layout.size,
+            "SIZE": layout.columns,
+            "DEEP": layout.deep,
+            "num_warps": layout.warps,
+        }
+    is_complex = width > units
+    return common | {
+        "PAIRS": activation.is_paired and not is_complex,
+        "COMPLEX": is_complex,
+        "BLOCKS": layout.blocks,
+        "SIZE": layout.size,
+        "DEEP": layout.deep,
+        "num_warps": layout.warps,
     }
 
 
-def _run(name: str, rows: Tensor, batch: int, *args: Any, **options: Any) -> None:
-    """Runs a program on enough blocks for all sequences, on the device of the rows."""
-    with torch.cuda.device(rows.device) if rows.is_cuda else contextlib.nullcontext():
-        getattr(programs(_is_interpreted()), name)[(-(-batch // BATCH_BLOCK),)](*args, **options)
+def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
+    """The tiles of a matrix: the first of TILES that pads least, cut down to powers of two for narrow matrices."""
+    columns = width // 2 if is_paired else width
+
+    def padded(tile: tuple[int, int]) -> int:
+        return -(-columns // tile[1]) * tile[1]
+
+    # Two halves side by side fill a tile of pairs.
+    rows, size = min(((rows, size >> is_paired) for rows, size in TILES), key=padded)
+    rows, size = min(rows, _power(width)), min(size, _power(columns))
+    is_resident = not is_paired and width <= rows == size
+    return {
+        "PAIRS": is_paired,
+        "RESIDENT": is_resident,
+        "BLOCK_B": BATCH_BLOCK,
+        "BLOCK_K": rows,
+        "BLOCK_N": size,
+        "num_warps": 8 if is_resident and size > 32 else 4,
+    }
 
 
-def _padded(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
+def _power(length: int) -> int:
+    """The next power of two, and at least what a tensor product takes."""
+    return max(16, 1 << (length - 1).bit_length())
+
+
+def _run(
+    layout: Layout,
+    way: str,
+    rows: Tensor,
+    matrix: Tensor,
+    activation: Activation,
+    steps: Steps,
+    units: int,
+    args: tuple[Tensor, ...],
+    **options: Any,
+) -> None:
+    """Runs a program of the plain recurrence: on rows, a matrix, its own arguments, and where the steps are."""
+    fixed = settings(layout, rows.shape[1], units, activation)
+    if layout.program == "tiles":
+        pad, places = _tiled, steps.sizes
+    else:
+        pad, places = blocked, steps.lengths
+    everything = (rows, pad(matrix, fixed), *args, steps.starts, places, activation.slope, steps.count, steps.batch)
+    fixed |= options | {"PACKED": steps.is_packed}
+    if layout.program == "groups":
+        _run_groups(f"groups_{way}", steps, everything, fixed)
+    else:
+        run(f"{layout.program}_{way}", -(-steps.batch // fixed.get("BLOCK_B", 1)), everything, fixed)
+
+
+def run(name: str, count: int, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
+    """Runs so many of a program, on the device of its first argument."""
+    with torch.cuda.device(args[0].device) if args[0].is_cuda else contextlib.nullcontext():
+        getattr(programs(_is_interpreted()), name)[(count,)](*args, **fixed)
+
+
+def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
+    """Runs groups that wait for each other, as many as fit; the interpreter's do not, but take a step each."""
+    parts, device = fixed["PARTS"], args[0].device
+    groups = max(1, min(-(-steps.batch // fixed["ROWS"]), multiprocessors(device) // parts))
+    counters = torch.zeros(32 * groups, dtype=torch.int32, device=device)
+    fixed["launch_cooperative_grid"] = True
+    for first, last in [(0, steps.count)] if device.type == "cuda" else [(t, t + 1) for t in range(steps.count)]:
+        run(name, groups * parts, (*args, counters, first, last), fixed)
+
+
+def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
     """The matrix with zeros up to whole tiles, in either half of the columns if they are pairs: aligned, no masks."""
     halves = matrix.unflatten(1, (1 + fixed["PAIRS"], -1))
     rows, columns = -len(matrix) % fixed["BLOCK_K"], -halves.shape[-1] % fixed["BLOCK_N"]
     return torch.nn.functional.pad(halves, (0, columns, 0, 0, 0, rows)).contiguous()
 
 
-def _tile(width: int, columns: int, is_paired: bool) -> tuple[int, int]:
-    """Rows and columns of a tile: the first of TILES that pads least, cut down to powers of two for narrow matrices."""
+def blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
+    """The matrix transposed, with zeros up to whole blocks; of [[a, b], [-b, a]] both a and b, pairs side by side."""
+    columns = matrix.mT.unsqueeze(0)
+    if fixed.get("COMPLEX"):
+        n = len(matrix) // 2
+        columns = torch.stack([matrix[:n, :n].mT, matrix[:n, n:].mT])
+    elif fixed["PAIRS"]:
+        order = _paired(len(matrix), matrix.device)
+        # The rows of a group's matrix meet states as they stand in memory.
+        columns = columns[:, order] if "LONG" in fixed else columns[:, order][..., order]
+    first = fixed.get("LONG", fixed["SIZE"])
+    length = 2 * first - (2 * first >> fixed["BLOCKS"])
+    count = fixed["PARTS"] * fixed["SIZE"] if "LONG" in fixed else length
+    return torch.nn.functional.pad(columns, (0, length - columns.shape[2], 0, count - columns.shape[1])).contiguous()
 
-    def padded(tile: tuple[int, int]) -> int:
-        return -(-columns // tile[1]) * tile[1]
 
-    # Two halves side by side fill a tile of pairs.
-    tiles = [(rows, size >> is_paired) for rows, size in TILES]
-    rows, size = min(tiles, key=padded)
-    return min(rows, _power(width)), min(size, _power(columns))
-
-
-def _power(length: int) -> int:
-    """The next power of two, and at least what a tensor product takes."""
-    return max(16, 1 << (length - 1).bit_length())
+def _paired(width: int, device: torch.device) -> Tensor:
+    """Units in the order of pairs, i and i + width / 2 one after the other."""
+    return torch.arange(width, device=device).view(2, -1).mT.flatten()
 
 
 def _is_interpreted() -> bool:
@@ -239,10 +328,15 @@ def _is_interpreted() -> bool:
 
 @functools.cache
 def programs(is_interpreted: bool) -> ModuleType:
-    """The programs. triton.jit asks for the interpreter when it decorates, so there is one module for each answer."""
-    spec = importlib.util.find_spec("stiefelkit.scan.kernels.programs")
+    """The programs. triton.jit asks for the interpreter when it decorates, so there is one package for each answer."""
+    folder = Path(__file__).with_name("programs")
+    name = f"{__package__}.{'interpreted' if is_interpreted else 'compiled'}_programs"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

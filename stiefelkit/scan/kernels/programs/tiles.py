@@ -1,27 +1,19 @@
-"""The recurrence and its derivative as Triton programs: one takes 16 sequences through all of their steps.
+"""The recurrence and its derivative for large batches: a program takes 16 sequences through all of their steps.
 
 Programs do not speak to each other. A program reads the states of the step before from the buffer of all states, where
 it has just written them itself: one barrier a step orders the two. Products are exact float32, never TF32.
-
-Needs triton: import this module only where it is known to be there.
 """
 
 import triton
 import triton.language as tl
 
-__all__ = ["run_back", "run_forward"]
+from .activations import activate, derive
 
-# Powers of two, so that scaling by them is exact and squares neither overflow nor underflow.
-SMALL = tl.constexpr(2.0**-60)
-LARGE = tl.constexpr(2.0**60)
-UP = tl.constexpr(2.0**100)
-DOWN = tl.constexpr(2.0**-100)
-TINY = tl.constexpr(2.0**-126)
-STEEPEST = tl.constexpr(1e18)
+__all__ = ["tiles_back", "tiles_forward"]
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
-def run_forward(
+def tiles_forward(
     z,
     wt,
     h0,
@@ -77,7 +69,7 @@ def run_forward(
         fits = (rows < batch)[:, None] & (units < N)[None, :]
         h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=fits, other=0.0)
     # Not pipelined: loads would overtake the stores of the step before.
-    for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(steps, num_stages=1):
         if REVERSE:
             t = steps - 1 - step
             previous = t + 1
@@ -121,61 +113,13 @@ def run_forward(
                     if PAIRS:
                         second = tl.load(tile_at + PADDED)
                         y = tl.dot(h, second, y, input_precision="ieee")
-            if ACTIVATION == "tanh":
-                # (1 - e) / (1 + e) cancels near 0, where five terms of the series have all digits.
-                square = x * x
-                odd = 1.0 + square * (
-                    -0.3333333333333333
-                    + square * (0.13333333333333333 + square * (-0.05396825396825397 + square * 0.021869488536155203))
-                )
-                e = tl.exp(-2.0 * tl.abs(x))
-                size = tl.div_rn(1.0 - e, 1.0 + e)
-                x = tl.where(square < 0.0625, x * odd, tl.where(x < 0, -size, size))
-            elif ACTIVATION == "relu":
-                x = tl.where(x < 0, 0.0, x)
-            elif ACTIVATION == "leaky_relu":
-                x = tl.where(x > 0, x, x * slope)
-            elif ACTIVATION == "abs":
-                if KEEP:
-                    sign = (x > 0).to(tl.int8) - (x < 0).to(tl.int8)
-                    tl.store(saved + at, sign, mask=tile)
-                x = tl.abs(x)
-            elif ACTIVATION == "modrelu":
+            b = x
+            if ACTIVATION == "modrelu" or ACTIVATION == "complex_modrelu":
                 b = tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
-                size = tl.abs(x) + b
-                size = tl.where(size < 0, 0.0, size)
-                x = tl.where(x > 0, size, tl.where(x < 0, -size, x))
-            elif ACTIVATION == "oplu":
-                swap = x < y
-                if KEEP:
-                    pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
-                    tl.store(saved + pairs, swap.to(tl.int8), mask=tile)
-                larger = tl.where(swap, y, x)
-                y = tl.where(swap, x, y)
-                x = larger
-            elif ACTIVATION == "complex_modrelu":
-                b = tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
-                largest = tl.maximum(tl.abs(x), tl.abs(y))
-                up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
-                down = tl.where(largest < SMALL, DOWN, tl.where(largest > LARGE, UP, 1.0))
-                x = x * up
-                y = y * up
-                scaled = tl.sqrt_rn(x * x + y * y)
-                modulus = scaled * down
-                is_zero = modulus < TINY
-                size = tl.where(is_zero, 0.0, modulus + b)
-                is_off = is_zero | (size <= 0)
-                size = tl.where(is_off, 0.0, size)
-                scaled = tl.where(is_zero, 1.0, scaled)
-                if KEEP:
-                    pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
-                    q = tl.div_rn(b, tl.where(is_zero, 1.0, modulus))
-                    q = tl.where(q > STEEPEST, STEEPEST, tl.where(is_off, -1.0, q))
-                    tl.store(saved + pairs, q, mask=tile)
-                x = tl.div_rn(x, scaled) * size
-                y = tl.div_rn(y, scaled) * size
-            else:
-                tl.static_assert(ACTIVATION == "identity", "an activation without a branch")
+            x, y, kept = activate(x, y if PAIRS else x, b, slope, ACTIVATION)
+            if KEEP:
+                pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
+                tl.store(saved + pairs, kept, mask=tile)
             tl.store(z + at, x, mask=tile)
             if PAIRS:
                 tl.store(z + at + COLUMNS, y, mask=tile)
@@ -186,7 +130,7 @@ def run_forward(
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
-def run_back(
+def tiles_back(
     delta,
     w,
     g_out,
@@ -212,7 +156,7 @@ def run_back(
 ):
     """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), shape (rows, N).
 
-    Arguments mean what they mean for `run_forward`, whose results `out`, shape (rows, N), and `saved` are; w is the
+    Arguments mean what they mean for `tiles_forward`, whose results `out`, shape (rows, N), and `saved` are; w is the
     transpose of its wt, padded in the same way, and REVERSE puts the first step first here. With HAS_OUT there is
     g_out, the gradient by the states (rows, N); with HAS_LAST there is g_last, that by the last state of each sequence
     (batch, N).
@@ -226,7 +170,7 @@ def run_back(
         matrix = tl.load(w + units[:, None] * WIDTH + units[None, :])
         after = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
     # Not pipelined: loads would overtake the stores of the step before.
-    for step in tl.range(steps, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+    for step in tl.range(steps, num_stages=1):
         if REVERSE:
             t = step
             previous = t - 1
@@ -277,38 +221,15 @@ def run_back(
                     if PAIRS:
                         second = tl.load(tile_at + PADDED)
                         d = tl.dot(after, second, d, input_precision="ieee")
-            if ACTIVATION == "abs":
-                c *= tl.load(saved + at, mask=tile, other=0).to(tl.float32)
-            elif ACTIVATION == "oplu":
+            kept, x, y = c, c, c
+            if ACTIVATION == "abs" or PAIRS:
                 pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
-                swap = tl.load(saved + pairs, mask=tile, other=0) != 0
-                larger = c
-                c = tl.where(swap, d, c)
-                d = tl.where(swap, larger, d)
-            elif ACTIVATION == "complex_modrelu":
-                # The Jacobian of z (1 + b / |z|) is (1 + q) I - q e e^T, e = h / |h|; it is 0 where q = -1.
-                pairs = (start + rows)[:, None] * COLUMNS + columns[None, :]
-                q = tl.load(saved + pairs, mask=tile, other=-1.0)
+                kept = tl.load(saved + pairs, mask=tile, other=0)
+            if ACTIVATION != "abs" and ACTIVATION != "oplu" and ACTIVATION != "identity":
                 x = tl.load(out + at, mask=tile, other=0.0)
-                y = tl.load(out + at + COLUMNS, mask=tile, other=0.0)
-                largest = tl.maximum(tl.abs(x), tl.abs(y))
-                up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
-                x = x * up
-                y = y * up
-                square = x * x + y * y
-                along = tl.div_rn(x * c + y * d, tl.where(square == 0, 1.0, square))
-                c = tl.where(q == -1, 0.0, c + q * (c - along * x))
-                d = tl.where(q == -1, 0.0, d + q * (d - along * y))
-            elif ACTIVATION != "identity":
-                x = tl.load(out + at, mask=tile, other=0.0)
-                if ACTIVATION == "tanh":
-                    c *= 1.0 - x * x
-                elif ACTIVATION == "leaky_relu":
-                    c = tl.where(x > 0, c, c * slope)
-                else:
-                    # The derivative is 1 where the state is not 0.
-                    tl.static_assert(ACTIVATION == "relu" or ACTIVATION == "modrelu", "an activation without a branch")
-                    c = tl.where(x == 0, 0.0, c)
+                if PAIRS:
+                    y = tl.load(out + at + COLUMNS, mask=tile, other=0.0)
+            c, d = derive(c, d, x, y, kept, slope, ACTIVATION)
             tl.store(delta + at, c, mask=tile)
             if PAIRS:
                 tl.store(delta + at + COLUMNS, d, mask=tile)

@@ -1,0 +1,5 @@
+"""Laws, drift and times on a GPU by one command, `python -m benchmarks.gpu`; `parts.py` has the table of parts.
+
+It needs torch and the checkout, and no network. `--dry-run --device cpu` goes the same way in small steps on a machine
+without a GPU, `--smoke` in seconds.
+"""

@@ -1,0 +1,187 @@
+"""Small Cayley maps and steps in one launch of a GPU, a program a matrix; triton is imported at the first call."""
+
+import contextlib
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._product import opaque
+from stiefelkit.functional._strength import float64_is_weak
+
+__all__ = ["LARGEST", "cayley_backward", "cayley_forward", "cayley_step", "on_any_device", "settings", "takes"]
+
+LARGEST = 128
+"""Rows of a real matrix, twice those of a complex one, that a program takes."""
+LARGEST_IF_WEAK = 64
+"""The same where float64 is slow: beyond, float32 products of slices cost less."""
+TILE = 64
+ENTRIES = 32
+"""Rows of a tile where matrices are filled and read."""
+PROGRAMS = 4
+"""For each multiprocessor; each takes several matrices of a large batch."""
+
+
+class _Anywhere:
+    """Whether programs run on a CPU too, in triton's interpreter."""
+
+    is_asked = False
+
+
+@contextlib.contextmanager
+def on_any_device() -> Iterator[None]:
+    """Context in which a CPU takes the road of a GPU, in triton's interpreter (TRITON_INTERPRET=1): for tests."""
+    before, _Anywhere.is_asked = _Anywhere.is_asked, True
+    try:
+        yield
+    finally:
+        _Anywhere.is_asked = before
+
+
+def takes(m: Tensor, n: int, parts: int) -> bool:
+    """Whether n x n matrices of so many parts, where the tensor M is, are mapped and moved by one launch."""
+    if m.device.type != "cuda":
+        return _Anywhere.is_asked and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
+    largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
+    return 0 < n * parts <= largest and m.numel() > 0 and _is_able(m.device)
+
+
+def _is_able(device: torch.device) -> bool:
+    is_nvidia = torch.version.cuda is not None
+    return is_nvidia and torch.cuda.get_device_properties(device).major >= 8 and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
+    """What is fixed when a program is compiled for matrices of n rows and so many parts.
+
+    Without tensor cores, as of float64 where it is slow and of float32 in full precision, products would take too many
+    registers in one piece. Registers are named, since the compiler would rather spill than have one program at a time.
+    """
+    size = max(16, 1 << (n * parts - 1).bit_length())
+    tile = min(size, TILE)
+    options = {"num_warps": {16: 1, 32: 4}.get(size, 8), "num_stages": 1, "maxnreg": 255}
+    return {"PARTS": parts, "N": size, "T": tile, "K": tile if tensor_cores else 16, "E": min(size, ENTRIES), **options}
+
+
+@opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
+def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """(2 (I + A)^-1 - I) D from packed coordinates, worked out in float64 and rounded once.
+
+    Args:
+        v: packed coordinates, shape (*, skew_size(n, n, is_complex)), float32.
+        d: entries of D, shape (*, n), float64 or complex128.
+        n: rows.
+        dtype: of the frames.
+    """
+    parts = 1 + d.is_complex()
+    shape = v.shape[:-1]
+    entries = _parts(d.expand(*shape, n))
+    w = v.new_empty(*shape, n, n, dtype=dtype)
+    fixed = settings(n, parts, not float64_is_weak(v.device))
+    scratch = _scratch(v, shape.numel(), 3, fixed, torch.float64)
+    _run("run_forward", v, scratch, v.contiguous(), entries, _parts(w), scratch, n, shape.numel(), **fixed)
+    return w
+
+
+@opaque(lambda w, g, d, dtype: w.new_empty(*w.shape[:-2], _size(w), dtype=dtype), dims=(2, 2, 1))
+def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient of packed coordinates, of a dtype, by frames that `cayley_forward` made and the gradient of those.
+
+    Works in the dtype of W.
+    """
+    n, parts = w.shape[-1], 1 + w.is_complex()
+    shape = w.shape[:-2]
+    gv = w.new_empty(*shape, _size(w), dtype=dtype)
+    fixed = settings(n, parts, w.dtype.to_real() == torch.float64 and not float64_is_weak(w.device))
+    scratch = _scratch(w, shape.numel(), 3, fixed, w.real.dtype)
+    entries = _parts(d.expand(*shape, n))
+    _run("run_backward", w, scratch, _parts(w), _parts(g), entries, gv, scratch, n, shape.numel(), **fixed)
+    return gv
+
+
+@opaque(
+    lambda w, lo, omega, step, turns: (
+        torch.empty_like(w),
+        torch.empty_like(w),
+        w.new_empty(w.shape[:-2], dtype=torch.float64),
+    ),
+    dims=None,
+)
+def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Square frames W + lo after a Cayley step along -W Omega and so many polishes, all in float64.
+
+    Args:
+        w: frames, shape (*, n, n), float32 or complex64.
+        lo: what they have beyond, same shape.
+        omega: skew matrices, same shape.
+        step: how far each goes, shape (*).
+        turns: polishes, one at least.
+
+    Returns:
+        W; lo; and ||W^H W - I||_F before the last polish, shape (*).
+    """
+    n, parts = w.shape[-1], 1 + w.is_complex()
+    moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))
+    defects = w.new_empty(w.shape[:-2], dtype=torch.float64)
+    fixed = {**settings(n, parts, not float64_is_weak(w.device)), "TURNS": turns}
+    scratch = _scratch(w, w.shape[:-2].numel(), 4, fixed, torch.float64)
+    steps = step.double().expand(w.shape[:-2]).contiguous()
+    tensors = [_parts(w), _parts(lo), _parts(omega), steps, _parts(moved), _parts(rest), defects]
+    _run("run_step", w, scratch, *tensors, scratch, n, w.shape[:-2].numel(), **fixed)
+    return moved, rest, (defects / parts).sqrt_()
+
+
+def _size(w: Tensor) -> int:
+    n = w.shape[-1]
+    return n * n if w.is_complex() else n * (n - 1) // 2
+
+
+def _parts(t: Tensor) -> Tensor:
+    """Real numbers in a row, those of a complex tensor by twos."""
+    t = t.resolve_conj().contiguous()
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """Memory of as many programs as run at a time; of two on a CPU, so that tests see one take several matrices."""
+    most = PROGRAMS * torch.cuda.get_device_properties(like.device).multi_processor_count if like.is_cuda else 2
+    return torch.empty(min(batch, most), matrices, fixed["N"], fixed["N"], dtype=dtype, device=like.device)
+
+
+def _run(name: str, on: Tensor, scratch: Tensor, *args: Any, **options: Any) -> None:
+    """Runs a program on enough blocks for all matrices, no more than have scratch memory, on the device of a tensor."""
+    batch = args[-1]
+    if not batch:
+        return
+    with torch.cuda.device(on.device) if on.is_cuda else contextlib.nullcontext():
+        getattr(programs(_is_interpreted()), name)[(min(batch, len(scratch)),)](*args, **options)
+
+
+def _is_interpreted() -> bool:
+    """Whether triton runs programs in its interpreter."""
+    if "TRITON_INTERPRET" not in os.environ:
+        return False
+    from triton import knobs
+
+    return knobs.runtime.interpret
+
+
+@functools.cache
+def programs(is_interpreted: bool) -> ModuleType:
+    """The programs. triton.jit asks for the interpreter when it decorates, so there is one module for each answer."""
+    spec = importlib.util.find_spec("stiefelkit.functional._kernels.programs")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

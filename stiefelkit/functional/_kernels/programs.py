@@ -1,0 +1,396 @@
+"""Small Cayley maps, their gradients and steps as Triton programs: one takes a matrix from its coordinates to the end.
+
+All matrices are real: a complex one is [[Re, -Im], [Im, Re]], twice as large. They are padded with the identity to N
+rows, and lie in scratch memory of the program, which stays in the cache; only the inversion is in registers. Products
+are exact in their dtype, float64 or float32, never TF32. A program that is done with a matrix takes the next.
+
+Needs triton: import this module only where it is known to be there.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["run_backward", "run_forward", "run_step"]
+
+
+@triton.jit
+def _invert_leaf(m, x, N: tl.constexpr, SIZE: tl.constexpr):
+    """X = M^-1 of SIZE rows, N numbers apart, by Gauss-Jordan elimination in place, without pivoting.
+
+    The row and the column of the next pivot go through X, since registers cannot be indexed.
+    """
+    row = tl.arange(0, SIZE)[:, None]
+    column = tl.arange(0, SIZE)[None, :]
+    line = tl.arange(0, SIZE)
+    at = row * N + column
+    values = tl.load(m + at)
+    tl.store(x + at, values, mask=(row == 0) | (column == 0))
+    tl.debug_barrier()
+    for k in tl.range(SIZE, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        across = tl.load(x + k * N + line)
+        down = tl.load(x + line * N + k)
+        inverse = 1.0 / tl.load(x + k * N + k)
+        tl.debug_barrier()
+        scaled = tl.where(line == k, inverse, across * inverse)
+        down = tl.where(line == k, 0.0, down)
+        rest = tl.where(column == k, 0.0, values) - down[:, None] * scaled[None, :]
+        values = tl.where(row == k, scaled[None, :], rest)
+        tl.store(x + at, values, mask=(row == k + 1) | (column == k + 1))
+        tl.debug_barrier()
+    tl.store(x + at, values)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _add_product(
+    c,
+    a,
+    b,
+    out,
+    SCALE: tl.constexpr,
+    SIGN: tl.constexpr,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """OUT = SIGN C + SCALE A B of SIZE rows, N numbers apart, in tiles of T; C is not read if SIGN is 0."""
+    line = tl.arange(0, T)
+    strip = tl.arange(0, K)
+    for i in range(0, SIZE, T):
+        for j in range(0, SIZE, T):
+            here = (i + line)[:, None] * N + (j + line)[None, :]
+            total = tl.full((T, T), 0.0, dtype=out.dtype.element_ty)
+            for k in range(0, SIZE, K):
+                left = tl.load(a + (i + line)[:, None] * N + (k + strip)[None, :])
+                right = tl.load(b + (k + strip)[:, None] * N + (j + line)[None, :])
+                total = tl.dot(left, right, total, input_precision="ieee", out_dtype=out.dtype.element_ty)
+            total = SCALE * total
+            if SIGN != 0:
+                total += SIGN * tl.load(c + here)
+            tl.store(out + here, total)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
+    """M <- M^-1 of N rows whose Hermitian part is at least I; X and R are overwritten.
+
+    By 2 x 2 blocks beyond 64 rows; then a Newton step takes away what elimination has left, which grows with the
+    square of the norm.
+    """
+    if N == T:
+        _invert_leaf(m, x, N, T)
+    else:
+        # [[P, B], [C, D]], S = D - C P^-1 B.
+        upper: tl.constexpr = T
+        lower: tl.constexpr = T * N
+        last: tl.constexpr = T * N + T
+        _invert_leaf(m, x, N, T)
+        _add_product(m, m + lower, x, r + lower, 1.0, 0.0, N, T, K, T)
+        _add_product(m, x, m + upper, r + upper, 1.0, 0.0, N, T, K, T)
+        _add_product(m + last, r + lower, m + upper, r + last, -1.0, 1.0, N, T, K, T)
+        _invert_leaf(r + last, x + last, N, T)
+        _add_product(m, r + upper, x + last, x + upper, -1.0, 0.0, N, T, K, T)
+        _add_product(m, x + last, r + lower, x + lower, -1.0, 0.0, N, T, K, T)
+        _add_product(x, x + upper, r + lower, x, -1.0, 1.0, N, T, K, T)
+    # R = X - X (M X) is what the step adds.
+    _add_product(m, m, x, r, 1.0, 0.0, N, T, K, N)
+    _add_product(x, x, r, m, -1.0, 2.0, N, T, K, N)
+
+
+@triton.jit
+def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
+    """Real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
+    high = tl.maximum(i, j)
+    low = tl.minimum(i, j)
+    if PARTS == 1:
+        re = tl.load(v + high * (high - 1) // 2 + low, mask=inside & (i != j), other=0.0).to(tl.float64)
+        im = re * 0.0
+    else:
+        re = tl.load(v + high * n + low, mask=inside & (i != j), other=0.0).to(tl.float64)
+        im = tl.load(v + low * n + high, mask=inside, other=0.0).to(tl.float64)
+    return tl.where(i > j, re, -re), im
+
+
+@triton.jit
+def _of_parts(re, im, in_lower, in_right):
+    """The entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
+    return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
+
+
+@triton.jit(do_not_specialize=["n", "batch"])
+def run_forward(
+    v, d, w, scratch, n, batch, PARTS: tl.constexpr, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr, E: tl.constexpr
+):
+    """W = (2 (I + A)^-1 - I) D, rounded once.
+
+    Args:
+        v: packed coordinates of A (batch, n (n - 1) / 2), or (batch, n n) of a complex one.
+        d: entries of D, float64 (batch, n, PARTS).
+        w: frames (batch, n, n, PARTS), of any dtype.
+        scratch: float64 (programs, 3, N, N).
+        n: rows.
+        batch: number of matrices.
+        PARTS: 1, or 2 of complex matrices.
+        N: rows that n PARTS is padded to, a power of two, 16 at least.
+        T: rows of a tile of a product, 64 at most.
+        K: columns of a left and rows of a right factor at a time.
+        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
+    """
+    size = n * (n - 1) // 2 if PARTS == 1 else n * n
+    m = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
+    x = m + N * N
+    r = x + N * N
+    line = tl.arange(0, E)
+    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
+    for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
+        for i in range(0, N, E):
+            for j in range(0, N, E):
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                in_lower = row >= n
+                in_right = column >= n
+                inside = (row < n * PARTS) & (column < n * PARTS)
+                a = row - n * in_lower.to(tl.int32)
+                b = column - n * in_right.to(tl.int32)
+                re, im = _entries(v + matrix * size, a, b, inside, n, PARTS)  # pyright: ignore[reportGeneralTypeIssues]
+                entry = _of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
+                tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
+        tl.debug_barrier()
+        _invert(m, x, r, N, T, K)
+        for i in range(0, N, E):
+            for j in range(0, N, E):
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                inside = (row < n) & (column < n)
+                out = w + matrix * n * n * PARTS + (row * n + column) * PARTS
+                re = 2.0 * tl.load(m + row * N + column, mask=inside, other=0.0)
+                re = tl.where(row == column, re - 1.0, re)
+                d_re = tl.load(d + matrix * n * PARTS + column * PARTS, mask=column < n, other=0.0)
+                if PARTS == 1:
+                    tl.store(out, re * d_re, mask=inside)
+                else:
+                    im = 2.0 * tl.load(m + (row + n) * N + column, mask=inside, other=0.0)
+                    d_im = tl.load(d + matrix * n * PARTS + column * PARTS + 1, mask=column < n, other=0.0)
+                    tl.store(out, re * d_re - im * d_im, mask=inside)
+                    tl.store(out + 1, re * d_im + im * d_re, mask=inside)
+        tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["n", "batch"])
+def run_backward(
+    w,
+    g,
+    d,
+    gv,
+    scratch,
+    n,
+    batch,
+    PARTS: tl.constexpr,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
+    """The gradient of packed coordinates from W and that of W: of M = -D (W + D)^H G (W + D)^H / 2 what is skew.
+
+    Args:
+        w: frames (batch, n, n, PARTS), float64 or float32, which is what all is worked out in.
+        g: gradients by them, of any dtype.
+        d: entries of D, float64 (batch, n, PARTS).
+        gv: the gradient (batch, n (n - 1) / 2), or (batch, n n).
+        scratch: (programs, 3, N, N), of the dtype of W.
+        n: rows.
+        batch: number of matrices.
+        PARTS: 1, or 2 of complex matrices.
+        N: rows that n PARTS is padded to, a power of two, 16 at least.
+        T: rows of a tile of a product, 64 at most.
+        K: columns of a left and rows of a right factor at a time.
+        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
+    """
+    size = n * (n - 1) // 2 if PARTS == 1 else n * n
+    adjoint = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
+    inner = adjoint + N * N
+    between = inner + N * N
+    line = tl.arange(0, E)
+    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
+    for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
+        frame = w + matrix * n * n * PARTS
+        gradient = g + matrix * n * n * PARTS
+        entries = d + matrix * n * PARTS
+        for i in range(0, N, E):
+            for j in range(0, N, E):
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                in_lower = row >= n
+                in_right = column >= n
+                inside = (row < n * PARTS) & (column < n * PARTS)
+                a = row - n * in_lower.to(tl.int32)
+                b = column - n * in_right.to(tl.int32)
+                there = (b * n + a) * PARTS
+                here = (a * n + b) * PARTS
+                on_diagonal = inside & (a == b)
+                re = tl.load(frame + there, mask=inside, other=0.0)
+                re += tl.load(entries + a * PARTS + b * 0, mask=on_diagonal, other=0.0).to(re.dtype)
+                value = tl.load(gradient + here, mask=inside, other=0.0).to(re.dtype)
+                if PARTS == 2:
+                    im = tl.load(frame + there + 1, mask=inside, other=0.0)
+                    im += tl.load(entries + a * PARTS + b * 0 + 1, mask=on_diagonal, other=0.0).to(im.dtype)
+                    re = _of_parts(re, -im, in_lower, in_right)
+                    other = tl.load(gradient + here + 1, mask=inside, other=0.0).to(value.dtype)
+                    value = _of_parts(value, other, in_lower, in_right)
+                tl.store(adjoint + row * N + column, re)
+                tl.store(between + row * N + column, value)
+        tl.debug_barrier()
+        _add_product(between, adjoint, between, inner, 1.0, 0.0, N, T, K, N)
+        _add_product(inner, inner, adjoint, between, 1.0, 0.0, N, T, K, N)
+        for i in range(0, N, E):
+            for j in range(0, N, E):
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                inside = (row < n) & (column < n)
+                d_row = tl.load(entries + row * PARTS, mask=row < n, other=0.0) * -0.5
+                d_column = tl.load(entries + column * PARTS, mask=column < n, other=0.0) * -0.5
+                ours = tl.load(between + row * N + column, mask=inside, other=0.0)
+                theirs = tl.load(between + column * N + row, mask=inside, other=0.0)
+                if PARTS == 1:
+                    skew = ours * d_row.to(ours.dtype) - theirs * d_column.to(ours.dtype)
+                    tl.store(gv + matrix * size + row * (row - 1) // 2 + column, skew, mask=inside & (row > column))
+                else:
+                    d_row_im = tl.load(entries + row * PARTS + 1, mask=row < n, other=0.0) * -0.5
+                    d_column_im = tl.load(entries + column * PARTS + 1, mask=column < n, other=0.0) * -0.5
+                    ours_im = tl.load(between + (row + n) * N + column, mask=inside, other=0.0)
+                    theirs_im = tl.load(between + (column + n) * N + row, mask=inside, other=0.0)
+                    re = ours * d_row.to(ours.dtype) - ours_im * d_row_im.to(ours.dtype)
+                    im = ours * d_row_im.to(ours.dtype) + ours_im * d_row.to(ours.dtype)
+                    re -= theirs * d_column.to(ours.dtype) - theirs_im * d_column_im.to(ours.dtype)
+                    im += theirs * d_column_im.to(ours.dtype) + theirs_im * d_column.to(ours.dtype)
+                    im = tl.where(row == column, 0.5 * im, im)
+                    tl.store(gv + matrix * size + row * n + column, tl.where(row > column, re, im), mask=inside)
+        tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["n", "batch"])
+def run_step(
+    w,
+    lo,
+    omega,
+    step,
+    moved,
+    rest,
+    defects,
+    scratch,
+    n,
+    batch,
+    TURNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Moves square frames W + LO along -W OMEGA by the Cayley transform and polishes them, all in float64.
+
+    Args:
+        w: frames (batch, n, n, PARTS).
+        lo: what they have beyond.
+        omega: skew matrices (batch, n, n, PARTS).
+        step: how far each goes (batch,), float64.
+        moved: the frames afterwards, of the dtype of w.
+        rest: what they would have beyond.
+        defects: ||W^H W - I||_F^2 before the last polish, times PARTS, float64 (batch,).
+        scratch: float64 (programs, 4, N, N).
+        n: rows.
+        batch: number of matrices.
+        TURNS: polishes.
+        PARTS: 1, or 2 of complex matrices.
+        N: rows that n PARTS is padded to, a power of two, 16 at least.
+        T: rows of a tile of a product, 64 at most.
+        K: columns of a left and rows of a right factor at a time.
+        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
+    """
+    m = scratch + tl.program_id(0).to(tl.int64) * 4 * N * N
+    x = m + N * N
+    r = x + N * N
+    frame = r + N * N
+    line = tl.arange(0, E)
+    turns = (batch - 1 - tl.program_id(0)) // tl.num_programs(0) + 1
+    for index in tl.range(turns, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
+        matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
+        place = matrix * n * n * PARTS
+        half = 0.5 * tl.load(step + matrix)
+        for i in range(0, N, E):
+            for j in range(0, N, E):
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                in_lower = row >= n
+                in_right = column >= n
+                inside = (row < n * PARTS) & (column < n * PARTS)
+                here = place + ((row - n * in_lower.to(tl.int32)) * n + column - n * in_right.to(tl.int32)) * PARTS
+                q = tl.load(omega + here, mask=inside, other=0.0).to(tl.float64)
+                value = tl.load(w + here, mask=inside, other=0.0).to(tl.float64)
+                value += tl.load(lo + here, mask=inside, other=0.0).to(tl.float64)
+                if PARTS == 2:
+                    other = tl.load(omega + here + 1, mask=inside, other=0.0).to(tl.float64)
+                    q = _of_parts(q, other, in_lower, in_right)
+                    other = tl.load(w + here + 1, mask=inside, other=0.0).to(tl.float64)
+                    other += tl.load(lo + here + 1, mask=inside, other=0.0).to(tl.float64)
+                    value = _of_parts(value, other, in_lower, in_right)
+                outside = (row == column) & (row >= n * PARTS)
+                tl.store(m + row * N + column, tl.where(row == column, half * q + 1.0, half * q))
+                tl.store(frame + row * N + column, tl.where(outside, 1.0, value))
+        tl.debug_barrier()
+        _invert(m, x, r, N, T, K)
+        # W (I - Q) (I + Q)^-1 = 2 W (I + Q)^-1 - W.
+        _add_product(frame, frame, m, x, 2.0, -1.0, N, T, K, N)
+        # A turn takes what is in X to FRAME or back.
+        square = 0.0
+        for turn in tl.static_range(TURNS):  # pyright: ignore[reportGeneralTypeIssues]
+            before = x if turn % 2 == 0 else frame
+            after = frame if turn % 2 == 0 else x
+            square = _gram_less(before, r, N, T, K)
+            _add_product(before, before, r, after, -0.5, 1.0, N, T, K, N)
+        tl.store(defects + matrix, square)
+        result = frame if TURNS % 2 == 1 else x
+        for i in range(0, N, E):
+            for j in range(0, N, E):
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                inside = (row < n) & (column < n)
+                here = place + (row * n + column) * PARTS
+                for part in tl.static_range(PARTS):  # pyright: ignore[reportGeneralTypeIssues]
+                    value = tl.load(result + (row + part * n) * N + column, mask=inside, other=0.0)
+                    rounded = value.to(tl.float32)
+                    tl.store(moved + here + part, rounded, mask=inside)
+                    tl.store(rest + here + part, (value - rounded.to(tl.float64)).to(tl.float32), mask=inside)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def _gram_less(a, out, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
+    """OUT = A^T A - I; returns the square of its Frobenius norm."""
+    line = tl.arange(0, T)
+    strip = tl.arange(0, K)
+    square = tl.full((T,), 0.0, dtype=tl.float64)
+    for i in range(0, N, T):
+        for j in range(0, N, T):
+            total = tl.full((T, T), 0.0, dtype=tl.float64)
+            for k in range(0, N, K):
+                left = tl.load(a + (k + strip)[None, :] * N + (i + line)[:, None])
+                right = tl.load(a + (k + strip)[:, None] * N + (j + line)[None, :])
+                total = tl.dot(left, right, total, input_precision="ieee", out_dtype=tl.float64)
+            row = (i + line)[:, None]
+            column = (j + line)[None, :]
+            total = tl.where(row == column, total - 1.0, total)
+            square += tl.reduce(total * total, 1, _plus)
+            tl.store(out + row * N + column, total)
+    tl.debug_barrier()
+    return tl.reduce(square, 0, _plus)

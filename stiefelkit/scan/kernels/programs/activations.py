@@ -1,0 +1,111 @@
+"""What all programs do with a number between two products: activations and their derivatives."""
+
+import triton.language as tl
+
+from .inline import inline
+
+__all__ = ["activate", "derive"]
+
+# Powers of two, so that scaling by them is exact and squares neither overflow nor underflow.
+SMALL = tl.constexpr(2.0**-60)
+LARGE = tl.constexpr(2.0**60)
+UP = tl.constexpr(2.0**100)
+DOWN = tl.constexpr(2.0**-100)
+TINY = tl.constexpr(2.0**-126)
+STEEPEST = tl.constexpr(1e18)
+
+
+@inline
+def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
+    """Activates pre-activations.
+
+    Args:
+        x: pre-activations, of any shape.
+        y: their partners, for activations of pairs.
+        b: bias of modReLU, of the same shape or one that is broadcast.
+        slope: of leaky ReLU.
+        ACTIVATION: its name; "complex_modrelu" for real parts x and imaginary parts y.
+
+    Returns:
+        The states of x and of y, and what the derivative needs besides them.
+    """
+    kept = x
+    if ACTIVATION == "tanh":
+        # (1 - e) / (1 + e) cancels near 0, where five terms of the series have all digits.
+        square = x * x
+        odd = 1.0 + square * (
+            -0.3333333333333333
+            + square * (0.13333333333333333 + square * (-0.05396825396825397 + square * 0.021869488536155203))
+        )
+        e = tl.exp(-2.0 * tl.abs(x))
+        size = tl.div_rn(1.0 - e, 1.0 + e)
+        x = tl.where(square < 0.0625, x * odd, tl.where(x < 0, -size, size))
+    elif ACTIVATION == "relu":
+        x = tl.where(x < 0, 0.0, x)
+    elif ACTIVATION == "leaky_relu":
+        x = tl.where(x > 0, x, x * slope)
+    elif ACTIVATION == "abs":
+        kept = (x > 0).to(tl.int8) - (x < 0).to(tl.int8)
+        x = tl.abs(x)
+    elif ACTIVATION == "modrelu":
+        size = tl.abs(x) + b
+        size = tl.where(size < 0, 0.0, size)
+        x = tl.where(x > 0, size, tl.where(x < 0, -size, x))
+    elif ACTIVATION == "oplu":
+        swap = x < y
+        kept = swap.to(tl.int8)
+        larger = tl.where(swap, y, x)
+        y = tl.where(swap, x, y)
+        x = larger
+    elif ACTIVATION == "complex_modrelu":
+        largest = tl.maximum(tl.abs(x), tl.abs(y))
+        up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
+        down = tl.where(largest < SMALL, DOWN, tl.where(largest > LARGE, UP, 1.0))
+        x = x * up
+        y = y * up
+        scaled = tl.sqrt_rn(x * x + y * y)
+        modulus = scaled * down
+        is_zero = modulus < TINY
+        size = tl.where(is_zero, 0.0, modulus + b)
+        is_off = is_zero | (size <= 0)
+        size = tl.where(is_off, 0.0, size)
+        scaled = tl.where(is_zero, 1.0, scaled)
+        q = tl.div_rn(b, tl.where(is_zero, 1.0, modulus))
+        kept = tl.where(q > STEEPEST, STEEPEST, tl.where(is_off, -1.0, q))
+        x = tl.div_rn(x, scaled) * size
+        y = tl.div_rn(y, scaled) * size
+    else:
+        tl.static_assert(ACTIVATION == "identity", "an activation without a branch")
+    return x, y, kept
+
+
+@inline
+def derive(c, d, x, y, kept, slope, ACTIVATION: tl.constexpr):
+    """Takes gradients c by states x, and for pairs d by y, back to those by pre-activations; `kept` is `activate`'s."""
+    if ACTIVATION == "abs":
+        c *= kept.to(tl.float32)
+    elif ACTIVATION == "oplu":
+        swap = kept != 0
+        larger = c
+        c = tl.where(swap, d, c)
+        d = tl.where(swap, larger, d)
+    elif ACTIVATION == "complex_modrelu":
+        # The Jacobian of z (1 + b / |z|) is (1 + q) I - q e e^T, e = h / |h|; it is 0 where q = -1.
+        largest = tl.maximum(tl.abs(x), tl.abs(y))
+        up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
+        x = x * up
+        y = y * up
+        square = x * x + y * y
+        along = tl.div_rn(x * c + y * d, tl.where(square == 0, 1.0, square))
+        c = tl.where(kept == -1, 0.0, c + kept * (c - along * x))
+        d = tl.where(kept == -1, 0.0, d + kept * (d - along * y))
+    elif ACTIVATION == "tanh":
+        c *= 1.0 - x * x
+    elif ACTIVATION == "leaky_relu":
+        c = tl.where(x > 0, c, c * slope)
+    elif ACTIVATION == "relu" or ACTIVATION == "modrelu":
+        # The derivative is 1 where the state is not 0.
+        c = tl.where(x == 0, 0.0, c)
+    else:
+        tl.static_assert(ACTIVATION == "identity", "an activation without a branch")
+    return c, d

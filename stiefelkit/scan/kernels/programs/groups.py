@@ -1,0 +1,264 @@
+"""The recurrence and its derivative for matrices that one multiprocessor cannot hold: programs share a sequence.
+
+PARTS programs are a group. Each holds SIZE columns of the matrix in registers for all steps and all sequences of the
+group, takes ROWS of them at a time through their steps, and waits after each step until all of its group have written
+their part of the states, which stand in the GPU's cache then. All programs have to run at once, or none goes on:
+launched as a cooperative grid, which is refused where they do not fit. Products are exact float32.
+"""
+
+import triton
+import triton.language as tl
+
+from .inline import inline
+from .parts import (
+    activate_vector,
+    derive_vector,
+    load_block,
+    load_vector,
+    row_at,
+    spread,
+    start_of,
+    store_vector,
+    total,
+)
+
+__all__ = ["groups_back", "groups_forward"]
+
+
+@inline
+def _meet(counter, target):
+    """Waits until a counter is at `target`, to which every program of a group has added one at each meeting."""
+    tl.debug_barrier()
+    seen = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") + 1
+    while seen < target:
+        seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    tl.debug_barrier()
+
+
+@inline
+def _blocks(matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+    """The blocks of SIZE columns of a matrix."""
+    STRIDE: tl.constexpr = start_of(BLOCKS, LONG)
+    blocks = ()
+    for i in tl.static_range(BLOCKS):
+        at = matrix + column * STRIDE + start_of(i, LONG)
+        blocks = blocks + (load_block(at, STRIDE, LONG >> i, SIZE, DEEP),)
+    return blocks
+
+
+@inline
+def _start(starts, lengths, begin, steps, batch, first, PACKED: tl.constexpr, FLIP: tl.constexpr, ROWS: tl.constexpr):
+    """Lengths of a group's next sequences, and where their rows of the first step and of the one before it are."""
+    counts = ()
+    heres = ()
+    befores = ()
+    for r in tl.static_range(ROWS):
+        row = begin + r
+        if PACKED:
+            count = tl.load(lengths + row, mask=row < batch, other=0)
+        else:
+            count = tl.where(row < batch, steps, 0)
+        counts = counts + (count,)
+        heres = heres + (row_at(starts, row, batch, first, count, PACKED, FLIP),)
+        befores = befores + (row_at(starts, row, batch, tl.maximum(first - 1, 0), count, PACKED, FLIP),)
+    return counts, heres, befores
+
+
+@inline
+def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
+    """Numbers that another multiprocessor may have written: from the GPU's cache, not from this one's."""
+    k = tl.arange(0, LONG)
+    return tl.load(at + k, mask=(k < REST) & is_there, other=0.0, cache_modifier=".cg")
+
+
+@inline
+def _times(x, before, blocks, is_there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
+    """X + h m for a row h at `before`."""
+    y = total(blocks[0] * spread(_fresh(before, is_there, N, LONG), LONG, DEEP), 0)
+    for i in tl.static_range(1, len(blocks)):
+        FIRST: tl.constexpr = start_of(i, LONG)
+        y += total(blocks[i] * spread(_fresh(before + FIRST, is_there, N - FIRST, LONG >> i), LONG >> i, DEEP), 0)
+    return x + total(y, 1)
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
+def groups_forward(
+    z,
+    matrix,
+    h0,
+    bias,
+    saved,
+    starts,
+    lengths,
+    slope,
+    steps,
+    batch,
+    counters,
+    first,
+    last,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PACKED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    KEEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LONG: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place.
+
+    Args:
+        z: rows of all steps, float32, and the states afterwards.
+        matrix: m transposed, padded with zeros to PARTS SIZE rows and columns of whole blocks; with PAIRS its rows are
+            in the order of pairs.
+        h0: first states (batch, N).
+        bias: of modReLU, one number a unit.
+        saved: what the derivative needs besides the states.
+        starts: first row of each step, with PACKED.
+        lengths: steps of each sequence, with PACKED.
+        slope: of leaky ReLU.
+        steps: how many, without PACKED.
+        batch: how many sequences.
+        counters: zeros, 32 for each group.
+        first: the first step that is taken; states before it are known.
+        last: the step before which it ends.
+        N: width of a row.
+        ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
+        PAIRS: whether the activation joins units i and i + N/2.
+        PACKED: whether the number of rows falls from step to step.
+        REVERSE: whether the last step comes first.
+        KEEP: whether `saved` is written.
+        ROWS: sequences that a group takes at a time.
+        PARTS: programs of a group.
+        BLOCKS: blocks of rows of the matrix.
+        LONG: rows of the first block; the next has half as many.
+        SIZE: columns of a program.
+        DEEP: rows of a block side by side; see `load_block`.
+    """
+    KEPT: tl.constexpr = SIZE // 2 if PAIRS else SIZE
+    WIDTH: tl.constexpr = N // 2 if PAIRS else N
+    part = tl.program_id(0) % PARTS
+    group = (tl.program_id(0) // PARTS).to(tl.int64)
+    stride = tl.num_programs(0) // PARTS * ROWS
+    column = part * SIZE
+    blocks = _blocks(matrix, column, BLOCKS, LONG, SIZE, DEEP)
+    b = tl.full((KEPT,), 0.0, tl.float32)
+    if ACTIVATION == "modrelu" or ACTIVATION == "complex_modrelu":
+        b = load_vector(bias, True, part * KEPT, WIDTH, KEPT, False)
+    target = 0
+    turns = (batch - group * ROWS + stride - 1) // stride
+    for turn in tl.range(turns, num_stages=1):
+        begin = group * ROWS + turn * stride
+        counts, heres, befores = _start(starts, lengths, begin, steps, batch, first, PACKED, REVERSE, ROWS)
+        end = tl.minimum(counts[0], last)
+        # Not pipelined: loads would overtake the stores of the step before.
+        for step in tl.range(first, end, num_stages=1):
+            followings = ()
+            xs = ()
+            sources = ()
+            for r in tl.static_range(ROWS):
+                row = begin + r
+                followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, REVERSE),)
+                xs = xs + (load_vector(z + heres[r] * N, step < counts[r], column, N, SIZE, PAIRS),)
+                sources = sources + (tl.where(step == 0, h0 + row * N, z + befores[r] * N),)
+            # What stands above does not depend on the other programs, and is asked for before they are waited for.
+            if step > first:
+                target += PARTS
+                _meet(counters + group * 32, target)
+            for r in tl.static_range(ROWS):
+                is_there = step < counts[r]
+                x = _times(xs[r], sources[r], blocks, is_there, N, LONG, DEEP)
+                h, kept = activate_vector(x, b, slope, ACTIVATION, SIZE, PAIRS)
+                if KEEP:
+                    store_vector(saved + heres[r] * WIDTH, kept, is_there, part * KEPT, WIDTH, KEPT, False)
+                store_vector(z + heres[r] * N, h, is_there, column, N, SIZE, PAIRS)
+            befores, heres = heres, followings
+
+
+@triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
+def groups_back(
+    delta,
+    matrix,
+    g_out,
+    g_last,
+    out,
+    saved,
+    starts,
+    lengths,
+    slope,
+    steps,
+    batch,
+    counters,
+    first,
+    last,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PACKED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LONG: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
+
+    Arguments mean what they mean for `groups_forward` and, besides, for `rows_back`; steps are counted from the last.
+    """
+    KEPT: tl.constexpr = SIZE // 2 if PAIRS else SIZE
+    WIDTH: tl.constexpr = N // 2 if PAIRS else N
+    KEEPS: tl.constexpr = ACTIVATION == "abs" or ACTIVATION == "oplu" or ACTIVATION == "complex_modrelu"
+    STATES: tl.constexpr = not (ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu")
+    part = tl.program_id(0) % PARTS
+    group = (tl.program_id(0) // PARTS).to(tl.int64)
+    stride = tl.num_programs(0) // PARTS * ROWS
+    column = part * SIZE
+    blocks = _blocks(matrix, column, BLOCKS, LONG, SIZE, DEEP)
+    target = 0
+    turns = (batch - group * ROWS + stride - 1) // stride
+    for turn in tl.range(turns, num_stages=1):
+        begin = group * ROWS + turn * stride
+        counts, heres, befores = _start(starts, lengths, begin, steps, batch, first, PACKED, not REVERSE, ROWS)
+        end = tl.minimum(counts[0], last)
+        # Not pipelined: loads would overtake the stores of the step before.
+        for step in tl.range(first, end, num_stages=1):
+            followings = ()
+            outside = ()
+            states = ()
+            kepts = ()
+            for r in tl.static_range(ROWS):
+                row = begin + r
+                is_there = step < counts[r]
+                followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, not REVERSE),)
+                c = tl.full((SIZE,), 0.0, tl.float32)
+                if HAS_OUT:
+                    c += load_vector(g_out + heres[r] * N, is_there, column, N, SIZE, PAIRS)
+                if HAS_LAST:
+                    c += load_vector(g_last + row * N, is_there & (step == 0), column, N, SIZE, PAIRS)
+                h = c
+                if STATES:
+                    h = load_vector(out + heres[r] * N, is_there, column, N, SIZE, PAIRS)
+                kept = c
+                if KEEPS:
+                    kept = load_vector(saved + heres[r] * WIDTH, is_there, part * KEPT, WIDTH, KEPT, False)
+                outside = outside + (c,)
+                states = states + (h,)
+                kepts = kepts + (kept,)
+            # What stands above does not depend on the other programs, and is asked for before they are waited for.
+            if step > first:
+                target += PARTS
+                _meet(counters + group * 32, target)
+            for r in tl.static_range(ROWS):
+                is_there = step < counts[r]
+                c = _times(outside[r], delta + befores[r] * N, blocks, is_there & (step > 0), N, LONG, DEEP)
+                d = derive_vector(c, states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
+                store_vector(delta + heres[r] * N, d, is_there, column, N, SIZE, PAIRS)
+            befores, heres = heres, followings

@@ -1,0 +1,180 @@
+"""The recurrence and its derivative for few sequences: a program takes one of them through all of its steps.
+
+The matrix stays in registers, and so does the state: of a step only the projection is read and the state written, and
+the projection of the next one is asked for before the product begins. No matrix of a step is read twice, no program
+waits for another. Products are exact float32.
+"""
+
+import triton
+import triton.language as tl
+
+from .parts import (
+    activate_parts,
+    added,
+    complex_times,
+    derive_parts,
+    load_blocks,
+    load_kept,
+    load_parts,
+    load_states,
+    row_at,
+    start_of,
+    store_kept,
+    store_parts,
+    times,
+    zeros,
+)
+
+__all__ = ["rows_back", "rows_forward"]
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def rows_forward(
+    z,
+    matrix,
+    h0,
+    bias,
+    saved,
+    starts,
+    lengths,
+    slope,
+    steps,
+    batch,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    PACKED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    KEEP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place; program b takes sequence b.
+
+    Args:
+        z: rows of all steps, float32, and the states afterwards.
+        matrix: m transposed, padded with zeros to whole blocks; with PAIRS of real units, rows and columns in
+            the order of pairs. With COMPLEX, a and b of [[a, b], [-b, a]], one after the other.
+        h0: first states (batch, N).
+        bias: of modReLU, one number a unit.
+        saved: what the derivative needs besides the states.
+        starts: first row of each step, with PACKED.
+        lengths: steps of each sequence, with PACKED.
+        slope: of leaky ReLU.
+        steps: how many, without PACKED.
+        batch: rows of each step, without PACKED.
+        N: width of a row.
+        ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
+        PAIRS: whether the activation joins units i and i + N/2.
+        COMPLEX: whether rows are [Re | Im].
+        PACKED: whether the number of rows falls from step to step.
+        REVERSE: whether the last step comes first.
+        KEEP: whether `saved` is written.
+        BLOCKS: vectors of a row, or of its real parts.
+        SIZE: numbers of the first vector.
+        DEEP: rows of a block side by side; see `load_block`.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    if PACKED:
+        length = tl.load(lengths + row)
+    else:
+        length = steps
+    blocks = load_blocks(matrix, BLOCKS, SIZE, DEEP)
+    if COMPLEX:
+        others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
+    b = zeros(BLOCKS, SIZE, False)
+    if ACTIVATION == "modrelu" or ACTIVATION == "complex_modrelu":
+        b = load_parts(bias, True, N // 2 if COMPLEX else N, BLOCKS, SIZE, False, False)
+    h = load_parts(h0 + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+    here = row_at(starts, row, batch, 0, length, PACKED, REVERSE)
+    following = row_at(starts, row, batch, 1, length, PACKED, REVERSE)
+    x = load_parts(z + here * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+    # Not pipelined: what is asked for ahead is asked for below.
+    for step in tl.range(length, num_stages=1):
+        beyond = row_at(starts, row, batch, step + 2, length, PACKED, REVERSE)
+        ahead = load_parts(z + following * N, step + 1 < length, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        if COMPLEX:
+            x = complex_times(x, h, blocks, others, BLOCKS, SIZE, DEEP)
+        else:
+            x = times(x, h, blocks, BLOCKS, SIZE, DEEP)
+        h, kept = activate_parts(x, b, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
+        if KEEP:
+            store_kept(saved, here, kept, N, SIZE, PAIRS, COMPLEX)
+        store_parts(z + here * N, h, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        x, here, following = ahead, following, beyond
+
+
+@triton.jit(do_not_specialize=["steps", "batch"])
+def rows_back(
+    delta,
+    matrix,
+    g_out,
+    g_last,
+    out,
+    saved,
+    starts,
+    lengths,
+    slope,
+    steps,
+    batch,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    PACKED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    """Writes the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} m), shape (rows, N).
+
+    Arguments mean what they mean for `rows_forward`, whose results `out`, shape (rows, N), and `saved` are; m is the
+    transpose of its m, padded in the same way, and REVERSE puts the first step first here. With HAS_OUT there is g_out,
+    the gradient by the states (rows, N); with HAS_LAST there is g_last, that by the last state of each sequence
+    (batch, N).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    if PACKED:
+        length = tl.load(lengths + row)
+    else:
+        length = steps
+    blocks = load_blocks(matrix, BLOCKS, SIZE, DEEP)
+    if COMPLEX:
+        others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
+    d = zeros(BLOCKS, SIZE, COMPLEX)
+    here = row_at(starts, row, batch, 0, length, PACKED, not REVERSE)
+    following = row_at(starts, row, batch, 1, length, PACKED, not REVERSE)
+    c = d
+    if HAS_LAST:
+        c = load_parts(g_last + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+    if HAS_OUT:
+        c = added(c, load_parts(g_out + here * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX))
+    h = load_states(out + here * N, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+    kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+    # Not pipelined: what is asked for ahead is asked for below.
+    for step in tl.range(length, num_stages=1):
+        goes_on = step + 1 < length
+        beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
+        if HAS_OUT:
+            ahead = load_parts(g_out + following * N, goes_on, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        else:
+            ahead = zeros(BLOCKS, SIZE, COMPLEX)
+        h_ahead = load_states(out + following * N, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        if PAIRS:
+            # Registers are few with pairs: what is kept of them comes while the product is taken.
+            kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+            kept_ahead = kept
+        else:
+            kept_ahead = load_kept(saved, following, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        if COMPLEX:
+            c = complex_times(c, d, blocks, others, BLOCKS, SIZE, DEEP)
+        else:
+            c = times(c, d, blocks, BLOCKS, SIZE, DEEP)
+        d = derive_parts(c, h, kept, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
+        store_parts(delta + here * N, d, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        c, h, kept, here, following = ahead, h_ahead, kept_ahead, following, beyond

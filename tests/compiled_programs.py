@@ -1,0 +1,106 @@
+"""Compiles the Triton programs of the scan for GPUs that need not be there, and reads what the machine code holds."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stiefelkit.scan import find_activation
+from stiefelkit.scan.kernels import gated, launch
+from stiefelkit.scan.kernels.layouts import Cost, Layout
+
+TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
+TYPES |= dict.fromkeys(["steps", "batch", "first", "last"], "i32")
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What is in a compiled program: resources of it, and instructions of its loop over the steps."""
+
+    registers: int
+    stack: int
+    shared: int
+    step: list[str]
+    everything: list[str]
+
+    def count(self, *operations: str) -> int:
+        return sum(line.split(".")[0] in operations for line in self.step)
+
+
+def compiled(layout: Layout, way: str, activation: str, units: int, capability: int = 90, packed: bool = False) -> Any:
+    """A program for GPUs of a compute capability."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    is_complex = layout.states == "complex"
+    act = find_activation(activation, is_complex)
+    if layout.program == "gates":
+        fixed = gated.settings(layout, units, act)
+    else:
+        fixed = launch.settings(layout, units * (1 + is_complex), units, act)
+    if "AHEAD" in getattr(launch.programs(False), f"{layout.program}_{way}").arg_names:
+        fixed["AHEAD"] = layout.size < gated.WIDEST
+    options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+    fixed |= {"PACKED": packed, "REVERSE": packed}
+    if way == "back":
+        fixed |= {"HAS_OUT": True, "HAS_LAST": True}
+    keeps = act.bias_inside if layout.program == "gates" else act.saved is not None
+    program = getattr(launch.programs(False), f"{layout.program}_{way}")
+    fixed |= {"KEEP": keeps} if "KEEP" in program.arg_names else {}
+    types = TYPES | {"saved": "*i8" if activation in ("abs", "oplu") else "*fp32"}
+    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
+    places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
+    aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind.startswith("*")}
+    source = ASTSource(program, signature, {places[arg]: value for arg, value in fixed.items()}, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def machinery(program: Any, folder: Path) -> Machinery:
+    """Reads a compiled program by the tools that come with triton."""
+    from triton import knobs
+
+    path = folder / "program.cubin"
+    path.write_bytes(program.asm["cubin"])
+
+    def shown(option: str) -> str:
+        command = [knobs.nvidia.cuobjdump.path, option, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    usage, listing = shown("-res-usage"), shown("-sass")
+    lines = [
+        (int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]*?)\s*;", listing)
+    ]
+    loops = []
+    for at, text in lines:
+        target = re.search(r"\b0x([0-9a-f]+)$", text)
+        if text.startswith("BRA") and target and int(target[1], 16) < at:
+            loops.append([body for place, body in lines if int(target[1], 16) <= place <= at])
+
+    def products(loop: list[str]) -> tuple[int, int]:
+        return sum(line.startswith("FFMA") for line in loop), -len(loop)
+
+    def number(name: str) -> int:
+        return int(re.findall(rf"\b{name}:(\d+)", usage)[-1])
+
+    step = max(loops, key=products)
+    everything = [text for _, text in lines]
+    return Machinery(number("REG"), number("STACK"), program.metadata.shared, step, everything)
+
+
+def cost(program: Machinery) -> Cost:
+    """What the table of layouts says of a program."""
+    reads = [line.split()[0].split(".") for line in program.step if line.startswith("LDS")]
+    words = sum(4 if "128" in read else 2 if "64" in read else 1 for read in reads)
+    return Cost(program.registers, len(program.step), program.count("BAR"), words)
+
+
+def is_without_spills(program: Machinery) -> bool:
+    spills = ("LDL", "STL")
+    return program.stack == 0 and not any(line.split(".")[0] in spills for line in program.everything)
+
+
+def is_exact(program: Machinery) -> bool:
+    """Whether no product is taken by tensor cores."""
+    return not any(re.match(r"[A-Z]*MMA\b", line) or "TF32" in line for line in program.everything)
