@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.standard import _sum_combine
 
 from .activations import activate, derive
-from .inline import inline
+from .inline import constant, inline
 
 __all__ = [
     "activate_parts",
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 
-@inline
-def start_of(i: tl.constexpr, SIZE: tl.constexpr):
+@constant
+def start_of(i, SIZE):
     """Where vector i begins in a padded row."""
     return 2 * SIZE - (2 * SIZE >> i)
 
@@ -52,10 +52,13 @@ def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constex
     The number in row k and column c is at [k // DEEP, c, k % DEEP] of (ROWS / DEEP, COLUMNS, DEEP): four of the last
     dimension belong to a thread, its others to neighbours; then threads and warps go on along the second; so that all
     of the first are a thread's own.
+
+    Of dimensions with the same contiguity Triton 3.6 takes the first, and 3.7 the last to be the denser one: the middle
+    one is said to have more than it has, of which nothing but their order is made.
     """
     k = tl.arange(0, ROWS // DEEP)[:, None, None] * DEEP + tl.arange(0, DEEP)[None, None, :]
     c = tl.arange(0, COLUMNS)[None, :, None]
-    return tl.load(at + c * stride + k)
+    return tl.load(tl.max_contiguous(at + c * stride + k, [1, 2, DEEP]))
 
 
 @inline
