@@ -4,6 +4,7 @@ import inspect
 import json
 from pathlib import Path
 
+import citations
 import torch
 
 from stiefelkit.errors import StiefelkitError
@@ -36,7 +37,7 @@ def draw(root: Path):
 
 
 def _index(title, intro, found):
-    rows = "\n".join(f"| [`{name}`]({name}.md) | {_sentence(cls)} | {_years(cls)} |" for name, cls in found.items())
+    rows = "\n".join(f"| [`{name}`]({name}.md) | {_sentence(cls)} | {_paper(cls)} |" for name, cls in found.items())
     names = "\n".join(found)
     table = f"| name | what it is | paper |\n|---|---|---|\n{rows}"
     return f"# {title}\n\n{intro}\n\n{table}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
@@ -46,23 +47,10 @@ def _sentence(cls):
     return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 
-def _references(cls):
-    """The entries under "References:", each as one line."""
-    _, found, rest = (inspect.getdoc(cls) or "").partition("References:\n")
-    entries = []
-    for line in rest.splitlines() if found else []:
-        if not line.startswith("    "):
-            break
-        if entries and not entries[-1].endswith((".", ":")):
-            entries[-1] += f" {line.strip()}"
-        else:
-            entries.append(line.strip())
-    return entries
-
-
-def _years(cls):
-    references = _references(cls)
-    return references[0].rstrip(".") if references else ""
+def _paper(cls):
+    entries = citations.references(inspect.getdoc(cls))
+    keys = ",".join(citations.named(entries[0])) if entries else ""
+    return f"{entries[0].rstrip('.')} {{cite:p}}`{keys}`" if keys else "".join(entries[:1]).rstrip(".")
 
 
 def _instances(cls):
