@@ -97,9 +97,8 @@ def start(app):
         process.wait()
         folder.cleanup()
 
-    app.connect(
-        "builder-inited", lambda app: process.stdout.read(), priority=900
-    )  # kernels may take a minute, not more
+    # Jupyter gives a kernel a minute to answer: the nursery says that it is ready by closing its output.
+    app.connect("builder-inited", lambda app: process.stdout.read(), priority=900)
     app.connect("build-finished", end)
 
 
