@@ -29,6 +29,7 @@ extensions = [
     "sphinxcontrib.bibtex",
     "cells",
     "docstrings",
+    "gallery",
     "kernels",
     "links",
     "pages",
