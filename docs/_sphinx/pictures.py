@@ -13,6 +13,7 @@ matplotlib.rc_file(Path(__file__).parent.parent / "_static" / "matplotlibrc")
 
 import torch  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
+from members import optimizer_of  # noqa: E402
 
 import stiefelkit as sk  # noqa: E402
 from stiefelkit.errors import StiefelkitError  # noqa: E402
@@ -219,7 +220,7 @@ def _optimizer(figure, kind, cls):
 def _run(kind, cls, a, start, steps):
     w = torch.nn.Parameter(start.clone())
     points, values, errors = [w.detach().clone()], [-torch.trace(w.T @ a @ w).item()], [orthogonality_error(w).item()]
-    optimizer = _made(kind, cls, w)
+    optimizer = optimizer_of(kind, cls, w)
     for _ in range(steps):
 
         def closure():
@@ -237,16 +238,6 @@ def _run(kind, cls, a, start, steps):
         values.append(-torch.trace(w.T @ a @ w).item())
         errors.append(orthogonality_error(w).item())
     return points, values, errors
-
-
-def _made(kind, cls, w):
-    if kind == "minimizers":
-        return cls(sk.optim.frames([w]), max_iter=1)
-    rate = {"lr": 0.05}
-    try:
-        return cls(sk.optim.frames([w]), **rate)
-    except StiefelkitError:
-        return cls([w], stiefel=True, **rate)
 
 
 def _sphere(axes, points):
