@@ -13,6 +13,7 @@ matplotlib.rc_file(Path(__file__).parent.parent / "_static" / "matplotlibrc")
 
 import torch  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 from members import optimizer_of  # noqa: E402
 
 import stiefelkit as sk  # noqa: E402
@@ -20,6 +21,7 @@ from stiefelkit.errors import StiefelkitError  # noqa: E402
 from stiefelkit.metrics import orthogonality_error, rounding_limit  # noqa: E402
 
 GREY, BLUE, RED, GREEN = "#7f868f", "#3b8bd9", "#e0763a", "#3fa373"
+SIGNED = LinearSegmentedColormap.from_list("signed", [BLUE, GREY, RED])  # is seen on white and on black
 
 
 def save(kind, name, cls, path):
@@ -112,7 +114,7 @@ def _of_the_line(angle_of):
         alphas = torch.linspace(-4, 4, 33)
         angles = angle_of(alphas)
         for alpha, angle in zip(alphas.tolist(), angles.tolist(), strict=True):
-            colour = plt.get_cmap("coolwarm")((alpha + 4) / 8)
+            colour = SIGNED((alpha + 4) / 8)
             axes.plot([1.6, math.cos(angle)], [alpha * 0.3, math.sin(angle)], color=colour, lw=0.5)
             axes.plot(1.6, alpha * 0.3, ".", color=colour, ms=3)
             axes.plot(math.cos(angle), math.sin(angle), "o", color=colour, ms=3.5)
