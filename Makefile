@@ -9,6 +9,7 @@
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
 # make docs     runs the pages of docs/ and builds them into docs/_build/html
+# make docs-links  asks for an answer from every address that docs/ links to; needs a network, so CI leaves it out
 # make lint     checks style, format and types
 # make format   rewrites the files as `make lint` wants them
 # make release-check  builds wheel and sdist, and tries each in a fresh environment with the core's requirements alone
@@ -17,8 +18,8 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic docs lint format
-.PHONY: release-check clean
+.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic docs docs-links
+.PHONY: lint format release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -128,6 +129,10 @@ test-arithmetic-%: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(ONE_THREAD) $(BIN)/python -m sphinx -W -n -j $(WORKERS) -b html docs docs/_build/html
 	@echo "Pages: docs/_build/html/index.html"
+
+# Links between pages are checked by every build. These run nothing, and write docs/_build/links/output.txt.
+docs-links: $(VENV)/.docs
+	STIEFELKIT_DOCS_EXECUTE=off $(ONE_THREAD) $(BIN)/python -m sphinx -b linkcheck docs docs/_build/links
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -29,6 +29,8 @@ extensions = [
     "sphinxcontrib.bibtex",
     "cells",
     "docstrings",
+    "gallery",
+    "kernels",
     "links",
     "pages",
 ]
@@ -82,6 +84,10 @@ toc_object_entries_show_parents = "hide"
 
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
+
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_anchors = False  # many hosts make their anchors by script
 
 html_theme = "furo"
 html_title = "stiefelkit"

@@ -5,10 +5,12 @@ What stands behind the language are tags of the cell, as in "```python hide-inpu
 
 import re
 
-HEADER = """---
+from kernels import NAME
+
+HEADER = f"""---
 file_format: mystnb
 kernelspec:
-  name: python3
+  name: {NAME}
 language_info:
   name: python
   pygments_lexer: ipython3

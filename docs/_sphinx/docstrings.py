@@ -1,13 +1,15 @@
 """Docstrings as they stand in the code, which are plain text, as reStructuredText.
 
 Formulas hold the signs that reStructuredText reads as markup; outside of `code` they are escaped. A name in `code` that
-these pages document becomes a link.
+these pages document becomes a link, and a paper in references.bib a citation.
 """
 
 import re
 
+import citations
 from docutils import nodes
 from sphinx.addnodes import pending_xref
+from sphinx.util.logging import getLogger
 
 COLON = "\ue000"
 CODE = re.compile(r"(`[^`]+`)")
@@ -19,13 +21,30 @@ HEADING = re.compile(r"^(\s*)(Args|Attributes|Raises|Returns|Yields|References):
 def escaped(text):
     """Returns a line without markup, but for what is in backticks."""
     parts = CODE.split(text)
-    return "".join(part if index % 2 else MARKUP.sub(r"\\\g<0>", part) for index, part in enumerate(parts))
+    return "".join(part if index % 2 else cited(MARKUP.sub(r"\\\g<0>", part)) for index, part in enumerate(parts))
+
+
+def cited(text):
+    """Returns a line with a citation after each "Arjovsky et al. 2016"."""
+    return citations.SHORT.sub(lambda match: match[0] + _citation(citations.short(*match.groups())), text)
+
+
+def _citation(*keys):
+    return f" :cite:p:`{','.join(keys)}`" if all(keys) and keys else ""
+
+
+def _reference(entry, name):
+    keys = citations.named(entry)
+    if not keys:
+        getLogger(__name__).warning("%s names a source that references.bib has not: %s", name, entry)
+    return escaped(entry) + _citation(*keys)
 
 
 def process(app, what, name, target, options, lines):
     """Escapes the lines of a docstring in place, and makes a list of its references."""
     if what in ("attribute", "property"):
         lines[:1] = [line.replace(":", COLON) for line in lines[:1]]  # or napoleon takes the words before it for a type
+    entries = iter(citations.references("\n".join(lines)))
     written, section, depth, in_example = [], "", 0, False
     for line in lines:
         heading, starred = HEADING.match(line), STARRED.match(line)
@@ -35,15 +54,18 @@ def process(app, what, name, target, options, lines):
             line = line.replace("References:", "**References**") + ("\n" if section == "References" else "")
         elif line.strip() and len(line) - len(line.lstrip()) <= depth:
             section = ""
-        if section == "References" and not heading and line.strip():
-            begins = not written[-1].strip() or written[-1].rstrip().endswith((".", ":", "**"))
-            line = f"{' ' * depth}{'* ' if begins else '  '}{escaped(line.strip())}"
-        elif starred and section == "Args":
+        if section == "References":
+            if heading:
+                written += [*line.split("\n"), *(f"{' ' * depth}* {_reference(entry, name)}" for entry in entries)]
+            elif not line.strip():
+                written.append("")
+            continue
+        if starred and section == "Args":
             line = f"{starred[1]}{starred[2]}{escaped(starred[3])}"
         elif not in_example and not heading:
             item = re.match(r"\s*\* ", line)
             line = (item[0] if item else "") + escaped(line[item.end() :] if item else line)
-        written.extend(line.split("\n"))
+        written.append(line)
     lines[:] = written
 
 

@@ -4,8 +4,11 @@ import inspect
 import json
 from pathlib import Path
 
+import citations
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import stiefelkit as sk
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.parametrizations import registered
@@ -36,7 +39,7 @@ def draw(root: Path):
 
 
 def _index(title, intro, found):
-    rows = "\n".join(f"| [`{name}`]({name}.md) | {_sentence(cls)} | {_years(cls)} |" for name, cls in found.items())
+    rows = "\n".join(f"| [`{name}`]({name}.md) | {_sentence(cls)} | {_paper(cls)} |" for name, cls in found.items())
     names = "\n".join(found)
     table = f"| name | what it is | paper |\n|---|---|---|\n{rows}"
     return f"# {title}\n\n{intro}\n\n{table}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
@@ -46,23 +49,10 @@ def _sentence(cls):
     return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 
-def _references(cls):
-    """The entries under "References:", each as one line."""
-    _, found, rest = (inspect.getdoc(cls) or "").partition("References:\n")
-    entries = []
-    for line in rest.splitlines() if found else []:
-        if not line.startswith("    "):
-            break
-        if entries and not entries[-1].endswith((".", ":")):
-            entries[-1] += f" {line.strip()}"
-        else:
-            entries.append(line.strip())
-    return entries
-
-
-def _years(cls):
-    references = _references(cls)
-    return references[0].rstrip(".") if references else ""
+def _paper(cls):
+    entries = citations.references(inspect.getdoc(cls))
+    keys = ",".join(citations.named(entries[0])) if entries else ""
+    return f"{entries[0].rstrip('.')} {{cite:p}}`{keys}`" if keys else "".join(entries[:1]).rstrip(".")
 
 
 def _instances(cls):
@@ -86,6 +76,10 @@ def _image(traits):
     return "rotations, det = 1" if traits.component == "rotations" else "a part of the frames"
 
 
+def _power(exponent):
+    return f"n{'⁰¹²³⁴⁵⁶⁷⁸⁹'[int(exponent)]}" if exponent == int(exponent) else f"n^{exponent:g}"
+
+
 def _yes(claim):
     return "yes" if claim else "no"
 
@@ -98,7 +92,7 @@ def _of_map(name, cls):
         shape = "\N{NO-BREAK SPACE}× ".join(map(str, param.shape)).replace("× ", "×\N{NO-BREAK SPACE}")
         rows.append(
             f"| {field}, {shape} | {_image(traits)} | {sizes} | {_yes(traits.invertible)} | "
-            f"{_yes(traits.twice_differentiable)} | n^{traits.cost_exponent:g} |"
+            f"{_yes(traits.twice_differentiable)} | {_power(traits.cost_exponent)} |"
         )
         first = param
     facts = [
@@ -108,6 +102,9 @@ def _of_map(name, cls):
     ]
     more = [f"Initial draws: {', '.join(f'`{scheme}`' for scheme in first.schemes)}, the first by default."]
     more += [f"Precisions: {', '.join(f'`{precision}`' for precision in cls.precisions)}."]
+    if measured := _measured().get(name):
+        times = ", ".join(f"{_ms(row)} ms at {n} × {n}" for n, row in measured.items())
+        more += [f"Forward and backward, exact: {times}; [what was measured](../../which.md#what-they-cost)."]
     if first.manifolds:
         more += ["Its coordinate is the frame itself: train it with [an optimizer of frames](../optimizers/index.md)."]
     snippet = f'layer = sk.orthogonal(nn.Linear(8, 8), "weight", "{name}")'
@@ -126,7 +123,36 @@ def _of_optimizer(name, cls):
     plain = getattr(cls, "plain", None)
     moves = f"Parameters that are no frames it moves as `torch.optim.{plain.__name__}` does." if plain else ""
     snippet = f"opt = sk.optim.{cls.__name__}(sk.optim.parameter_groups(model, lr=1e-3))"
-    return _page(name, cls, snippet, [*([moves, ""] if moves else []), *facts], OPTIMIZER_READING)
+    facts = [*([moves, ""] if moves else []), *facts, "", *_steps(cls), "", STEP_READING]
+    return _page(name, cls, snippet, facts, OPTIMIZER_READING)
+
+
+def _steps(cls, steps=10):
+    """A table of what a step takes, counted while frames of two shapes take some."""
+    rows = ["| a step of | products | numbers kept |", "|---|---|---|"]
+    for n, p in ((256, 256), (512, 32)):
+        generator = torch.Generator().manual_seed(0)
+        w = torch.nn.Parameter(sk.init.haar((n, p), generator=generator).float())
+        opt, a, operations = optimizer_of("optimizers", cls, w), torch.randn(n, n, generator=generator), 0
+        for step in range(steps + 1):
+            w.grad = (a @ w).detach() / (10 * n)
+            with FlopCounterMode(display=False) as counter:
+                opt.step()
+            operations += counter.get_total_flops() if step else 0
+        kept = sum(value.numel() for value in opt.state[w].values() if torch.is_tensor(value) and value.dim())
+        rows.append(f"| {n} × {p} | {operations / (steps * 2 * n * p * p):.1f} | {kept / (n * p):.2g} |")
+    return rows
+
+
+def optimizer_of(kind, cls, w):
+    """Returns an optimizer, or a minimizer, of one frame, whatever its call."""
+    if kind == "minimizers":
+        return cls(sk.optim.frames([w]), max_iter=1)
+    rate = {"lr": 0.05}
+    try:
+        return cls(sk.optim.frames([w]), **rate)
+    except StiefelkitError:
+        return cls([w], stiefel=True, **rate)
 
 
 def _of_minimizer(name, cls):
@@ -148,6 +174,11 @@ def _page(name, cls, snippet, facts, reading):
 MAP_READING = (
     "Left, what the map does. Middle, the entries of a frame that it draws. Right, the eigenvalues of W while the "
     "coordinates grow from zero to that draw: on the unit circle, as those of orthogonal and unitary matrices are."
+)
+STEP_READING = (
+    "Counted: products of n × p with p × p numbers, n p² multiplications each, in the mean of ten steps of a float32 "
+    "frame, decompositions of p × p matrices left out; and numbers in the state for each entry of W. "
+    "[Times](../../optimizers.md#what-they-cost)."
 )
 OPTIMIZER_READING = (
     "Left, the way of a unit vector, a 3 × 1 frame, to the leading eigenvector of a symmetric matrix. Middle, how far "
@@ -177,13 +208,18 @@ KINDS = {
 }
 
 
-def cost():
-    """The table of measured times, from the figures that `python -m benchmarks.beside_peers` has left."""
+def _measured():
+    """Returns map to size to the row that `python -m benchmarks.beside_peers` has left."""
     rows = json.loads((Path(__file__).parents[1] / "results" / "beside-peers.json").read_text())["time"]
-    sizes = sorted({row["n"] for row in rows})
-    ours = {
+    return {
         name: {row["n"]: row for row in rows if row["contender"] == f"{name} (exact)"} for name in registered.names()
     }
+
+
+def cost():
+    """The table of measured times, from the figures that `python -m benchmarks.beside_peers` has left."""
+    ours = _measured()
+    sizes = sorted({n for by_size in ours.values() for n in by_size})
     head = "".join(f" | {n} × {n}: ms | faster than the best peer" for n in sizes)
     lines = [f"| map{head} |", "|---" + "|---|---" * len(sizes) + "|"]
     for name, by_size in ours.items():

@@ -13,12 +13,15 @@ matplotlib.rc_file(Path(__file__).parent.parent / "_static" / "matplotlibrc")
 
 import torch  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
+from members import optimizer_of  # noqa: E402
 
 import stiefelkit as sk  # noqa: E402
 from stiefelkit.errors import StiefelkitError  # noqa: E402
 from stiefelkit.metrics import orthogonality_error, rounding_limit  # noqa: E402
 
 GREY, BLUE, RED, GREEN = "#7f868f", "#3b8bd9", "#e0763a", "#3fa373"
+SIGNED = LinearSegmentedColormap.from_list("signed", [BLUE, GREY, RED])  # is seen on white and on black
 
 
 def save(kind, name, cls, path):
@@ -111,7 +114,7 @@ def _of_the_line(angle_of):
         alphas = torch.linspace(-4, 4, 33)
         angles = angle_of(alphas)
         for alpha, angle in zip(alphas.tolist(), angles.tolist(), strict=True):
-            colour = plt.get_cmap("coolwarm")((alpha + 4) / 8)
+            colour = SIGNED((alpha + 4) / 8)
             axes.plot([1.6, math.cos(angle)], [alpha * 0.3, math.sin(angle)], color=colour, lw=0.5)
             axes.plot(1.6, alpha * 0.3, ".", color=colour, ms=3)
             axes.plot(math.cos(angle), math.sin(angle), "o", color=colour, ms=3.5)
@@ -219,7 +222,7 @@ def _optimizer(figure, kind, cls):
 def _run(kind, cls, a, start, steps):
     w = torch.nn.Parameter(start.clone())
     points, values, errors = [w.detach().clone()], [-torch.trace(w.T @ a @ w).item()], [orthogonality_error(w).item()]
-    optimizer = _made(kind, cls, w)
+    optimizer = optimizer_of(kind, cls, w)
     for _ in range(steps):
 
         def closure():
@@ -237,16 +240,6 @@ def _run(kind, cls, a, start, steps):
         values.append(-torch.trace(w.T @ a @ w).item())
         errors.append(orthogonality_error(w).item())
     return points, values, errors
-
-
-def _made(kind, cls, w):
-    if kind == "minimizers":
-        return cls(sk.optim.frames([w]), max_iter=1)
-    rate = {"lr": 0.05}
-    try:
-        return cls(sk.optim.frames([w]), **rate)
-    except StiefelkitError:
-        return cls([w], stiefel=True, **rate)
 
 
 def _sphere(axes, points):

@@ -61,7 +61,7 @@ def polar_factor(x: Tensor, *, well_conditioned: bool = False) -> Tensor:
         RankError: X has linearly dependent columns (rows, if wide): many frames are equally near.
 
     References:
-        Higham, Functions of matrices, 2008, chapter 8.
+        Higham, Functions of matrices: theory and computation, 2008, chapter 8.
     """
     return _factor("polar_factor", x, well_conditioned)
 

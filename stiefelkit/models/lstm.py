@@ -37,7 +37,8 @@ def lstm(
     free weights; `forget_bias` is the initial bias of the forget gate.
 
     References:
-        Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, ICML 2015 (forget bias).
+        Hochreiter, Schmidhuber, Long short-term memory, 1997; Jozefowicz, Zaremba, Sutskever, An empirical exploration
+        of recurrent network architectures, ICML 2015 (forget bias).
     """
     stack = {"num_layers": num_layers, "bidirectional": bidirectional, "dropout": dropout}
     rnn = gated(nn.LSTM, input_size, hidden_size, parametrization, stack, options)

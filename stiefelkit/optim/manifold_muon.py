@@ -31,7 +31,7 @@ class ManifoldMuon(TangentOptimizer):
 
     References:
         Bernstein, Modular manifolds, Thinking Machines Lab, 2025.
-        Su, Muon on the Stiefel manifold, kexue.fm 11221, 2025.
+        Su, Steepest descent on manifolds: 3. Muon + Stiefel, kexue.fm/archives/11221, 2025.
 
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")

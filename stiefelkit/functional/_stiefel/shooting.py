@@ -40,7 +40,8 @@ def shoot(y: Tensor, alpha: float) -> Tensor:
         Bryner, Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, SIAM J. Matrix Anal. 38, 2017.
         Zimmermann, Hüper, Computing the Riemannian logarithm on the Stiefel manifold: metrics, methods, and
         performance, SIAM J. Matrix Anal. 43, 2022.
-        Saad, Schultz, GMRES, SIAM J. Sci. Stat. Comput. 7, 1986.
+        Saad, Schultz, GMRES: a generalized minimal residual algorithm for solving nonsymmetric linear systems, SIAM J.
+        Sci. Stat. Comput. 7, 1986.
     """
     w = torch.eye(y.shape[-2], y.shape[-1], dtype=y.dtype, device=y.device)
     x, at = torch.zeros_like(y), y.real.new_zeros(len(y))

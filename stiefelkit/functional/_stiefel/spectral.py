@@ -49,8 +49,9 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
         OptionError: there is no iteration.
 
     References:
-        Bernstein, Modular manifolds, 2025; Su, Muon on the Stiefel manifold, 2025, for the problem.
-        Eckstein, Bertsekas, On the Douglas-Rachford splitting method, Math. Program. 55, 1992.
+        Bernstein, Modular manifolds, 2025; Su, Steepest descent on manifolds: 3. Muon + Stiefel, 2025, for the problem.
+        Eckstein, Bertsekas, On the Douglas-Rachford splitting method and the proximal point algorithm for maximal
+        monotone operators, Math. Program. 55, 1992.
 
     >>> import torch
     >>> w, g = torch.eye(3, 2), torch.tensor([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
