@@ -232,7 +232,7 @@ def test_separate_coordinates_take_separate_rates():
             errors.OptionError,
             "without a parametrization",
         ),
-        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, "a complex weight"),
+        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, '; make the layer with field="complex".'),
         (("scornn", 1, 4, 3), {"activaton": "relu"}, errors.OptionError, 'did you mean "activation"'),
         (("scornn", 1, 4, 3), {"parametrization": 3}, errors.OptionError, "a name or a subclass"),
         (("ornn", 1, 4, 3), {"reflections": 5}, errors.OptionError, "between 1 and p = 4"),
