@@ -1,5 +1,6 @@
 """Putting a parametrization on a weight, and what one does with such a weight afterwards."""
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -308,6 +309,9 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
     return coordinate_list
 
 
+_WORDS = tuple(inspect.signature(orthogonal).parameters)
+
+
 def _is_convolution(place: Place) -> bool:
     return isinstance(place.host, Convolution) and place.name == "weight"
 
@@ -337,11 +341,14 @@ def _seen(plan: _Plan, place: Place) -> View:
 
 
 def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
-    check_options(plan.cls, plan.options)
+    check_options(plan.cls, plan.options, near=_WORDS)
     reason = plan.cls.supports(seen.frame_shape, weight.dtype, **plan.options)
     if reason is not None:
         where = f"{plan.cls.__name__} on {place.title}"
-        raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}.")
+        takes_complex = plan.cls.supports(seen.frame_shape, torch.complex64, **plan.options) is None
+        words = 'field="complex"' if hasattr(place.host, "field") else "dtype=torch.complex64"
+        remedy = f"; make the layer with {words}" if takes_complex else ""
+        raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}{remedy}.")
     inner = plan.cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **plan.options)
     scaled = inner if plan.gain == 1 and not isinstance(plan.gain, bool) else Scaled(inner, plan.gain)
     return scaled if seen.is_plain else Viewed(scaled, seen)

@@ -97,10 +97,13 @@ class UnknownNameError(StiefelkitError, ValueError):
     """A name is in none of the tables that were searched."""
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names, of 32 at most."""
+def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -> str:
+    """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names, of 32 at most.
+
+    Names in `near` may be meant too, and are not listed.
+    """
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=_NEAR)
+    close = difflib.get_close_matches(str(name), [*known, *near], n=1, cutoff=_NEAR)
     if close:
         return f'; did you mean "{close[0]}"?'
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""

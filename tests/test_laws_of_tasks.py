@@ -11,7 +11,9 @@ from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.testing import TASK_LAWS, LawBroken, check_task, seeds
 from stiefelkit.training import tasks as room
+from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Recipe, Settings
+from stiefelkit.training.session import Session
 from stiefelkit.training.tasks import Task, create
 from stiefelkit.training.tasks.task import generator
 
@@ -157,6 +159,25 @@ def test_a_task_of_ones_own_keeps_the_laws():
     registered(First)
     check_task("mine")
     check_task("mine", options={"T": 2, "train_size": 41})
+
+
+class Counting(First):
+    """Gives its accuracy as a number of Python's."""
+
+    @property
+    def baseline(self):
+        return {"loss": 1 / 12, "accuracy": 0.5}
+
+    def accuracy(self, output, y):
+        return ((output.squeeze(-1) > 0.5) == (y > 0.5)).float().mean().item()
+
+
+def test_an_accuracy_may_be_a_number_and_a_run_logs_it():
+    registered(Counting)
+    check_task("mine")
+    session = Session.start(Config.resolve(create("mine"), "scornn"))
+    session.advance()
+    assert 0 < session.window.correct <= 1
 
 
 @pytest.mark.parametrize(

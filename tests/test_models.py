@@ -193,6 +193,17 @@ def test_gates_of_frames_run_as_torchs_layers_do():
         assert torch.allclose(net(x, last_only=True), net.output(twin(x)[0][:, -1]), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_gates_of_frames_take_one_sequence_as_other_models_do(name):
+    net: Any = sk.models.create(name, 2, 4, 3, parametrization="cayley", bidirectional=True)
+    x = torch.randn(5, 2)
+    assert torch.equal(net(x), net(x[None])[0])
+    assert torch.equal(net(x, last_only=True), net(x[None], last_only=True)[0])
+    for wrong in (torch.randn(3, 5, 1), torch.randn(2), torch.randn(1, 3, 5, 2)):
+        with pytest.raises(errors.ShapeError, match=r"FrameGates needs an input \(batch, time, 2\) or \(time, 2\), got"):
+            net(wrong)
+
+
 def test_separate_coordinates_take_separate_rates():
     net: Any = sk.models.create("scurnn", 2, 4, 3)
     groups = sk.optim.parameter_groups(net, lr=1e-3, skew=dict(lr=1e-4), phase=dict(lr=1e-2))
@@ -221,7 +232,7 @@ def test_separate_coordinates_take_separate_rates():
             errors.OptionError,
             "without a parametrization",
         ),
-        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, "a complex weight"),
+        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, '; make the layer with field="complex".'),
         (("scornn", 1, 4, 3), {"activaton": "relu"}, errors.OptionError, 'did you mean "activation"'),
         (("scornn", 1, 4, 3), {"parametrization": 3}, errors.OptionError, "a name or a subclass"),
         (("ornn", 1, 4, 3), {"reflections": 5}, errors.OptionError, "between 1 and p = 4"),

@@ -68,7 +68,7 @@ def test_what_is_written_keeps_its_laws_and_is_listed(kind, installed, capsys):
     test = (folder / "tests" / "test_laws.py").read_text()
     assert "MyOwn" in test if "parametrize" in test else '("my_own")' in test
     compile(test, "test_laws.py", "exec")
-    capsys.readouterr()
+    assert f"pip install -e {folder} pytest\n  pytest {folder}\n" in capsys.readouterr().out
     assert main(["list", "my_own"]) == 0
     assert capsys.readouterr().out.startswith("my_own: a")
     for path in (*folder.glob("*.*"), folder / "tests" / "test_laws.py"):

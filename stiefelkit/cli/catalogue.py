@@ -71,7 +71,7 @@ def image_of(traits: Traits) -> str:
     elif traits.onto:
         image = "every frame"
     else:
-        image = "rotations, det 1" if traits.component == "rotations" else "part of the frames"
+        image = "rotations only, det 1" if traits.component == "rotations" else "part of the frames"
     return image if traits.invertible else f"{image}, none assignable"
 
 

@@ -84,7 +84,7 @@ README = """\
 The $kind `$name` for stiefelkit.
 
 ```sh
-pip install -e .        # stiefelkit list shows it from now on
+pip install -e . pytest # stiefelkit list shows it from now on
 pytest tests            # holds it to the laws
 ```
 """
@@ -109,7 +109,7 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     print(f"Wrote {folder}. To use it, and to hold it to the laws:")
-    print(f"  pip install -e {folder}\n  pytest {folder}")
+    print(f"  pip install -e {folder} pytest\n  pytest {folder}")
     return 0
 
 

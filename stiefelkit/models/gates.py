@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import is_exported
 from stiefelkit.attach import orthogonal
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.models.parts import named
 from stiefelkit.nn.layers import Layers, check_dropout, check_stack
 from stiefelkit.param import Parametrization
@@ -126,7 +126,19 @@ class FrameGates(nn.Module):
             orthogonal(self, f"weight_hh{suffix}", parametrization, **options)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-        """Runs the net over (B, T, m); returns states and last states as torch's layers do."""
+        """Runs the net over (B, T, m) or (T, m); returns states and last states as torch's layers do.
+
+        Raises:
+            ShapeError: the input has other dimensions, or another width.
+        """
+        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
+            raise ShapeError(
+                f"FrameGates needs an input (batch, time, {self.input_size}) or (time, {self.input_size}), "
+                f"got {tuple(x.shape)}."
+            )
+        if x.dim() == 2:
+            out, last = self(x[None])
+            return out[0], tuple(h[:, 0] for h in last) if self.is_lstm else last[:, 0]
         zero = x.new_zeros(len(self._suffixes), x.shape[0], self.hidden_size)
         weights = []
         for suffix in self._suffixes:

@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError, did_you_mean
@@ -86,12 +86,13 @@ def rest_of(cls: type) -> list[str]:
     return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
 
 
-def check_options(cls: type, options: Any) -> None:
+def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
     """Raises OptionError unless options are a mapping whose keys the class takes.
 
     Args:
         cls: the parametrization.
         options: what it shall be made with.
+        near: words beside its options that a misspelt one may stand for.
     """
     if not isinstance(options, Mapping):
         raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
@@ -104,7 +105,7 @@ def check_options(cls: type, options: Any) -> None:
                 f'def __init__(self, shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
             )
         if key not in names:
-            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names)}")
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names, near)}")
 
 
 _HOMES = {"Scaled": "scaled", "VIEWS": "view", "View": "view", "Viewed": "viewed"}

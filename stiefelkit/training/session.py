@@ -142,7 +142,7 @@ class Session:
         """Returns loss and accuracy over the shares of all ranks, and makes the gradients those of that loss."""
         if self.ranks.size == 1:
             accuracy = self.task.accuracy(output, y)
-            return loss, 0.0 if accuracy is None else accuracy.item()
+            return loss, 0.0 if accuracy is None else float(accuracy)
         totals = self.task.totals(output, y)
         (total, count), (hits, answers) = totals["loss"], totals.get("accuracy", (0.0, 1.0))
         count, total, hits, answers = self.ranks.average_(gradients, count, (total, hits, answers))

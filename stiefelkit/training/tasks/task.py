@@ -101,8 +101,8 @@ class Task(ABC):
         """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
 
     @abstractmethod
-    def accuracy(self, output: Tensor, y: Tensor) -> Tensor | None:
-        """Returns the share of correct answers, or None where there is no such thing."""
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor | float | None:
+        """Returns the share of correct answers, a number or a tensor of one; None where there is no such thing."""
 
     @property
     def scores(self) -> Collection[str]:
