@@ -265,7 +265,13 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
         (lambda: nn.Linear(3, 3), "weight", {"parametrization": "caley"}, errors.UnknownNameError, 'mean "cayley"'),
         (lambda: nn.Linear(3, 3), "weight", {"parametrization": nn.Linear}, errors.OptionError, "OrthogonalParam"),
         (lambda: nn.Linear(3, 3), "weight", {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
-        (lambda: nn.Linear(3, 3), "weight", {"parametrisation": "givens"}, errors.OptionError, 'mean "parametrization"'),
+        (
+            lambda: nn.Linear(3, 3),
+            "weight",
+            {"parametrisation": "givens"},
+            errors.OptionError,
+            'mean "parametrization"',
+        ),
         (lambda: nn.Linear(3, 3), "weight", {"map": "givens"}, errors.OptionError, "known: arc, bandwidth, negative, "),
         (
             lambda: nn.Linear(3, 3),
