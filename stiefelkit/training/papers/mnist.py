@@ -72,8 +72,28 @@ def _beside(model: str, paper: str, *tasks: str) -> list[Row]:
     return rows
 
 
+def _ours() -> Row:
+    """A recipe that was chosen on validation examples, at the size of the paper's."""
+    epoch = TRAIN // 25
+    settings = Settings(
+        optimizer="adam",
+        optimizer_options={},
+        lr=7e-4,
+        rates={"skew": 1e-4},
+        schedule="cosine",
+        batch_size=25,
+        steps=30 * epoch,
+        eval_every=epoch,
+        checkpoint_every=epoch // 2,
+    )
+    filled = PERMUTED["scornn"].filled(settings)
+    note = "a recipe of our own, chosen on validation examples; the figure is that of the paper's recipe"
+    return Row("scornn-pmnist-170-cosine", "pmnist", "scornn", filled, HELFRICH, 0.943, note=note)
+
+
 ROWS = (
     *_rows("scornn", 170, (0.973, 0.943), HELFRICH),
+    _ours(),
     *_rows("scornn", 360, (0.983, 0.962), HELFRICH, rates={"skew": 1e-5}),
     *_rows("scornn", 512, (0.985, 0.966), HELFRICH, rates={"skew": 1e-5}),
     *_rows("scurnn", 116, (0.976, 0.949), MADURANGA),
