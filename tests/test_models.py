@@ -200,9 +200,7 @@ def test_gates_of_frames_take_one_sequence_as_other_models_do(name):
     assert torch.equal(net(x), net(x[None])[0])
     assert torch.equal(net(x, last_only=True), net(x[None], last_only=True)[0])
     for wrong in (torch.randn(3, 5, 1), torch.randn(2), torch.randn(1, 3, 5, 2)):
-        with pytest.raises(
-            errors.ShapeError, match=r"FrameGates needs an input \(batch, time, 2\) or \(time, 2\), got"
-        ):
+        with pytest.raises(errors.ShapeError, match=r"FrameGates .*\(batch, time, 2\) or \(time, 2\), got"):
             net(wrong)
 
 
@@ -234,12 +232,7 @@ def test_separate_coordinates_take_separate_rates():
             errors.OptionError,
             "without a parametrization",
         ),
-        (
-            ("scornn", 1, 4, 3),
-            {"parametrization": "fourier"},
-            errors.DtypeError,
-            '; make the layer with field="complex".',
-        ),
+        (("scornn", 1, 4, 3), {"parametrization": "fourier"}, errors.DtypeError, 'field="complex".'),
         (("scornn", 1, 4, 3), {"activaton": "relu"}, errors.OptionError, 'did you mean "activation"'),
         (("scornn", 1, 4, 3), {"parametrization": 3}, errors.OptionError, "a name or a subclass"),
         (("ornn", 1, 4, 3), {"reflections": 5}, errors.OptionError, "between 1 and p = 4"),

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import shlex
 import sys
 import textwrap
 from functools import cache
@@ -133,17 +134,29 @@ def test_every_command_is_explained():
         assert len(text) > 200, path
 
 
-def test_commands_on_the_pages_are_those_that_there_are():
-    known = {" ".join(path) for path in sphinx_part("commands").commands()}
-    for page in PAGES:
-        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-            for line in re.findall(r"^(?:torchrun .* -m )?stiefelkit (.*)$", block.replace("\\\n", " "), re.MULTILINE):
-                first, *rest = line.split("#")[0].split()
-                if first.startswith("-"):
-                    continue
-                assert first in known, f"{page.name}: stiefelkit {line}"
-                if first in ("train", "compare", "bench") and rest and rest[0].islower() and rest[0].isalpha():
-                    assert f"{first} {rest[0]}" in known, f"{page.name}: stiefelkit {line}"
+def printed_commands(text):
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"(?:^| -m )stiefelkit (.*)$", block.replace("\\\n", " "), re.MULTILINE):
+            yield ["0" if word == "$k" else word for word in shlex.split(line, comments=True)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_on_the_pages_are_taken_with_all_their_options(page):
+    from stiefelkit.cli.app import app
+
+    for words in printed_commands(page.read_text()):
+        app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("line", ["trian digits", "train digit", "train digits --stps 3", "bench scan --repeats many"])
+def test_a_command_that_is_none_would_be_seen_on_a_page(line):
+    from cyclopts import CycloptsError
+
+    from stiefelkit.cli.app import app
+
+    (words,) = printed_commands(f"```sh\ntorchrun --nproc-per-node 2 -m stiefelkit {line}  # says\n```\n")
+    with pytest.raises(CycloptsError):
+        app.parse_args(words, exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
