@@ -15,6 +15,9 @@ from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtyp
 from stiefelkit.testing import seeds
 
 
+SQUARE = (lambda: nn.Linear(3, 3), "weight")
+
+
 def frame(*shape, dtype=torch.float32):
     return sk.init.haar(shape, torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
 
@@ -260,36 +263,25 @@ def test_a_kernel_is_orthogonal_as_its_view_says(layer, view, matrix):
 @pytest.mark.parametrize(
     ("make", "name", "options", "error", "text"),
     [
-        (lambda: nn.Linear(3, 3), "bias", {}, errors.ShapeError, "Cayley on Linear.bias"),
-        (lambda: nn.Linear(3, 3), "wieght", {}, errors.UnknownNameError, 'did you mean "weight"'),
-        (lambda: nn.Linear(3, 3), "weight", {"parametrization": "caley"}, errors.UnknownNameError, 'mean "cayley"'),
-        (lambda: nn.Linear(3, 3), "weight", {"parametrization": nn.Linear}, errors.OptionError, "OrthogonalParam"),
-        (lambda: nn.Linear(3, 3), "weight", {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
-<<<<<<< HEAD
-        (
-            lambda: nn.Linear(3, 3),
-            "weight",
-            {"parametrisation": "givens"},
-            errors.OptionError,
-            'mean "parametrization"',
-        ),
-=======
-        (lambda: nn.Linear(3, 3), "weight", {"parametrisation": "givens"}, errors.OptionError, '"parametrization"?'),
->>>>>>> 18d
-        (lambda: nn.Linear(3, 3), "weight", {"map": "givens"}, errors.OptionError, "known: arc, bandwidth, negative, "),
-        (lambda: nn.Linear(3, 3), "weight", {"parametrization": "fourier"}, errors.DtypeError, "dtype=torch.complex64"),
-        (lambda: nn.Linear(3, 3), "weight", {"init": "har"}, errors.OptionError, 'did you mean "haar"'),
-        (lambda: nn.Linear(3, 3), "weight", {"precision": "sloppy"}, errors.OptionError, "sloppy"),
-        (lambda: nn.Linear(3, 3), "weight", {"view": "rows"}, errors.OptionError, "No view"),
-        (lambda: nn.Linear(3, 3), "weight", {"view": 3}, errors.OptionError, "No view"),
-        (lambda: nn.Linear(3, 3), "weight", {"init": 3}, errors.OptionError, "no init 3"),
-        (lambda: nn.Linear(3, 3), 5, {}, errors.UnknownNameError, "parameter 5"),
+        (SQUARE[0], "bias", {}, errors.ShapeError, "Cayley on Linear.bias"),
+        (SQUARE[0], "wieght", {}, errors.UnknownNameError, 'did you mean "weight"'),
+        (*SQUARE, {"parametrization": "caley"}, errors.UnknownNameError, 'mean "cayley"'),
+        (*SQUARE, {"parametrization": nn.Linear}, errors.OptionError, "OrthogonalParam"),
+        (*SQUARE, {"negativ": 1}, errors.OptionError, 'did you mean "negative"'),
+        (*SQUARE, {"parametrisation": "givens"}, errors.OptionError, 'mean "parametrization"'),
+        (*SQUARE, {"map": "givens"}, errors.OptionError, "known: arc, bandwidth, negative, "),
+        (*SQUARE, {"parametrization": "fourier"}, errors.DtypeError, "dtype=torch.complex64"),
+        (*SQUARE, {"init": "har"}, errors.OptionError, 'did you mean "haar"'),
+        (*SQUARE, {"precision": "sloppy"}, errors.OptionError, "sloppy"),
+        *((*SQUARE, {"view": view}, errors.OptionError, "No view") for view in ("rows", 3)),
+        (*SQUARE, {"init": 3}, errors.OptionError, "no init 3"),
+        (SQUARE[0], 5, {}, errors.UnknownNameError, "parameter 5"),
         (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight", {"negative": 1}, errors.DtypeError, "real dtype"),
         (lambda: nn.Conv2d(3, 3, 3), "weight", {}, errors.ShapeError, '"in_by_rest" or "per_tap" for a kernel'),
         (lambda: with_weight(torch.eye(4)), "weight", {"negative": 2}, errors.ImageError, "got one that has; without"),
         (lambda: nn.RNN(3, 3), "weight_hh_l0", {}, errors.OptionError, "sk.nn.OrthogonalRNN"),
-        (lambda: nn.Linear(3, 3), "weight", {"init": torch.ones(3, 3)}, errors.NotAFrameError, "orthonormal"),
-        (lambda: nn.Linear(3, 3), "weight", {"init": torch.eye(4)}, errors.ShapeError, "(3, 3)"),
+        (*SQUARE, {"init": torch.ones(3, 3)}, errors.NotAFrameError, "orthonormal"),
+        (*SQUARE, {"init": torch.eye(4)}, errors.ShapeError, "(3, 3)"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence_and_leaves_the_module_alone(make, name, options, error, text):
@@ -348,8 +340,7 @@ def test_reset_draws_anew_in_place():
 
 def test_baking_leaves_one_plain_parameter_with_the_same_bits():
     layer = sk.orthogonal(nn.Linear(4, 6), "weight", "cayley")
-    w = layer.weight.detach().clone()
-    twin = copy.deepcopy(layer)
+    w, twin = layer.weight.detach().clone(), copy.deepcopy(layer)
     sk.bake(twin, "weight")
     assert type(twin) is nn.Linear
     assert isinstance(twin.weight, nn.Parameter)
