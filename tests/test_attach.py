@@ -14,7 +14,6 @@ from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 
-
 SQUARE = (lambda: nn.Linear(3, 3), "weight")
 
 
