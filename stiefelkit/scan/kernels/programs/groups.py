@@ -174,8 +174,8 @@ def groups_forward(
                 x = _times(xs[r], sources[r], blocks, is_there, N, LONG, DEEP)
                 h, kept = activate_vector(x, b, slope, ACTIVATION, SIZE, PAIRS)
                 if KEEP:
-                    store_vector(saved + heres[r] * WIDTH, kept, is_there, part * KEPT, WIDTH, KEPT, False)
-                store_vector(z + heres[r] * N, h, is_there, column, N, SIZE, PAIRS)
+                    store_vector(saved + heres[r] * WIDTH, kept, is_there, part * KEPT, WIDTH, KEPT, False, DEEP)
+                store_vector(z + heres[r] * N, h, is_there, column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings
 
 
@@ -260,5 +260,5 @@ def groups_back(
                 is_there = step < counts[r]
                 c = _times(outside[r], delta + befores[r] * N, blocks, is_there & (step > 0), N, LONG, DEEP)
                 d = derive_vector(c, states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
-                store_vector(delta + heres[r] * N, d, is_there, column, N, SIZE, PAIRS)
+                store_vector(delta + heres[r] * N, d, is_there, column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings

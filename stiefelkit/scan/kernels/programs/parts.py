@@ -157,10 +157,15 @@ def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS:
 
 
 @inline
-def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
+def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, DEEP: tl.constexpr):
     """Writes the numbers of a row from `first` on, if it is there."""
+    # As a sum over blocks lies in threads, with a copy in each of the neighbours that added it up: no number goes to
+    # another thread. The minimum hides from the compiler that places follow each other, or it would send them there.
     u, fits = _units(first, N, SIZE, PAIRS)
-    tl.store(at + u, x, mask=fits & is_there)
+    copies = tl.arange(0, DEEP // 4)[None, :]
+    places = tl.broadcast_to((at + tl.minimum(u, N - 1))[:, None], (SIZE, DEEP // 4))
+    values = tl.broadcast_to(x[:, None], (SIZE, DEEP // 4))
+    tl.store(places, values, mask=(fits & is_there)[:, None] & (copies == 0))
 
 
 @inline
@@ -188,13 +193,20 @@ def load_parts(
 
 @inline
 def store_parts(
-    at, parts, N: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
+    at,
+    parts,
+    N: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COMPLEX: tl.constexpr,
 ):
     """Writes the vectors of a row."""
     for half in tl.static_range(1 + COMPLEX):
         for i in tl.static_range(BLOCKS):
             place, x = at + half * (N // 2), parts[half * BLOCKS + i]
-            store_vector(place, x, True, start_of(i, SIZE), N // (1 + COMPLEX), SIZE >> i, PAIRS)
+            store_vector(place, x, True, start_of(i, SIZE), N // (1 + COMPLEX), SIZE >> i, PAIRS, DEEP)
 
 
 @inline
@@ -239,12 +251,21 @@ def load_kept(
 
 
 @inline
-def store_kept(saved, row, parts, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr):
+def store_kept(
+    saved,
+    row,
+    parts,
+    N: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):
     """Writes what an activation keeps of a row."""
     WIDTH: tl.constexpr = N // 2 if PAIRS or COMPLEX else N
     SHARE: tl.constexpr = SIZE // 2 if PAIRS else SIZE
     for i in tl.static_range(len(parts)):
-        store_vector(saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False)
+        store_vector(saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False, DEEP)
 
 
 @inline

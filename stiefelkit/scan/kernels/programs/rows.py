@@ -101,8 +101,8 @@ def rows_forward(
             x = times(x, h, blocks, BLOCKS, SIZE, DEEP)
         h, kept = activate_parts(x, b, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
         if KEEP:
-            store_kept(saved, here, kept, N, SIZE, PAIRS, COMPLEX)
-        store_parts(z + here * N, h, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+            store_kept(saved, here, kept, N, SIZE, DEEP, PAIRS, COMPLEX)
+        store_parts(z + here * N, h, N, BLOCKS, SIZE, DEEP, PAIRS, COMPLEX)
         x, here, following = ahead, following, beyond
 
 
@@ -176,5 +176,5 @@ def rows_back(
         else:
             c = times(c, d, blocks, BLOCKS, SIZE, DEEP)
         d = derive_parts(c, h, kept, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
-        store_parts(delta + here * N, d, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        store_parts(delta + here * N, d, N, BLOCKS, SIZE, DEEP, PAIRS, COMPLEX)
         c, h, kept, here, following = ahead, h_ahead, kept_ahead, following, beyond
