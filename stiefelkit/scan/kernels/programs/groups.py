@@ -15,6 +15,7 @@ from .parts import (
     derive_vector,
     load_block,
     load_vector,
+    product,
     row_at,
     spread,
     start_of,
@@ -74,10 +75,10 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 @inline
 def _times(x, before, blocks, is_there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
     """X + h m for a row h at `before`."""
-    y = total(blocks[0] * spread(_fresh(before, is_there, N, LONG), LONG, DEEP), 0)
+    y = product(blocks[0], spread(_fresh(before, is_there, N, LONG), LONG, DEEP))
     for i in tl.static_range(1, len(blocks)):
         FIRST: tl.constexpr = start_of(i, LONG)
-        y += total(blocks[i] * spread(_fresh(before + FIRST, is_there, N - FIRST, LONG >> i), LONG >> i, DEEP), 0)
+        y += product(blocks[i], spread(_fresh(before + FIRST, is_there, N - FIRST, LONG >> i), LONG >> i, DEEP))
     return x + total(y, 1)
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "load_parts",
     "load_states",
     "load_vector",
+    "product",
     "row_at",
     "spread",
     "start_of",
@@ -49,12 +50,13 @@ def start_of(i: tl.constexpr, SIZE: tl.constexpr):
 def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
     """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
 
-    The number in row k and column c is at [k // DEEP, c, k % DEEP] of (ROWS / DEEP, COLUMNS, DEEP): four of the last
-    dimension belong to a thread, its others to neighbours; then threads and warps go on along the second; so that all
-    of the first are a thread's own.
+    The number in row k and column c is at [k // DEEP, k % 4, c, k % DEEP // 4] of (ROWS / DEEP, 4, COLUMNS, DEEP / 4):
+    the last dimension belongs to neighbours; then threads and warps go on along the columns; so that all of the first
+    two are a thread's own.
     """
-    k = tl.arange(0, ROWS // DEEP)[:, None, None] * DEEP + tl.arange(0, DEEP)[None, None, :]
-    c = tl.arange(0, COLUMNS)[None, :, None]
+    k = tl.arange(0, ROWS // DEEP)[:, None, None, None] * DEEP + tl.arange(0, 4)[None, :, None, None]
+    k += tl.arange(0, DEEP // 4)[None, None, None, :] * 4
+    c = tl.arange(0, COLUMNS)[None, None, :, None]
     return tl.load(at + c * stride + k)
 
 
@@ -73,13 +75,20 @@ def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 @inline
 def spread(h, LENGTH: tl.constexpr, DEEP: tl.constexpr):
     """A vector as it is multiplied with blocks."""
-    return tl.reshape(h, (LENGTH // DEEP, DEEP))[:, None, :]
+    return tl.trans(tl.reshape(h, (LENGTH // DEEP, DEEP // 4, 4)), (0, 2, 1))[:, :, None, :]
 
 
 @inline
 def total(p, AXIS: tl.constexpr):
-    """The sum over an axis. Over the first one of a block it is one of a thread's own numbers."""
+    """The sum over an axis."""
     return tl.reduce(p, AXIS, _sum_combine)
+
+
+@inline
+def product(block, wide):
+    """A vector that is spread times a block, but for the sum over the last dimension: of a thread's own numbers."""
+    p = block * wide
+    return total(tl.reshape(p, (p.shape[0] * p.shape[1], p.shape[2], p.shape[3])), 0)
 
 
 @inline
@@ -89,7 +98,7 @@ def _add_products(ys, blocks, h, FIRST: tl.constexpr, BLOCKS: tl.constexpr, LENG
     wide = spread(h, LENGTH, DEEP)
     out = ()
     for j in tl.static_range(BLOCKS):
-        y = total(blocks[FIRST + j] * wide, 0)
+        y = product(blocks[FIRST + j], wide)
         out = out + (ys[j] + y if len(ys) > 0 else y,)
     return out
 
