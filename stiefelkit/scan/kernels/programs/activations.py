@@ -48,9 +48,9 @@ def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
         kept = (x > 0).to(tl.int8) - (x < 0).to(tl.int8)
         x = tl.abs(x)
     elif ACTIVATION == "modrelu":
-        size = tl.abs(x) + b
-        size = tl.where(size < 0, 0.0, size)
-        x = tl.where(x > 0, size, tl.where(x < 0, -size, x))
+        size = tl.maximum(tl.abs(x) + b, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        sign = x.to(tl.int32, bitcast=True) & -0x80000000
+        x = tl.where(x == 0, x, (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True))
     elif ACTIVATION == "oplu":
         swap = x < y
         kept = swap.to(tl.int8)

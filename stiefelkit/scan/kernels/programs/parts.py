@@ -28,6 +28,7 @@ __all__ = [
     "load_states",
     "load_vector",
     "product",
+    "row_after",
     "row_at",
     "spread",
     "start_of",
@@ -146,6 +147,17 @@ def row_at(starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.cons
     else:
         # 64 bits: rows times N may be more than 2^31.
         return batch.to(tl.int64) * t + row
+
+
+@inline
+def row_after(place, starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.constexpr):
+    """`row_at`, from where the row of the step before is."""
+    if PACKED:
+        return row_at(starts, row, batch, step, length, PACKED, FLIP)
+    elif FLIP:
+        return place - batch
+    else:
+        return place + batch
 
 
 @inline

@@ -17,6 +17,7 @@ from .parts import (
     load_kept,
     load_parts,
     load_states,
+    row_after,
     row_at,
     start_of,
     store_kept,
@@ -89,11 +90,11 @@ def rows_forward(
         b = load_parts(bias, True, N // 2 if COMPLEX else N, BLOCKS, SIZE, False, False)
     h = load_parts(h0 + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     here = row_at(starts, row, batch, 0, length, PACKED, REVERSE)
-    following = row_at(starts, row, batch, 1, length, PACKED, REVERSE)
+    following = row_after(here, starts, row, batch, 1, length, PACKED, REVERSE)
     x = load_parts(z + here * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     # Not pipelined: what is asked for ahead is asked for below.
     for step in tl.range(length, num_stages=1):
-        beyond = row_at(starts, row, batch, step + 2, length, PACKED, REVERSE)
+        beyond = row_after(following, starts, row, batch, step + 2, length, PACKED, REVERSE)
         ahead = load_parts(z + following * N, step + 1 < length, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         if COMPLEX:
             x = complex_times(x, h, blocks, others, BLOCKS, SIZE, DEEP)
@@ -148,7 +149,7 @@ def rows_back(
         others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
     d = zeros(BLOCKS, SIZE, COMPLEX)
     here = row_at(starts, row, batch, 0, length, PACKED, not REVERSE)
-    following = row_at(starts, row, batch, 1, length, PACKED, not REVERSE)
+    following = row_after(here, starts, row, batch, 1, length, PACKED, not REVERSE)
     c = d
     if HAS_LAST:
         c = load_parts(g_last + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
@@ -159,7 +160,7 @@ def rows_back(
     # Not pipelined: what is asked for ahead is asked for below.
     for step in tl.range(length, num_stages=1):
         goes_on = step + 1 < length
-        beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
+        beyond = row_after(following, starts, row, batch, step + 2, length, PACKED, not REVERSE)
         if HAS_OUT:
             ahead = load_parts(g_out + following * N, goes_on, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         else:
