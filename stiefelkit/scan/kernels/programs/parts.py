@@ -51,13 +51,13 @@ def start_of(i: tl.constexpr, SIZE: tl.constexpr):
 def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
     """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
 
-    The number in row k and column c is at [k // DEEP, k % 4, c, k % DEEP // 4] of (ROWS / DEEP, 4, COLUMNS, DEEP / 4):
-    the last dimension belongs to neighbours; then threads and warps go on along the columns; so that all of the first
-    two are a thread's own.
+    The number in row k and column c is at [k // DEEP, k % 4, 0, c, k % DEEP // 4] of (ROWS / DEEP, 4, 1, COLUMNS,
+    DEEP / 4): the last dimension belongs to neighbours; then threads and warps go on along the columns; so that all of
+    the first two are a thread's own.
     """
-    k = tl.arange(0, ROWS // DEEP)[:, None, None, None] * DEEP + tl.arange(0, 4)[None, :, None, None]
-    k += tl.arange(0, DEEP // 4)[None, None, None, :] * 4
-    c = tl.arange(0, COLUMNS)[None, None, :, None]
+    k = tl.arange(0, ROWS // DEEP)[:, None, None, None, None] * DEEP + tl.arange(0, 4)[None, :, None, None, None]
+    k += tl.arange(0, DEEP // 4)[None, None, None, None, :] * 4
+    c = tl.arange(0, COLUMNS)[None, None, None, :, None]
     return tl.load(at + c * stride + k)
 
 
@@ -74,9 +74,9 @@ def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 
 
 @inline
-def spread(h, LENGTH: tl.constexpr, DEEP: tl.constexpr):
-    """A vector as it is multiplied with blocks."""
-    return tl.trans(tl.reshape(h, (LENGTH // DEEP, DEEP // 4, 4)), (0, 2, 1))[:, :, None, :]
+def spread(h, COUNT: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
+    """COUNT vectors (COUNT, LENGTH) as they are multiplied with blocks: all go through shared memory at once."""
+    return tl.trans(tl.reshape(h, (COUNT, LENGTH // DEEP, DEEP // 4, 4)), (1, 3, 0, 2))[:, :, :, None, :]
 
 
 @inline
@@ -87,19 +87,25 @@ def total(p, AXIS: tl.constexpr):
 
 @inline
 def product(block, wide):
-    """A vector that is spread times a block, but for the sum over the last dimension: of a thread's own numbers."""
+    """Vectors that are spread times a block, but for the sum over the last dimension: of a thread's own numbers."""
     p = block * wide
-    return total(tl.reshape(p, (p.shape[0] * p.shape[1], p.shape[2], p.shape[3])), 0)
+    return total(tl.reshape(p, (p.shape[0] * p.shape[1], p.shape[2], p.shape[3], p.shape[4])), 0)
+
+
+@inline
+def _only(x):
+    """The only one of a stack."""
+    return tl.reshape(x, (x.shape[1], x.shape[2]))
 
 
 @inline
 def _add_products(ys, blocks, h, FIRST: tl.constexpr, BLOCKS: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
     """Adds a vector times the blocks from FIRST on, but for the sums over the last dimension; `ys` may be empty."""
     # Vector after vector: each goes through shared memory, and waits in registers no longer than it is used.
-    wide = spread(h, LENGTH, DEEP)
+    wide = spread(h, 1, LENGTH, DEEP)
     out = ()
     for j in tl.static_range(BLOCKS):
-        y = product(blocks[FIRST + j], wide)
+        y = _only(product(blocks[FIRST + j], wide))
         out = out + (ys[j] + y if len(ys) > 0 else y,)
     return out
 
@@ -119,20 +125,20 @@ def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 @inline
 def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
     """X + h [[a, b], [-b, a]]."""
-    re = ()
-    im = ()
-    less = ()
-    for i in tl.static_range(BLOCKS):
-        re = _add_products(re, a, h[i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-        im = _add_products(im, b, h[i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-        less = _add_products(less, b, h[BLOCKS + i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-        im = _add_products(im, a, h[BLOCKS + i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-    out = ()
+    first = ()
     second = ()
     for j in tl.static_range(BLOCKS):
-        out = out + (x[j] + total(re[j] - less[j], 1),)
-        second = second + (x[BLOCKS + j] + total(im[j], 1),)
-    return out + second
+        for i in tl.static_range(BLOCKS):
+            wide = spread(tl.trans(tl.join(h[i], h[BLOCKS + i])), 2, SIZE >> i, DEEP)
+            re, im = tl.split(tl.trans(product(a[i * BLOCKS + j], wide), (1, 2, 0)))
+            re_b, im_b = tl.split(tl.trans(product(b[i * BLOCKS + j], wide), (1, 2, 0)))
+            if i == 0:
+                y0, y1 = re - im_b, im + re_b
+            else:
+                y0, y1 = y0 + (re - im_b), y1 + (im + re_b)
+        first = first + (x[j] + total(y0, 1),)
+        second = second + (x[BLOCKS + j] + total(y1, 1),)
+    return first + second
 
 
 @inline

@@ -165,9 +165,14 @@ def rows_back(
             ahead = load_parts(g_out + following * N, goes_on, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         else:
             ahead = zeros(BLOCKS, SIZE, COMPLEX)
-        h_ahead = load_states(out + following * N, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
-        if PAIRS:
-            # Registers are few with pairs: what is kept of them comes while the product is taken.
+        if COMPLEX:
+            # A complex product is long enough for what is needed after it to come meanwhile.
+            h = load_states(out + here * N, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+            h_ahead = h
+        else:
+            h_ahead = load_states(out + following * N, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        if COMPLEX or PAIRS:
+            # Registers are few with pairs.
             kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
             kept_ahead = kept
         else:
