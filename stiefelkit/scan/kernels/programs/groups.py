@@ -18,9 +18,11 @@ from .parts import (
     product,
     row_at,
     spread,
+    stacked,
     start_of,
     store_vector,
     total,
+    unstacked,
 )
 
 __all__ = ["groups_back", "groups_forward"]
@@ -73,13 +75,23 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 
 
 @inline
-def _times(x, before, blocks, is_there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
-    """X + h m for a row h at `before`."""
-    y = product(blocks[0], spread(_fresh(before, is_there, N, LONG), LONG, DEEP))
-    for i in tl.static_range(1, len(blocks)):
-        FIRST: tl.constexpr = start_of(i, LONG)
-        y += product(blocks[i], spread(_fresh(before + FIRST, is_there, N - FIRST, LONG >> i), LONG >> i, DEEP))
-    return x + total(y, 1)
+def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+    """X + h m for rows h at `befores`, where `there` says so: of all at once."""
+    out = ()
+    # Two by two: four states at once are more than there are registers.
+    for pair in tl.static_range(len(xs) // 2):
+        for i in tl.static_range(len(blocks)):
+            FIRST = start_of(i, LONG)
+            first = _fresh(befores[2 * pair] + FIRST, there[2 * pair], N - FIRST, LONG >> i)
+            second = _fresh(befores[2 * pair + 1] + FIRST, there[2 * pair + 1], N - FIRST, LONG >> i)
+            more = product(blocks[i], spread(stacked((first, second), LONG >> i), 2, LONG >> i, DEEP))
+            if i == 0:
+                y = more
+            else:
+                y += more
+        sums = unstacked(total(y, 2), SIZE)
+        out = out + (xs[2 * pair] + sums[0], xs[2 * pair + 1] + sums[1])
+    return out
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
@@ -161,22 +173,23 @@ def groups_forward(
             followings = ()
             xs = ()
             sources = ()
+            there = ()
             for r in tl.static_range(ROWS):
                 row = begin + r
                 followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, REVERSE),)
-                xs = xs + (load_vector(z + heres[r] * N, step < counts[r], column, N, SIZE, PAIRS),)
+                there = there + (step < counts[r],)
+                xs = xs + (load_vector(z + heres[r] * N, there[r], column, N, SIZE, PAIRS),)
                 sources = sources + (tl.where(step == 0, h0 + row * N, z + befores[r] * N),)
             # What stands above does not depend on the other programs, and is asked for before they are waited for.
             if step > first:
                 target += PARTS
                 _meet(counters + group * 32, target)
+            xs = _times(xs, sources, blocks, there, N, LONG, SIZE, DEEP)
             for r in tl.static_range(ROWS):
-                is_there = step < counts[r]
-                x = _times(xs[r], sources[r], blocks, is_there, N, LONG, DEEP)
-                h, kept = activate_vector(x, b, slope, ACTIVATION, SIZE, PAIRS)
+                h, kept = activate_vector(xs[r], b, slope, ACTIVATION, SIZE, PAIRS)
                 if KEEP:
-                    store_vector(saved + heres[r] * WIDTH, kept, is_there, part * KEPT, WIDTH, KEPT, False, DEEP)
-                store_vector(z + heres[r] * N, h, is_there, column, N, SIZE, PAIRS, DEEP)
+                    store_vector(saved + heres[r] * WIDTH, kept, there[r], part * KEPT, WIDTH, KEPT, False, DEEP)
+                store_vector(z + heres[r] * N, h, there[r], column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings
 
 
@@ -235,6 +248,8 @@ def groups_back(
             outside = ()
             states = ()
             kepts = ()
+            afters = ()
+            known = ()
             for r in tl.static_range(ROWS):
                 row = begin + r
                 is_there = step < counts[r]
@@ -253,13 +268,14 @@ def groups_back(
                 outside = outside + (c,)
                 states = states + (h,)
                 kepts = kepts + (kept,)
+                afters = afters + (delta + befores[r] * N,)
+                known = known + (is_there & (step > 0),)
             # What stands above does not depend on the other programs, and is asked for before they are waited for.
             if step > first:
                 target += PARTS
                 _meet(counters + group * 32, target)
+            outside = _times(outside, afters, blocks, known, N, LONG, SIZE, DEEP)
             for r in tl.static_range(ROWS):
-                is_there = step < counts[r]
-                c = _times(outside[r], delta + befores[r] * N, blocks, is_there & (step > 0), N, LONG, DEEP)
-                d = derive_vector(c, states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
-                store_vector(delta + heres[r] * N, d, is_there, column, N, SIZE, PAIRS, DEEP)
+                d = derive_vector(outside[r], states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
+                store_vector(delta + heres[r] * N, d, step < counts[r], column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings

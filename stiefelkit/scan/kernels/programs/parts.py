@@ -31,12 +31,14 @@ __all__ = [
     "row_after",
     "row_at",
     "spread",
+    "stacked",
     "start_of",
     "store_kept",
     "store_parts",
     "store_vector",
     "times",
     "total",
+    "unstacked",
     "zeros",
 ]
 
@@ -74,8 +76,43 @@ def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 
 
 @inline
+def stacked(vectors, LENGTH: tl.constexpr):
+    """Two or four vectors on top of each other, in an order that `unstacked` knows."""
+    parts = ()
+    for i in tl.static_range(len(vectors)):
+        parts = parts + (tl.reshape(vectors[i], (1, LENGTH)),)
+    for _ in tl.static_range(len(vectors) // 2):
+        joined = ()
+        for i in tl.static_range(len(parts) // 2):
+            both = tl.trans(tl.join(parts[i], parts[len(parts) // 2 + i]), (2, 0, 1))
+            joined = joined + (tl.reshape(both, (2 * parts[i].shape[0], LENGTH)),)
+        parts = joined
+    return parts[0]
+
+
+@inline
+def unstacked(stack, LENGTH: tl.constexpr):
+    """Undoes `stacked`."""
+    COUNT: tl.constexpr = stack.shape[0]
+    parts = (stack,)
+    for _ in tl.static_range(COUNT // 2):
+        firsts = ()
+        seconds = ()
+        for i in tl.static_range(len(parts)):
+            both = tl.reshape(parts[i], (2, parts[i].shape[0] // 2, LENGTH))
+            first, second = tl.split(tl.trans(both, (1, 2, 0)))
+            firsts = firsts + (first,)
+            seconds = seconds + (second,)
+        parts = firsts + seconds
+    vectors = ()
+    for i in tl.static_range(COUNT):
+        vectors = vectors + (tl.reshape(parts[i], (LENGTH,)),)
+    return vectors
+
+
+@inline
 def spread(h, COUNT: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
-    """COUNT vectors (COUNT, LENGTH) as they are multiplied with blocks: all go through shared memory at once."""
+    """A stack of COUNT vectors as they are multiplied with blocks: all go through shared memory at once."""
     return tl.trans(tl.reshape(h, (COUNT, LENGTH // DEEP, DEEP // 4, 4)), (1, 3, 0, 2))[:, :, :, None, :]
 
 
@@ -129,7 +166,7 @@ def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl
     second = ()
     for j in tl.static_range(BLOCKS):
         for i in tl.static_range(BLOCKS):
-            wide = spread(tl.trans(tl.join(h[i], h[BLOCKS + i])), 2, SIZE >> i, DEEP)
+            wide = spread(stacked((h[i], h[BLOCKS + i]), SIZE >> i), 2, SIZE >> i, DEEP)
             re, im = tl.split(tl.trans(product(a[i * BLOCKS + j], wide), (1, 2, 0)))
             re_b, im_b = tl.split(tl.trans(product(b[i * BLOCKS + j], wide), (1, 2, 0)))
             if i == 0:
