@@ -11,14 +11,12 @@ from .inline import inline
 from .parts import (
     activate_parts,
     derive_parts,
-    load_blocks,
     load_parts,
     row_at,
-    start_of,
     store_parts,
-    times,
     zeros,
 )
+from .products import load_blocks, start_of, times
 
 __all__ = ["gates_back", "gates_forward"]
 
@@ -104,9 +102,9 @@ def gates_forward(
         r_ahead = load_parts(z + following * (3 * N), goes_on, N, BLOCKS, SIZE, PAIRS, False)
         g_ahead = load_parts(z + following * (3 * N) + N, goes_on, N, BLOCKS, SIZE, PAIRS, False)
         c_ahead = load_parts(z + following * (3 * N) + 2 * N, goes_on, N, BLOCKS, SIZE, PAIRS, False)
-        r = _sigmoid(times(z_r, h, m_r, BLOCKS, SIZE, DEEP))
-        g = _sigmoid(times(z_g, h, m_g, BLOCKS, SIZE, DEEP))
-        c, _ = _candidate(z_c, r, times(nothing, h, m_q, BLOCKS, SIZE, DEEP), b, slope, ACTIVATION, SIZE, PAIRS)
+        r = _sigmoid(times(z_r, h, m_r, BLOCKS, SIZE, DEEP, True))
+        g = _sigmoid(times(z_g, h, m_g, BLOCKS, SIZE, DEEP, True))
+        c, _ = _candidate(z_c, r, times(nothing, h, m_q, BLOCKS, SIZE, DEEP, True), b, slope, ACTIVATION, SIZE, PAIRS)
         new = ()
         for i in tl.static_range(BLOCKS):
             new = new + (c[i] + g[i] * (h[i] - c[i]),)
@@ -227,7 +225,7 @@ def gates_back(
         store_parts(at + N, by_r, N, BLOCKS, SIZE, DEEP, PAIRS, False)
         store_parts(at + 2 * N, by_g, N, BLOCKS, SIZE, DEEP, PAIRS, False)
         store_parts(at + 3 * N, by_c, N, BLOCKS, SIZE, DEEP, PAIRS, False)
-        dh = times(passed, by_q + by_r + by_g, blocks, BLOCKS, SIZE, DEEP)
+        dh = times(passed, by_q + by_r + by_g, blocks, BLOCKS, SIZE, DEEP, True)
         if AHEAD:
             qh, z_r, z_g, z_c, outside = q_ahead, r_ahead, g_ahead, c_ahead, outside_ahead
         here, following = following, beyond

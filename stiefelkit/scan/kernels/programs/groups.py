@@ -13,17 +13,11 @@ from .inline import inline
 from .parts import (
     activate_vector,
     derive_vector,
-    load_block,
     load_vector,
-    product,
     row_at,
-    spread,
-    stacked,
-    start_of,
     store_vector,
-    total,
-    unstacked,
 )
+from .products import load_block, product, spread, stacked, start_of, total, unstacked
 
 __all__ = ["groups_back", "groups_forward"]
 
@@ -75,7 +69,7 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 
 
 @inline
-def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
     """X + h m for rows h at `befores`, where `there` says so: of all at once."""
     out = ()
     # Two by two: four states at once are more than there are registers.
@@ -84,13 +78,13 @@ def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, SIZE
             FIRST = start_of(i, LONG)
             first = _fresh(befores[2 * pair] + FIRST, there[2 * pair], N - FIRST, LONG >> i)
             second = _fresh(befores[2 * pair + 1] + FIRST, there[2 * pair + 1], N - FIRST, LONG >> i)
-            more = product(blocks[i], spread(stacked((first, second), LONG >> i), 2, LONG >> i, DEEP))
+            more = product(blocks[i], spread(stacked(first, second), 2, LONG >> i, DEEP), False)
             if i == 0:
                 y = more
             else:
                 y += more
-        sums = unstacked(total(y, 2), SIZE)
-        out = out + (xs[2 * pair] + sums[0], xs[2 * pair + 1] + sums[1])
+        first, second = unstacked(total(y, 2))
+        out = out + (xs[2 * pair] + first, xs[2 * pair + 1] + second)
     return out
 
 
@@ -145,7 +139,7 @@ def groups_forward(
         PACKED: whether the number of rows falls from step to step.
         REVERSE: whether the last step comes first.
         KEEP: whether `saved` is written.
-        ROWS: sequences that a group takes at a time.
+        ROWS: sequences that a group takes at a time, an even number.
         PARTS: programs of a group.
         BLOCKS: blocks of rows of the matrix.
         LONG: rows of the first block; the next has half as many.
@@ -184,7 +178,7 @@ def groups_forward(
             if step > first:
                 target += PARTS
                 _meet(counters + group * 32, target)
-            xs = _times(xs, sources, blocks, there, N, LONG, SIZE, DEEP)
+            xs = _times(xs, sources, blocks, there, N, LONG, DEEP)
             for r in tl.static_range(ROWS):
                 h, kept = activate_vector(xs[r], b, slope, ACTIVATION, SIZE, PAIRS)
                 if KEEP:
@@ -274,7 +268,7 @@ def groups_back(
             if step > first:
                 target += PARTS
                 _meet(counters + group * 32, target)
-            outside = _times(outside, afters, blocks, known, N, LONG, SIZE, DEEP)
+            outside = _times(outside, afters, blocks, known, N, LONG, DEEP)
             for r in tl.static_range(ROWS):
                 d = derive_vector(outside[r], states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
                 store_vector(delta + heres[r] * N, d, step < counts[r], column, N, SIZE, PAIRS, DEEP)

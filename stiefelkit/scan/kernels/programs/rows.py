@@ -11,20 +11,17 @@ import triton.language as tl
 from .parts import (
     activate_parts,
     added,
-    complex_times,
     derive_parts,
-    load_blocks,
     load_kept,
     load_parts,
     load_states,
     row_after,
     row_at,
-    start_of,
     store_kept,
     store_parts,
-    times,
     zeros,
 )
+from .products import complex_times, load_blocks, start_of, times
 
 __all__ = ["rows_back", "rows_forward"]
 
