@@ -182,7 +182,9 @@ def groups_forward(
             for r in tl.static_range(ROWS):
                 h, kept = activate_vector(xs[r], b, slope, ACTIVATION, SIZE, PAIRS)
                 if KEEP:
-                    store_vector(saved + heres[r] * WIDTH, kept, there[r], part * KEPT, WIDTH, KEPT, False, DEEP)
+                    store_vector(
+                        saved + heres[r] * WIDTH, kept, there[r], part * KEPT, WIDTH, KEPT, False, 0 if PAIRS else DEEP
+                    )
                 store_vector(z + heres[r] * N, h, there[r], column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings
 

@@ -73,14 +73,17 @@ def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS:
 
 @inline
 def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, DEEP: tl.constexpr):
-    """Writes the numbers of a row from `first` on, if it is there."""
-    # As a sum over blocks lies in threads, with a copy in each of the neighbours that added it up: no number goes to
-    # another thread. The minimum hides from the compiler that places follow each other, or it would send them there.
+    """Writes the numbers of a row from `first` on, if it is there; DEEP is 0 for a number a pair."""
     u, fits = _units(first, N, SIZE, PAIRS)
-    copies = tl.arange(0, DEEP // 4)[None, :]
-    places = tl.broadcast_to((at + tl.minimum(u, N - 1))[:, None], (SIZE, DEEP // 4))
-    values = tl.broadcast_to(x[:, None], (SIZE, DEEP // 4))
-    tl.store(places, values, mask=(fits & is_there)[:, None] & (copies == 0))
+    if DEEP == 0:
+        tl.store(at + u, x, mask=fits & is_there)
+    else:
+        # As a sum over blocks lies in threads, with a copy in each of the neighbours that added it up: no number goes
+        # to another thread. The minimum hides from the compiler that places follow each other, or it would send them.
+        copies = tl.arange(0, DEEP // 4)[None, :]
+        places = tl.broadcast_to((at + tl.minimum(u, N - 1))[:, None], (SIZE, DEEP // 4))
+        values = tl.broadcast_to(x[:, None], (SIZE, DEEP // 4))
+        tl.store(places, values, mask=(fits & is_there)[:, None] & (copies == 0))
 
 
 @inline
@@ -180,7 +183,9 @@ def store_kept(
     WIDTH: tl.constexpr = N // 2 if PAIRS or COMPLEX else N
     SHARE: tl.constexpr = SIZE // 2 if PAIRS else SIZE
     for i in tl.static_range(len(parts)):
-        store_vector(saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False, DEEP)
+        store_vector(
+            saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False, 0 if PAIRS else DEEP
+        )
 
 
 @inline
