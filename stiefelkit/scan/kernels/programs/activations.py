@@ -11,7 +11,7 @@ SMALL = tl.constexpr(2.0**-60)
 LARGE = tl.constexpr(2.0**60)
 UP = tl.constexpr(2.0**100)
 DOWN = tl.constexpr(2.0**-100)
-TINY = tl.constexpr(2.0**-126)
+NOTHING = tl.constexpr((2.0**-126 * 2.0**100) ** 2)
 STEEPEST = tl.constexpr(1e18)
 
 
@@ -48,9 +48,9 @@ def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
         kept = (x > 0).to(tl.int8) - (x < 0).to(tl.int8)
         x = tl.abs(x)
     elif ACTIVATION == "modrelu":
-        size = tl.abs(x) + b
-        size = tl.where(size < 0, 0.0, size)
-        x = tl.where(x > 0, size, tl.where(x < 0, -size, x))
+        size = tl.maximum(tl.abs(x) + b, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        sign = x.to(tl.int32, bitcast=True) & -0x80000000
+        x = tl.where(x == 0, x, (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True))
     elif ACTIVATION == "oplu":
         swap = x < y
         kept = swap.to(tl.int8)
@@ -63,17 +63,21 @@ def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
         down = tl.where(largest < SMALL, DOWN, tl.where(largest > LARGE, UP, 1.0))
         x = x * up
         y = y * up
-        scaled = tl.sqrt_rn(x * x + y * y)
-        modulus = scaled * down
-        is_zero = modulus < TINY
-        size = tl.where(is_zero, 0.0, modulus + b)
+        square = x * x + y * y
+        is_zero = (largest < SMALL) & (square < NOTHING)
+        # A root r and half its inverse, from r h = 1/2: to the last digit but one, without a division.
+        inverse = tl.rsqrt(tl.where(is_zero, 1.0, square))
+        scaled = square * inverse
+        half = 0.5 * inverse
+        rest = tl.fma(-half, scaled, 0.5)
+        inverse = 2 * tl.fma(half, rest, half)
+        size = tl.fma(scaled, rest, scaled) * down + b
         is_off = is_zero | (size <= 0)
-        size = tl.where(is_off, 0.0, size)
-        scaled = tl.where(is_zero, 1.0, scaled)
-        q = tl.div_rn(b, tl.where(is_zero, 1.0, modulus))
-        kept = tl.where(q > STEEPEST, STEEPEST, tl.where(is_off, -1.0, q))
-        x = tl.div_rn(x, scaled) * size
-        y = tl.div_rn(y, scaled) * size
+        size = inverse * tl.where(is_off, 0.0, size)
+        q = tl.minimum(b * inverse * up, STEEPEST, propagate_nan=tl.PropagateNan.ALL)
+        kept = tl.where(is_off, -1.0, q)
+        x *= size
+        y *= size
     else:
         tl.static_assert(ACTIVATION == "identity", "an activation without a branch")
     return x, y, kept
@@ -90,15 +94,15 @@ def derive(c, d, x, y, kept, slope, ACTIVATION: tl.constexpr):
         c = tl.where(swap, d, c)
         d = tl.where(swap, larger, d)
     elif ACTIVATION == "complex_modrelu":
-        # The Jacobian of z (1 + b / |z|) is (1 + q) I - q e e^T, e = h / |h|; it is 0 where q = -1.
+        # The Jacobian of z (1 + b / |z|) is I + q e e^T, e across h of length 1; it is 0 where q = -1.
         largest = tl.maximum(tl.abs(x), tl.abs(y))
         up = tl.where(largest < SMALL, UP, tl.where(largest > LARGE, DOWN, 1.0))
         x = x * up
         y = y * up
         square = x * x + y * y
-        along = tl.div_rn(x * c + y * d, tl.where(square == 0, 1.0, square))
-        c = tl.where(kept == -1, 0.0, c + kept * (c - along * x))
-        d = tl.where(kept == -1, 0.0, d + kept * (d - along * y))
+        across = kept * ((x * d - y * c) / tl.where(square == 0, 1.0, square))
+        c = tl.where(kept == -1, 0.0, c - across * y)
+        d = tl.where(kept == -1, 0.0, d + across * x)
     elif ACTIVATION == "tanh":
         c *= 1.0 - x * x
     elif ACTIVATION == "leaky_relu":

@@ -11,14 +11,12 @@ from .inline import inline
 from .parts import (
     activate_parts,
     derive_parts,
-    load_blocks,
     load_parts,
     row_at,
-    start_of,
     store_parts,
-    times,
     zeros,
 )
+from .products import load_blocks, start_of, times
 
 __all__ = ["gates_back", "gates_forward"]
 
@@ -104,14 +102,14 @@ def gates_forward(
         r_ahead = load_parts(z + following * (3 * N), goes_on, N, BLOCKS, SIZE, PAIRS, False)
         g_ahead = load_parts(z + following * (3 * N) + N, goes_on, N, BLOCKS, SIZE, PAIRS, False)
         c_ahead = load_parts(z + following * (3 * N) + 2 * N, goes_on, N, BLOCKS, SIZE, PAIRS, False)
-        r = _sigmoid(times(z_r, h, m_r, BLOCKS, SIZE, DEEP))
-        g = _sigmoid(times(z_g, h, m_g, BLOCKS, SIZE, DEEP))
-        c, _ = _candidate(z_c, r, times(nothing, h, m_q, BLOCKS, SIZE, DEEP), b, slope, ACTIVATION, SIZE, PAIRS)
+        r = _sigmoid(times(z_r, h, m_r, BLOCKS, SIZE, DEEP, True))
+        g = _sigmoid(times(z_g, h, m_g, BLOCKS, SIZE, DEEP, True))
+        c, _ = _candidate(z_c, r, times(nothing, h, m_q, BLOCKS, SIZE, DEEP, True), b, slope, ACTIVATION, SIZE, PAIRS)
         new = ()
         for i in tl.static_range(BLOCKS):
             new = new + (c[i] + g[i] * (h[i] - c[i]),)
         h = new
-        store_parts(out + here * N, h, N, BLOCKS, SIZE, PAIRS, False)
+        store_parts(out + here * N, h, N, BLOCKS, SIZE, DEEP, PAIRS, False)
         z_r, z_g, z_c, here, following = r_ahead, g_ahead, c_ahead, following, beyond
 
 
@@ -208,7 +206,7 @@ def gates_back(
         g = _sigmoid(z_g)
         c, kept = _candidate(z_c, r, qh, b, slope, ACTIVATION, SIZE, PAIRS)
         if KEEP:
-            store_parts(candidates + here * N, c, N, BLOCKS, SIZE, PAIRS, False)
+            store_parts(candidates + here * N, c, N, BLOCKS, SIZE, DEEP, PAIRS, False)
         by_c = ()
         for i in tl.static_range(BLOCKS):
             by_c = by_c + ((1.0 - g[i]) * (dh[i] + outside[i]),)
@@ -223,12 +221,12 @@ def gates_back(
             by_r = by_r + (by_c[i] * qh[i] * r[i] * (1.0 - r[i]),)
             by_g = by_g + (d * (before[i] - c[i]) * g[i] * (1.0 - g[i]),)
             passed = passed + (d * g[i],)
-        store_parts(at, by_q, N, BLOCKS, SIZE, PAIRS, False)
-        store_parts(at + N, by_r, N, BLOCKS, SIZE, PAIRS, False)
-        store_parts(at + 2 * N, by_g, N, BLOCKS, SIZE, PAIRS, False)
-        store_parts(at + 3 * N, by_c, N, BLOCKS, SIZE, PAIRS, False)
-        dh = times(passed, by_q + by_r + by_g, blocks, BLOCKS, SIZE, DEEP)
+        store_parts(at, by_q, N, BLOCKS, SIZE, DEEP, PAIRS, False)
+        store_parts(at + N, by_r, N, BLOCKS, SIZE, DEEP, PAIRS, False)
+        store_parts(at + 2 * N, by_g, N, BLOCKS, SIZE, DEEP, PAIRS, False)
+        store_parts(at + 3 * N, by_c, N, BLOCKS, SIZE, DEEP, PAIRS, False)
+        dh = times(passed, by_q + by_r + by_g, blocks, BLOCKS, SIZE, DEEP, True)
         if AHEAD:
             qh, z_r, z_g, z_c, outside = q_ahead, r_ahead, g_ahead, c_ahead, outside_ahead
         here, following = following, beyond
-    store_parts(g_h0 + row * N, dh, N, BLOCKS, SIZE, PAIRS, False)
+    store_parts(g_h0 + row * N, dh, N, BLOCKS, SIZE, DEEP, PAIRS, False)

@@ -13,14 +13,11 @@ from .inline import inline
 from .parts import (
     activate_vector,
     derive_vector,
-    load_block,
     load_vector,
     row_at,
-    spread,
-    start_of,
     store_vector,
-    total,
 )
+from .products import load_block, product, spread, stacked, start_of, total, unstacked
 
 __all__ = ["groups_back", "groups_forward"]
 
@@ -72,13 +69,23 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 
 
 @inline
-def _times(x, before, blocks, is_there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
-    """X + h m for a row h at `before`."""
-    y = total(blocks[0] * spread(_fresh(before, is_there, N, LONG), LONG, DEEP), 0)
-    for i in tl.static_range(1, len(blocks)):
-        FIRST: tl.constexpr = start_of(i, LONG)
-        y += total(blocks[i] * spread(_fresh(before + FIRST, is_there, N - FIRST, LONG >> i), LONG >> i, DEEP), 0)
-    return x + total(y, 1)
+def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
+    """X + h m for rows h at `befores`, where `there` says so: of all at once."""
+    out = ()
+    # Two by two: four states at once are more than there are registers.
+    for pair in tl.static_range(len(xs) // 2):
+        for i in tl.static_range(len(blocks)):
+            FIRST = start_of(i, LONG)
+            first = _fresh(befores[2 * pair] + FIRST, there[2 * pair], N - FIRST, LONG >> i)
+            second = _fresh(befores[2 * pair + 1] + FIRST, there[2 * pair + 1], N - FIRST, LONG >> i)
+            more = product(blocks[i], spread(stacked(first, second), 2, LONG >> i, DEEP), False)
+            if i == 0:
+                y = more
+            else:
+                y += more
+        first, second = unstacked(total(y, 2))
+        out = out + (xs[2 * pair] + first, xs[2 * pair + 1] + second)
+    return out
 
 
 @triton.jit(do_not_specialize=["steps", "batch", "first", "last"])
@@ -132,7 +139,7 @@ def groups_forward(
         PACKED: whether the number of rows falls from step to step.
         REVERSE: whether the last step comes first.
         KEEP: whether `saved` is written.
-        ROWS: sequences that a group takes at a time.
+        ROWS: sequences that a group takes at a time, an even number.
         PARTS: programs of a group.
         BLOCKS: blocks of rows of the matrix.
         LONG: rows of the first block; the next has half as many.
@@ -160,22 +167,25 @@ def groups_forward(
             followings = ()
             xs = ()
             sources = ()
+            there = ()
             for r in tl.static_range(ROWS):
                 row = begin + r
                 followings = followings + (row_at(starts, row, batch, step + 1, counts[r], PACKED, REVERSE),)
-                xs = xs + (load_vector(z + heres[r] * N, step < counts[r], column, N, SIZE, PAIRS),)
+                there = there + (step < counts[r],)
+                xs = xs + (load_vector(z + heres[r] * N, there[r], column, N, SIZE, PAIRS),)
                 sources = sources + (tl.where(step == 0, h0 + row * N, z + befores[r] * N),)
             # What stands above does not depend on the other programs, and is asked for before they are waited for.
             if step > first:
                 target += PARTS
                 _meet(counters + group * 32, target)
+            xs = _times(xs, sources, blocks, there, N, LONG, DEEP)
             for r in tl.static_range(ROWS):
-                is_there = step < counts[r]
-                x = _times(xs[r], sources[r], blocks, is_there, N, LONG, DEEP)
-                h, kept = activate_vector(x, b, slope, ACTIVATION, SIZE, PAIRS)
+                h, kept = activate_vector(xs[r], b, slope, ACTIVATION, SIZE, PAIRS)
                 if KEEP:
-                    store_vector(saved + heres[r] * WIDTH, kept, is_there, part * KEPT, WIDTH, KEPT, False)
-                store_vector(z + heres[r] * N, h, is_there, column, N, SIZE, PAIRS)
+                    store_vector(
+                        saved + heres[r] * WIDTH, kept, there[r], part * KEPT, WIDTH, KEPT, False, 0 if PAIRS else DEEP
+                    )
+                store_vector(z + heres[r] * N, h, there[r], column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings
 
 
@@ -234,6 +244,8 @@ def groups_back(
             outside = ()
             states = ()
             kepts = ()
+            afters = ()
+            known = ()
             for r in tl.static_range(ROWS):
                 row = begin + r
                 is_there = step < counts[r]
@@ -252,13 +264,14 @@ def groups_back(
                 outside = outside + (c,)
                 states = states + (h,)
                 kepts = kepts + (kept,)
+                afters = afters + (delta + befores[r] * N,)
+                known = known + (is_there & (step > 0),)
             # What stands above does not depend on the other programs, and is asked for before they are waited for.
             if step > first:
                 target += PARTS
                 _meet(counters + group * 32, target)
+            outside = _times(outside, afters, blocks, known, N, LONG, DEEP)
             for r in tl.static_range(ROWS):
-                is_there = step < counts[r]
-                c = _times(outside[r], delta + befores[r] * N, blocks, is_there & (step > 0), N, LONG, DEEP)
-                d = derive_vector(c, states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
-                store_vector(delta + heres[r] * N, d, is_there, column, N, SIZE, PAIRS)
+                d = derive_vector(outside[r], states[r], kepts[r], slope, ACTIVATION, SIZE, PAIRS)
+                store_vector(delta + heres[r] * N, d, step < counts[r], column, N, SIZE, PAIRS, DEEP)
             befores, heres = heres, followings

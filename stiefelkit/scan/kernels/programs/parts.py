@@ -1,131 +1,32 @@
-"""A row of states as vectors in registers, and its products with a matrix that stays in registers.
+"""A row of states as vectors in registers: where it stands in memory, and its activation.
 
 A row is a tuple of BLOCKS vectors, of SIZE, SIZE / 2, ... numbers; of complex units, first of their real parts, then as
-many of their imaginary parts. Real units that are activated in pairs stand side by side, i and i + N/2. A matrix is a
-tuple of blocks, each for a vector and a vector. Threads share a block by columns, and few of them by rows: what is left
-of a product to be added across threads takes a shuffle or three within a warp, and no barrier.
+many of their imaginary parts. Real units that are activated in pairs stand side by side, i and i + N/2.
 """
 
 import triton.language as tl
 
-# tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
-from triton.language.standard import _sum_combine
-
 from .activations import activate, derive
-from .inline import constant, inline
+from .inline import inline
+from .products import start_of
 
 __all__ = [
     "activate_parts",
     "activate_vector",
     "added",
-    "complex_times",
     "derive_parts",
     "derive_vector",
-    "load_block",
-    "load_blocks",
     "load_kept",
     "load_parts",
     "load_states",
     "load_vector",
+    "row_after",
     "row_at",
-    "spread",
-    "start_of",
     "store_kept",
     "store_parts",
     "store_vector",
-    "times",
-    "total",
     "zeros",
 ]
-
-
-@constant
-def start_of(i, SIZE):
-    """Where vector i begins in a padded row."""
-    return 2 * SIZE - (2 * SIZE >> i)
-
-
-@inline
-def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
-    """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
-
-    The number in row k and column c is at [k // DEEP, c, k % DEEP] of (ROWS / DEEP, COLUMNS, DEEP): four of the last
-    dimension belong to a thread, its others to neighbours; then threads and warps go on along the second; so that all
-    of the first are a thread's own.
-
-    Of dimensions with the same contiguity Triton 3.6 takes the first, and 3.7 the last to be the denser one: the middle
-    one is said to have more than it has, of which nothing but their order is made.
-    """
-    k = tl.arange(0, ROWS // DEEP)[:, None, None] * DEEP + tl.arange(0, DEEP)[None, None, :]
-    c = tl.arange(0, COLUMNS)[None, :, None]
-    return tl.load(tl.max_contiguous(at + c * stride + k, [1, 2, DEEP]))
-
-
-@inline
-def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """The blocks of a square matrix that is transposed and padded; BLOCKS of them for each vector on the left."""
-    WIDTH: tl.constexpr = start_of(BLOCKS, SIZE)
-    blocks = ()
-    for i in tl.static_range(BLOCKS):
-        for j in tl.static_range(BLOCKS):
-            at = matrix + start_of(j, SIZE) * WIDTH + start_of(i, SIZE)
-            blocks = blocks + (load_block(at, WIDTH, SIZE >> i, SIZE >> j, DEEP),)
-    return blocks
-
-
-@inline
-def spread(h, LENGTH: tl.constexpr, DEEP: tl.constexpr):
-    """A vector as it is multiplied with blocks."""
-    return tl.reshape(h, (LENGTH // DEEP, DEEP))[:, None, :]
-
-
-@inline
-def total(p, AXIS: tl.constexpr):
-    """The sum over an axis. Over the first one of a block it is one of a thread's own numbers."""
-    return tl.reduce(p, AXIS, _sum_combine)
-
-
-@inline
-def _add_products(ys, blocks, h, FIRST: tl.constexpr, BLOCKS: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
-    """Adds a vector times the blocks from FIRST on, but for the sums over the last dimension; `ys` may be empty."""
-    # Vector after vector: each goes through shared memory, and waits in registers no longer than it is used.
-    wide = spread(h, LENGTH, DEEP)
-    out = ()
-    for j in tl.static_range(BLOCKS):
-        y = total(blocks[FIRST + j] * wide, 0)
-        out = out + (ys[j] + y if len(ys) > 0 else y,)
-    return out
-
-
-@inline
-def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """X + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
-    ys = ()
-    for i in tl.static_range(len(h)):
-        ys = _add_products(ys, blocks, h[i], i * BLOCKS, BLOCKS, SIZE >> (i % BLOCKS), DEEP)
-    out = ()
-    for j in tl.static_range(BLOCKS):
-        out = out + (x[j] + total(ys[j], 1),)
-    return out
-
-
-@inline
-def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """X + h [[a, b], [-b, a]]."""
-    re = ()
-    im = ()
-    less = ()
-    for i in tl.static_range(BLOCKS):
-        re = _add_products(re, a, h[i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-        im = _add_products(im, b, h[i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-        less = _add_products(less, b, h[BLOCKS + i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-        im = _add_products(im, a, h[BLOCKS + i], i * BLOCKS, BLOCKS, SIZE >> i, DEEP)
-    out = ()
-    second = ()
-    for j in tl.static_range(BLOCKS):
-        out = out + (x[j] + total(re[j] - less[j], 1),)
-        second = second + (x[BLOCKS + j] + total(im[j], 1),)
-    return out + second
 
 
 @inline
@@ -140,6 +41,17 @@ def row_at(starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.cons
     else:
         # 64 bits: rows times N may be more than 2^31.
         return batch.to(tl.int64) * t + row
+
+
+@inline
+def row_after(place, starts, row, batch, step, length, PACKED: tl.constexpr, FLIP: tl.constexpr):
+    """`row_at`, from where the row of the step before is."""
+    if PACKED:
+        return row_at(starts, row, batch, step, length, PACKED, FLIP)
+    elif FLIP:
+        return place - batch
+    else:
+        return place + batch
 
 
 @inline
@@ -160,10 +72,18 @@ def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS:
 
 
 @inline
-def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
-    """Writes the numbers of a row from `first` on, if it is there."""
+def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, DEEP: tl.constexpr):
+    """Writes the numbers of a row from `first` on, if it is there; DEEP is 0 for a number a pair."""
     u, fits = _units(first, N, SIZE, PAIRS)
-    tl.store(at + u, x, mask=fits & is_there)
+    if DEEP == 0:
+        tl.store(at + u, x, mask=fits & is_there)
+    else:
+        # As a sum over blocks lies in threads, with a copy in each of the neighbours that added it up: no number goes
+        # to another thread. The minimum hides from the compiler that places follow each other, or it would send them.
+        copies = tl.arange(0, DEEP // 4)[None, :]
+        places = tl.broadcast_to((at + tl.minimum(u, N - 1))[:, None], (SIZE, DEEP // 4))
+        values = tl.broadcast_to(x[:, None], (SIZE, DEEP // 4))
+        tl.store(places, values, mask=(fits & is_there)[:, None] & (copies == 0))
 
 
 @inline
@@ -191,13 +111,20 @@ def load_parts(
 
 @inline
 def store_parts(
-    at, parts, N: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
+    at,
+    parts,
+    N: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COMPLEX: tl.constexpr,
 ):
     """Writes the vectors of a row."""
     for half in tl.static_range(1 + COMPLEX):
         for i in tl.static_range(BLOCKS):
             place, x = at + half * (N // 2), parts[half * BLOCKS + i]
-            store_vector(place, x, True, start_of(i, SIZE), N // (1 + COMPLEX), SIZE >> i, PAIRS)
+            store_vector(place, x, True, start_of(i, SIZE), N // (1 + COMPLEX), SIZE >> i, PAIRS, DEEP)
 
 
 @inline
@@ -242,12 +169,23 @@ def load_kept(
 
 
 @inline
-def store_kept(saved, row, parts, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr):
+def store_kept(
+    saved,
+    row,
+    parts,
+    N: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):
     """Writes what an activation keeps of a row."""
     WIDTH: tl.constexpr = N // 2 if PAIRS or COMPLEX else N
     SHARE: tl.constexpr = SIZE // 2 if PAIRS else SIZE
     for i in tl.static_range(len(parts)):
-        store_vector(saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False)
+        store_vector(
+            saved + row * WIDTH, parts[i], True, start_of(i, SHARE), WIDTH, SHARE >> i, False, 0 if PAIRS else DEEP
+        )
 
 
 @inline

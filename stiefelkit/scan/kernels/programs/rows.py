@@ -11,19 +11,17 @@ import triton.language as tl
 from .parts import (
     activate_parts,
     added,
-    complex_times,
     derive_parts,
-    load_blocks,
     load_kept,
     load_parts,
     load_states,
+    row_after,
     row_at,
-    start_of,
     store_kept,
     store_parts,
-    times,
     zeros,
 )
+from .products import complex_times, load_blocks, start_of, times
 
 __all__ = ["rows_back", "rows_forward"]
 
@@ -89,11 +87,11 @@ def rows_forward(
         b = load_parts(bias, True, N // 2 if COMPLEX else N, BLOCKS, SIZE, False, False)
     h = load_parts(h0 + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     here = row_at(starts, row, batch, 0, length, PACKED, REVERSE)
-    following = row_at(starts, row, batch, 1, length, PACKED, REVERSE)
+    following = row_after(here, starts, row, batch, 1, length, PACKED, REVERSE)
     x = load_parts(z + here * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
     # Not pipelined: what is asked for ahead is asked for below.
     for step in tl.range(length, num_stages=1):
-        beyond = row_at(starts, row, batch, step + 2, length, PACKED, REVERSE)
+        beyond = row_after(following, starts, row, batch, step + 2, length, PACKED, REVERSE)
         ahead = load_parts(z + following * N, step + 1 < length, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         if COMPLEX:
             x = complex_times(x, h, blocks, others, BLOCKS, SIZE, DEEP)
@@ -101,8 +99,8 @@ def rows_forward(
             x = times(x, h, blocks, BLOCKS, SIZE, DEEP)
         h, kept = activate_parts(x, b, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
         if KEEP:
-            store_kept(saved, here, kept, N, SIZE, PAIRS, COMPLEX)
-        store_parts(z + here * N, h, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+            store_kept(saved, here, kept, N, SIZE, DEEP, PAIRS, COMPLEX)
+        store_parts(z + here * N, h, N, BLOCKS, SIZE, DEEP, PAIRS, COMPLEX)
         x, here, following = ahead, following, beyond
 
 
@@ -148,7 +146,7 @@ def rows_back(
         others = load_blocks(matrix + start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE), BLOCKS, SIZE, DEEP)
     d = zeros(BLOCKS, SIZE, COMPLEX)
     here = row_at(starts, row, batch, 0, length, PACKED, not REVERSE)
-    following = row_at(starts, row, batch, 1, length, PACKED, not REVERSE)
+    following = row_after(here, starts, row, batch, 1, length, PACKED, not REVERSE)
     c = d
     if HAS_LAST:
         c = load_parts(g_last + row * N, True, N, BLOCKS, SIZE, PAIRS, COMPLEX)
@@ -159,14 +157,19 @@ def rows_back(
     # Not pipelined: what is asked for ahead is asked for below.
     for step in tl.range(length, num_stages=1):
         goes_on = step + 1 < length
-        beyond = row_at(starts, row, batch, step + 2, length, PACKED, not REVERSE)
+        beyond = row_after(following, starts, row, batch, step + 2, length, PACKED, not REVERSE)
         if HAS_OUT:
             ahead = load_parts(g_out + following * N, goes_on, N, BLOCKS, SIZE, PAIRS, COMPLEX)
         else:
             ahead = zeros(BLOCKS, SIZE, COMPLEX)
-        h_ahead = load_states(out + following * N, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
-        if PAIRS:
-            # Registers are few with pairs: what is kept of them comes while the product is taken.
+        if COMPLEX:
+            # A complex product is long enough for what is needed after it to come meanwhile.
+            h = load_states(out + here * N, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+            h_ahead = h
+        else:
+            h_ahead = load_states(out + following * N, goes_on, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        if COMPLEX or PAIRS:
+            # Registers are few with pairs.
             kept = load_kept(saved, here, True, ACTIVATION, N, BLOCKS, SIZE, PAIRS, COMPLEX)
             kept_ahead = kept
         else:
@@ -176,5 +179,5 @@ def rows_back(
         else:
             c = times(c, d, blocks, BLOCKS, SIZE, DEEP)
         d = derive_parts(c, h, kept, slope, ACTIVATION, SIZE, PAIRS, COMPLEX)
-        store_parts(delta + here * N, d, N, BLOCKS, SIZE, PAIRS, COMPLEX)
+        store_parts(delta + here * N, d, N, BLOCKS, SIZE, DEEP, PAIRS, COMPLEX)
         c, h, kept, here, following = ahead, h_ahead, kept_ahead, following, beyond

@@ -1,0 +1,157 @@
+"""Products of rows of states with a matrix that stays in registers.
+
+A matrix is a tuple of blocks, each for a vector and a vector of `parts`. Threads share a block by columns, and few of
+them by rows: what is left of a product to be added across threads takes a shuffle or three within a warp, and no
+barrier. States go through shared memory to all threads, two vectors at once where there are two.
+"""
+
+import triton.language as tl
+
+# tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
+from triton.language.standard import _sum_combine
+
+from .inline import constant, inline
+
+__all__ = [
+    "complex_times",
+    "load_block",
+    "load_blocks",
+    "product",
+    "spread",
+    "stacked",
+    "start_of",
+    "times",
+    "total",
+    "unstacked",
+]
+
+
+@constant
+def start_of(i, SIZE):
+    """Where vector i begins in a padded row."""
+    return 2 * SIZE - (2 * SIZE >> i)
+
+
+@inline
+def load_block(at, stride: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):
+    """A block of a matrix whose columns are contiguous, each `stride` numbers behind the one before.
+
+    The number in row k and column c is at [k // DEEP, k % 4, 0, c, k % DEEP // 4] of (ROWS / DEEP, 4, 1, COLUMNS,
+    DEEP / 4): the last dimension belongs to neighbours; then threads and warps go on along the columns; so that all of
+    the first two are a thread's own.
+
+    Of dimensions with the same contiguity Triton 3.6 takes the first, and 3.7 the last to be the denser one. So they
+    are said to have more than they have, the more the denser, of which nothing but their order is made.
+    """
+    k = tl.arange(0, ROWS // DEEP)[:, None, None, None, None] * DEEP + tl.arange(0, 4)[None, :, None, None, None]
+    k += tl.arange(0, DEEP // 4)[None, None, None, None, :] * 4
+    c = tl.arange(0, COLUMNS)[None, None, None, :, None]
+    return tl.load(tl.max_contiguous(at + c * stride + k, [1, 8, 1, 2, 4]))
+
+
+@inline
+def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+    """The blocks of a square matrix that is transposed and padded; BLOCKS of them for each vector on the left."""
+    WIDTH: tl.constexpr = start_of(BLOCKS, SIZE)
+    blocks = ()
+    for i in tl.static_range(BLOCKS):
+        for j in tl.static_range(BLOCKS):
+            at = matrix + start_of(j, SIZE) * WIDTH + start_of(i, SIZE)
+            blocks = blocks + (load_block(at, WIDTH, SIZE >> i, SIZE >> j, DEEP),)
+    return blocks
+
+
+@inline
+def stacked(first, second):
+    """Two vectors on top of each other."""
+    return tl.trans(tl.join(first, second))
+
+
+@inline
+def unstacked(stack):
+    """Undoes `stacked`."""
+    return tl.split(tl.trans(stack))
+
+
+@inline
+def spread(h, COUNT: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
+    """A stack of COUNT vectors as they are multiplied with blocks: all go through shared memory at once."""
+    return tl.trans(tl.reshape(h, (COUNT, LENGTH // DEEP, DEEP // 4, 4)), (1, 3, 0, 2))[:, :, :, None, :]
+
+
+@inline
+def total(p, AXIS: tl.constexpr):
+    """The sum over an axis."""
+    return tl.reduce(p, AXIS, _sum_combine)
+
+
+@inline
+def product(block, wide, IS_TIGHT: tl.constexpr):
+    """Vectors that are spread times a block, but for the sum over the last dimension: of a thread's own numbers.
+
+    IS_TIGHT: whether registers are so few that four sums of a thread are better than one, each of numbers that come
+    together from shared memory.
+    """
+    p = block * wide
+    if IS_TIGHT:
+        return total(total(p, 0), 0)
+    else:
+        return total(tl.reshape(p, (p.shape[0] * p.shape[1], p.shape[2], p.shape[3], p.shape[4])), 0)
+
+
+@inline
+def _only(x):
+    """The only one of a stack."""
+    return tl.reshape(x, (x.shape[1], x.shape[2]))
+
+
+@inline
+def _add_products(
+    ys,
+    blocks,
+    h,
+    FIRST: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    DEEP: tl.constexpr,
+    IS_TIGHT: tl.constexpr,
+):
+    """Adds a vector times the blocks from FIRST on, but for the sums over the last dimension; `ys` may be empty."""
+    # Vector after vector: each goes through shared memory, and waits in registers no longer than it is used.
+    wide = spread(h, 1, LENGTH, DEEP)
+    out = ()
+    for j in tl.static_range(BLOCKS):
+        y = _only(product(blocks[FIRST + j], wide, IS_TIGHT))
+        out = out + (ys[j] + y if len(ys) > 0 else y,)
+    return out
+
+
+@inline
+def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr, IS_TIGHT: tl.constexpr = False):
+    """X + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
+    ys = ()
+    for i in tl.static_range(len(h)):
+        ys = _add_products(ys, blocks, h[i], i * BLOCKS, BLOCKS, SIZE >> (i % BLOCKS), DEEP, IS_TIGHT)
+    out = ()
+    for j in tl.static_range(BLOCKS):
+        out = out + (x[j] + total(ys[j], 1),)
+    return out
+
+
+@inline
+def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
+    """X + h [[a, b], [-b, a]]."""
+    first = ()
+    second = ()
+    for j in tl.static_range(BLOCKS):
+        for i in tl.static_range(BLOCKS):
+            wide = spread(stacked(h[i], h[BLOCKS + i]), 2, SIZE >> i, DEEP)
+            re, im = tl.split(tl.trans(product(a[i * BLOCKS + j], wide, False), (1, 2, 0)))
+            re_b, im_b = tl.split(tl.trans(product(b[i * BLOCKS + j], wide, False), (1, 2, 0)))
+            if i == 0:
+                y0, y1 = re - im_b, im + re_b
+            else:
+                y0, y1 = y0 + (re - im_b), y1 + (im + re_b)
+        first = first + (x[j] + total(y0, 1),)
+        second = second + (x[BLOCKS + j] + total(y1, 1),)
+    return first + second
