@@ -79,9 +79,10 @@ def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PA
         tl.store(at + u, x, mask=fits & is_there)
     else:
         # As a sum over blocks lies in threads, with a copy in each of the neighbours that added it up: no number goes
-        # to another thread. The minimum hides from the compiler that places follow each other, or it would send them.
+        # to another thread. The minimum hides from the compiler that places follow each other, or it would send them;
+        # the copies, of which one is stored, follow each other so that their dimension is the denser one.
         copies = tl.arange(0, DEEP // 4)[None, :]
-        places = tl.broadcast_to((at + tl.minimum(u, N - 1))[:, None], (SIZE, DEEP // 4))
+        places = (at + tl.minimum(u, N - 1))[:, None] + copies
         values = tl.broadcast_to(x[:, None], (SIZE, DEEP // 4))
         tl.store(places, values, mask=(fits & is_there)[:, None] & (copies == 0))
 
