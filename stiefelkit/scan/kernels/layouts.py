@@ -64,17 +64,17 @@ class Layout:
 EVERY = float("inf")
 LAYOUTS = (
     Layout("rows", "real", 32, EVERY, 1, 32, 1, 4, Cost(64, 70, 1, 32), Cost(64, 70, 1, 32)),
-    Layout("rows", "real", 64, EVERY, 1, 64, 4, 16, Cost(72, 85, 2, 16), Cost(64, 90, 2, 16)),
+    Layout("rows", "real", 64, EVERY, 1, 64, 4, 16, Cost(72, 85, 2, 16), Cost(72, 90, 2, 16)),
     Layout("rows", "real", 96, EVERY, 2, 64, 4, 16, Cost(128, 155, 4, 25), Cost(128, 165, 4, 25)),
     Layout("rows", "real", 128, EVERY, 1, 128, 8, 16, Cost(120, 125, 2, 32), Cost(128, 125, 2, 32)),
-    Layout("rows", "real", 192, EVERY, 2, 128, 8, 16, Cost(224, 235, 4, 49), Cost(232, 245, 4, 49)),
+    Layout("rows", "real", 192, 24, 2, 128, 8, 16, Cost(224, 235, 4, 49), Cost(232, 245, 4, 49)),
     Layout("groups", "real", 256, 5, 1, 256, 8, 32, Cost(128, 300, 9, 66), Cost(128, 365, 9, 66), columns=64, rows=2),
     Layout(
         "groups", "real", 512, 8, 1, 512, 8, 32, Cost(176, 860, 9, 258), Cost(200, 1035, 9, 258), columns=64, rows=4
     ),
     Layout("tiles", "real", 512, EVERY, 0, 0, 4),
     Layout("rows", "complex", 32, EVERY, 1, 32, 1, 4, Cost(96, 220, 1, 66), Cost(96, 225, 1, 66)),
-    Layout("rows", "complex", 64, EVERY, 1, 64, 4, 8, Cost(144, 220, 2, 64), Cost(144, 225, 2, 64)),
+    Layout("rows", "complex", 64, EVERY, 1, 64, 4, 8, Cost(152, 220, 2, 64), Cost(152, 225, 2, 64)),
     Layout("rows", "complex", 128, EVERY, 1, 128, 8, 16, Cost(224, 410, 2, 64), Cost(232, 415, 2, 64)),
     Layout(
         "groups",
@@ -103,7 +103,7 @@ def choose(states: str, units: int, batch: int, multiprocessors: int) -> Layout:
 
     >>> choose("real", 170, 128, 132).program
     'rows'
-    >>> choose("real", 300, 4096, 132).program
+    >>> choose("real", 170, 4096, 132).program
     'tiles'
     """
     for layout in LAYOUTS:
