@@ -5,6 +5,7 @@ What stands behind the language are tags of the cell, as in "```python hide-inpu
 
 import re
 
+from docutils import nodes
 from kernels import NAME
 
 HEADER = f"""---
@@ -31,6 +32,13 @@ def as_cells(text: str) -> str:
     return HEADER + FENCE.sub(cell, text)
 
 
+def described(app, doctree):
+    """Gives pictures that a cell has drawn words for those who do not see them, in the place of a file's name."""
+    for image in doctree.findall(nodes.image):
+        image.attributes.setdefault("alt", "What the code above draws")
+
+
 def setup(app):
+    app.connect("doctree-read", described)
     app.connect("source-read", lambda app, name, source: source.__setitem__(0, as_cells(source[0])))
     return {"parallel_read_safe": True}
