@@ -1,11 +1,13 @@
 import contextlib
 import os
 import signal
+from importlib.metadata import distributions, entry_points
 
 import pytest
 import torch
 from hypothesis import settings
 
+from stiefelkit import registry
 from stiefelkit.testing import lowered_products, seeds
 
 pytest.register_assert_rewrite("optimizers_at_hand", "tiny_runs", "two_ranks")
@@ -13,6 +15,10 @@ pytest.register_assert_rewrite("optimizers_at_hand", "tiny_runs", "two_ranks")
 THREADS = "STIEFELKIT_TEST_THREADS"
 PRECISION = "STIEFELKIT_TEST_PRECISION"
 IS_LOWERED = os.environ.get(PRECISION, "highest") != "highest"
+
+INSTALLED = [p for place in distributions() for p in place.entry_points if p.group.startswith("stiefelkit.")]
+"""Plugins of the environment, which are not what is tested; those that a test itself brings are seen."""
+registry.entry_points = lambda group: [point for point in entry_points(group=group) if point not in INSTALLED]
 
 torch.set_num_threads(int(os.environ.get(THREADS, "1")))
 if IS_LOWERED:

@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +142,19 @@ def test_members_load_lazily():
 def test_unknown_attributes_are_attribute_errors():
     with pytest.raises(AttributeError):
         sk.parametrizations.Givenss  # noqa: B018
+
+
+def test_the_tests_are_of_what_stands_here_whatever_plugins_are_installed(tmp_path):
+    folder = tmp_path / "plugin-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[stiefelkit.parametrizations]\nmine = plugin:Mine\n")
+    script = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(Path(__file__).parent)!r}]\n"
+        "from stiefelkit import parametrizations\n"
+        "import conftest\n"
+        "assert 'mine' not in parametrizations.registered.names()\n"
+        "assert conftest.INSTALLED\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
