@@ -32,14 +32,15 @@ def nursery(descriptor):
 
     for name in stiefelkit.__all__:
         getattr(stiefelkit, name)
-    server = socket.socket(fileno=int(descriptor))
+    server, kernels = socket.socket(fileno=int(descriptor)), []
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while sys.stdin not in (ready := select.select([server, sys.stdin], [], [])[0]):
         if server in ready:
             caller, _ = server.accept()
             with caller.makefile() as lines:
                 connection_file, folder, environment = json.loads(lines.readline())
-            if os.fork() == 0:
+            kernel = os.fork()
+            if kernel == 0:
                 server.close()
                 os.chdir(folder)
                 os.environ.clear()
@@ -47,12 +48,11 @@ def nursery(descriptor):
                 threading.Thread(target=_die_with, args=(caller,), daemon=True).start()
                 IPKernelApp.launch_instance(["-f", connection_file, "--log-level=ERROR"])
                 os._exit(0)
+            kernels.append(kernel)
             caller.close()
-    while True:  # so that their time counts as this process's
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+    for kernel in kernels:  # all have ended, unless the build was stopped
+        os.kill(kernel, signal.SIGKILL)
+        os.waitpid(kernel, 0)  # and their time counts as this process's
 
 
 def _die_with(caller):
