@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 from types import SimpleNamespace
@@ -115,3 +116,9 @@ def test_the_skeletons_of_classes_are_of_their_kind():
         registry.check(getattr(module, module.__all__[0]))
         with pytest.raises(errors.OptionError):
             registry.check(3)
+
+
+def test_the_skeleton_of_a_task_lets_help_come_without_torch():
+    script = "import sys, stiefelkit.cli.skeletons.task; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

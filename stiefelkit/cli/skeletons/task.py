@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from stiefelkit.errors import OptionError
 from stiefelkit.training.recipes import Recipe, Settings
 from stiefelkit.training.tasks import Task
@@ -64,5 +62,7 @@ class Skeleton(Task):
         return None
 
     def _bits(self, count, source):
+        import torch  # here, for help does not wait for it
+
         x = torch.randint(2, (count, self.T, 1), generator=source).float()
         return x, x[:, 0, 0]
