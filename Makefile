@@ -169,6 +169,7 @@ $(BIN)/pip$(EXE):
 
 # torch first and by its exact version: a looser request may bring another build, with gigabytes of GPU libraries.
 $(VENV)/.torch: constraints.txt | $(BIN)/pip$(EXE)
+	@echo "Packages go into $(VENV), torch first; that takes minutes, once."
 	$(INSTALL) $(TORCH)
 	@touch $@
 
