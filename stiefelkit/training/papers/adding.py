@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+from stiefelkit.training.papers.beside import beside
 from stiefelkit.training.papers.row import Row
 from stiefelkit.training.recipes import Settings
+from stiefelkit.training.recipes.adding import RECIPES
 from stiefelkit.training.recipes.papers import AUTHORS_RMSPROP, TENSORFLOW_RMSPROP
 
 __all__ = ["ROWS"]
@@ -17,25 +19,47 @@ ADAM: dict[str, Any] = {"optimizer": "adam"}
 RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP}
 
 
-def _row(model: str, n: int, length: int, paper: str, note: str = "", epochs: int = 10, **settings: Any) -> Row:
+COMMON: dict[str, Any] = {"batch_size": 50, "seed": 5544, "eval_every": 250, "log_every": 50, "checkpoint_every": 250}
+EPOCH = 2_000
+GOAL = 1e-2
+OTHERS = (
+    "full_urnn",
+    "restricted_urnn",
+    "eurnn",
+    "exprnn",
+    "goru",
+    "lie_urnn",
+    "margin_rnn",
+    "irnn",
+    "henaff_rnn",
+    "gru",
+)
+
+
+def _options(model: str, length: int) -> dict[str, Any]:
+    return {"T": length, **SIZES, "fresh": model == "ornn"}
+
+
+def _row(
+    model: str,
+    n: int,
+    length: int,
+    paper: str,
+    note: str = "",
+    epochs: int = 10,
+    in_paper: bool = True,
+    **settings: Any,
+) -> Row:
     return Row(
         f"{model}-adding-{length}".replace("_", "-"),
         "adding",
         model,
-        Settings(
-            **{"optimizer": "adam", "lr": 1e-3, **settings},
-            hidden_size=n,
-            steps=epochs * 2_000,
-            batch_size=50,
-            seed=5544,
-            eval_every=250,
-            log_every=50,
-            checkpoint_every=250,
-        ),
+        Settings(**{"optimizer": "adam", "lr": 1e-3, **settings}, hidden_size=n, steps=epochs * EPOCH, **COMMON),
         paper,
-        task_options={"T": length, **SIZES, "fresh": model == "ornn"},
-        goal=1e-2,
+        task_options=_options(model, length),
+        goal=GOAL,
         note=note,
+        in_paper=in_paper,
     )
 
 
@@ -51,8 +75,15 @@ def _scurnn(length: int) -> Row:
         "skew": {"optimizer": "rmsprop", "lr": 1e-3 if length < 750 else 1e-4, **AUTHORS_RMSPROP},
         "phase": {"optimizer": "adam", "lr": 1e-3},
     }
-    note = "" if length != 400 else "the paper has no such length: the rates are those of 200"
-    return _row("scurnn", 116, length, MADURANGA, note, 30, **rest, optimizers=table, options={"arc": 2 * math.pi})
+    drawn = length != 400
+    note = "" if drawn else "the paper has no such length: the rates are those of 200"
+    options = {"arc": 2 * math.pi}
+    return _row("scurnn", 116, length, MADURANGA, note, 30, drawn, **rest, optimizers=table, options=options)
+
+
+def _beside(model: str, length: int) -> Row:
+    settings = Settings(steps=10 * EPOCH, **COMMON)
+    return beside(model, "adding", RECIPES, settings, length, task_options=_options(model, length), goal=GOAL)
 
 
 def _rows(length: int) -> list[Row]:
@@ -62,6 +93,7 @@ def _rows(length: int) -> list[Row]:
         _scurnn(length),
         _row("ornn", 128, length, MHAMMEDI, lr=1e-2, options={"reflections": 16}),
         _row("lstm", 60, length, HELFRICH, lstm, lr=1e-2, clip_norm=1.0),
+        *(_beside(model, length) for model in OTHERS),
     ]
 
 

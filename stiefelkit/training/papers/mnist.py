@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stiefelkit.training.papers.beside import beside
 from stiefelkit.training.papers.row import Row
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES, TRAIN
@@ -61,17 +62,6 @@ def _exprnn(n: int, figures: tuple[float, float], rates: tuple[float, float]) ->
     return [*in_order, *permuted]
 
 
-def _beside(model: str, paper: str, *tasks: str) -> list[Row]:
-    """Rows of a system whose paper has no such experiment, as the recipe has them."""
-    recipes = {"mnist": RECIPES, "pmnist": PERMUTED}
-    rows = []
-    for task in tasks or recipes:
-        settings = recipes[task][model].filled(Settings())
-        name = f"{model}-{task}-{settings.hidden_size}".replace("_", "-")
-        rows.append(Row(name, task, model, settings, paper, note="not in the paper: rates of its kin"))
-    return rows
-
-
 def _ours() -> Row:
     """A recipe that was chosen on validation examples, at the size of the paper's."""
     epoch = TRAIN // 25
@@ -110,12 +100,11 @@ ROWS = (
     *_exprnn(512, (0.987, 0.966), (3e-4, 5e-4)),
     *_rows("ornn", 256, (0.972, None), "Mhammedi et al. 2017", "batch and rate are not in the paper"),
     *_rows("eurnn", 1024, (None, 0.937), "Jing et al. 2017", "the paper's permutation is another"),
-    *_beside("ornn", "Mhammedi et al. 2017", "pmnist"),
-    *_beside("eurnn", "Jing et al. 2017", "mnist"),
-    *_beside("goru", "Jing et al. 2019"),
-    *_beside("lie_urnn", "Hyland, Ratsch 2017"),
-    *_beside("margin_rnn", "Vorontsov et al. 2017"),
-    *_beside("irnn", "Le, Jaitly, Hinton 2015"),
-    *_beside("henaff_rnn", "Henaff, Szlam, LeCun 2016"),
-    *_beside("gru", "Cho et al. 2014"),
+    beside("ornn", "pmnist", PERMUTED),
+    beside("eurnn", "mnist", RECIPES),
+    *(
+        beside(model, task, recipes)
+        for model in ("goru", "lie_urnn", "margin_rnn", "irnn", "henaff_rnn", "gru")
+        for task, recipes in (("mnist", RECIPES), ("pmnist", PERMUTED))
+    ),
 )

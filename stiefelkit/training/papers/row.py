@@ -27,6 +27,7 @@ class Row:
         task_options: the options of the task.
         note: in what this differs from the paper, or what the paper leaves open.
         goal: a loss of the held-out set; the report says at which step a run was first below it.
+        in_paper: whether the paper has this experiment.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Row:
     task_options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     goal: float | None = None
+    in_paper: bool = True
 
     def build_task(self) -> Task:
         """Returns the task."""
@@ -52,8 +54,8 @@ class Row:
 
     @property
     def kind_of_figure(self) -> str:
-        """What a paper without a figure in numbers has: a curve of the loss, or nothing of an accuracy."""
-        return "none" if self.build_task().headline == "accuracy" else "curve"
+        """What stands where a figure in numbers would: a paper that has the experiment draws a curve of it."""
+        return "curve" if self.in_paper else "none"
 
     @property
     def epoch(self) -> int:
