@@ -161,7 +161,24 @@ def _of_minimizer(name, cls):
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.default is not parameter.empty:
             facts.append(f"| `{parameter.name}` | `{parameter.default}` |")
-    return _page(name, cls, snippet, facts, OPTIMIZER_READING)
+    return _page(name, cls, snippet, [*facts, "", *_way(name), "", WAY_READING], OPTIMIZER_READING)
+
+
+def _way(name):
+    """A table of what a minimum takes, counted."""
+    rows = ["| frame | iterations | evaluations | products with the Hessian | operations |", "|---|---|---|---|---|"]
+    for n, p in ((100, 10), (512, 32)):
+        generator = torch.Generator().manual_seed(0)
+        a = torch.randn(n, n, generator=generator, dtype=torch.float64)
+        a = (a + a.mT) / (2 * n**0.5)
+        start = sk.init.haar((n, p), generator=generator, dtype=torch.float64)
+        with FlopCounterMode(display=False) as counter:
+            found = sk.optim.minimize(lambda w, a=a: (w * (a @ w)).sum(), start, name, tolerance_grad=1e-6)
+        rows.append(
+            f"| {n} × {p} | {found.iterations} | {found.evaluations} | {found.products} | "
+            f"{counter.get_total_flops() / 2e6:,.0f} million |"
+        )
+    return rows
 
 
 def _page(name, cls, snippet, facts, reading):
@@ -179,6 +196,10 @@ STEP_READING = (
     "Counted: products of n × p with p × p numbers, n p² multiplications each, in the mean of ten steps of a float32 "
     "frame, decompositions of p × p matrices left out; and numbers in the state for each entry of W. "
     "[Times](../../optimizers.md#what-they-cost)."
+)
+WAY_READING = (
+    "Counted on the way from a random frame to where the gradient of tr(W^T A W), A symmetric, random and of norm 1.4, "
+    "is shorter than 1e-6; float64. Operations: multiplications of all matrix products, those of the loss among them."
 )
 OPTIMIZER_READING = (
     "Left, the way of a unit vector, a 3 × 1 frame, to the leading eigenvector of a symmetric matrix. Middle, how far "
