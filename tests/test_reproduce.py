@@ -53,6 +53,12 @@ def test_names_of_rows_are_names_of_one_row() -> None:
         papers.find("scornn-mnist-17")
 
 
+def test_curves_of_one_figure_have_labels_of_their_own() -> None:
+    shown = [(row.task, row.task_options.get("T"), row.label) for row in ROWS]
+    assert len(set(shown)) == len(shown)
+    assert papers.find("scornn-pmnist-cosine-170").label == "scornn 170 cosine"
+
+
 TENSORFLOW = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
 
 

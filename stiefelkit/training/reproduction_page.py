@@ -47,11 +47,6 @@ class Run:
         length = self.folder.config.task_options.get("T")
         return self.row.task if length is None else f"{self.row.task} T={length}"
 
-    @property
-    def label(self) -> str:
-        """Model and units."""
-        return f"{self.row.model} {self.folder.config.hidden_size}"
-
     def epochs(self, record: dict[str, Any]) -> float:
         """Epochs of the training data at a line of the log."""
         return record["step"] / self.row.epoch
@@ -125,7 +120,8 @@ def _table(runs: list[Run]) -> str:
             *_costs(run),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    words = [f"{run.row.name}: {run.row.note}." for run in runs if run.row.note]
+    notes = dict.fromkeys(run.row.note for run in runs if run.row.note)
+    words = [f"{', '.join(run.row.name for run in runs if run.row.note == note)}: {note}." for note in notes]
     if task.known_baseline:
         words.insert(0, f"Without memory: {_said(task.known_baseline[task.headline], percent)}.")
     return "\n".join([*lines, "", " ".join(words), ""])
@@ -175,7 +171,7 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
             records = run.records["test"]
             every = max(1, len(records) // 12)
             points = [scale * record[task.headline] for record in records]
-            axes.plot([run.epochs(record) for record in records], points, label=run.label, markevery=every, **look)
+            axes.plot([run.epochs(record) for record in records], points, label=run.row.label, markevery=every, **look)
             if run.row.figure is not None:
                 axes.axhline(scale * run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
         if not percent and task.known_baseline:  # a guess at ten classes would press the curves together
@@ -191,18 +187,17 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
 
 def _of_train(runs: list[Run], path: Path, dpi: int, words: tuple[str, str], value: Callable[[Any], Any]) -> bool:
     """Something of the lines of training over epochs, on a logarithmic scale; False if no line has it."""
-    curves = {
-        run.label: [(run.epochs(record), value(record)) for record in run.records["train"] if value(record)]
+    curves = [
+        [(run.epochs(record), value(record)) for record in run.records.get("train", []) if value(record)]
         for run in runs
-        if run.records.get("train")
-    }
-    curves = {label: points for label, points in curves.items() if points}
-    if not curves:
+    ]
+    if not any(curves):
         return False
     with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
-        for (label, points), look in zip(curves.items(), styles(len(curves)), strict=True):
-            xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, label=label, markevery=max(1, len(xs) // 12), **look)
+        for run, points, look in zip(runs, curves, styles(len(runs)), strict=True):
+            if points:
+                xs, ys = zip(*points, strict=True)
+                axes.plot(xs, ys, label=run.row.label, markevery=max(1, len(xs) // 12), **look)
         title, unit = words
         axes.set(xlabel="epoch", ylabel=unit, title=title, yscale="log")
         low, high = axes.get_ylim()

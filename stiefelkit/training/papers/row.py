@@ -58,6 +58,12 @@ class Row:
         return "curve" if self.in_paper else "none"
 
     @property
+    def label(self) -> str:
+        """Model, units, and what the name has besides, as in "scornn 170 cosine"; its own among the rows of a figure."""
+        own = self.name.removeprefix(f"{self.model}-{self.task}".replace("_", "-"))
+        return " ".join([self.model, str(self.settings.hidden_size), *own.split("-")[1:-1]])
+
+    @property
     def epoch(self) -> int:
         """Steps of an epoch of the training data."""
         return self.build_task().batches_per_epoch(self.settings.batch_size or 0)
