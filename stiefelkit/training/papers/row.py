@@ -59,7 +59,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Model, units, and what the name has besides, as in "scornn 170 cosine"; its own among the rows of a figure."""
+        """Model, units, and what the name has besides: "scornn 170 cosine"; its own among the rows of a figure."""
         own = self.name.removeprefix(f"{self.model}-{self.task}".replace("_", "-"))
         return " ".join([self.model, str(self.settings.hidden_size), *own.split("-")[1:-1]])
 
