@@ -66,6 +66,16 @@ def test_hooks_of_a_step_run_once_and_copies_go_their_own_way() -> None:
     assert torch.equal(stepped(twin, q), stepped(mixed, p))
 
 
+def test_a_gradient_that_stays_has_no_variance_and_gives_numbers_all_the_same() -> None:
+    p = nn.Parameter(torch.ones(64))
+    optimizer = sk.optim.RMSprop([p], lr=1e-6, alpha=0.9, eps=1e-10, centered=True, eps_inside=True)
+    gradient = torch.linspace(0.1, 1, 64)
+    for _ in range(400):
+        p.grad = gradient
+        optimizer.step()
+    assert p.isfinite().all()
+
+
 def test_rmsprop_of_tensorflow_is_its_formula() -> None:
     p, v, q = nn.Parameter(torch.ones(4, dtype=torch.float64)), torch.ones(4), torch.ones(4, dtype=torch.float64)
     settings: dict[str, Any] = {**TENSORFLOWS, "eps": 1e-2}

@@ -84,6 +84,17 @@ def test_a_sweep_goes_on_where_it_was(file, tmp_path, capsys):
     assert "task_options.T = 4" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_is_finished_comes_first_so_that_a_stop_leaves_it_in_the_table(file, tmp_path, capsys):
+    command = ["sweep", str(file), "--out", str(tmp_path / "runs")]
+    file.write_text(FILE.replace(f"seed = [{ONE}, {TWO}]", f"seed = [{TWO}]"))
+    assert main(command) == 0
+    file.write_text(FILE)
+    capsys.readouterr()
+    assert main([*command, "--resume"]) == 0
+    noted = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:3] in ("1/4", "2/4", "3/4")]
+    assert noted == [f"lr=0.001,seed={TWO}:", f"lr=0.01,seed={TWO}:", f"lr=0.001,seed={ONE}:"]
+
+
 def test_a_run_that_fails_is_named_and_the_others_go_on(file, tmp_path, capsys):
     file.write_text(FILE.replace("lr = [1e-3, 1e-2]", 'lr = [1e-3, 1e30]\noptimizer = ["sgd"]'))
     assert main(["sweep", str(file), "--out", str(tmp_path / "runs")]) == 1
@@ -158,7 +169,15 @@ def test_examples_set_apart_are_what_to_choose_by_and_data_lie_where_they_are_na
         f'task = "chars"\nmodel = "lstm"\nT = 8\nhidden-size = 4\nsteps = 2\neval-every = 2\nseed = {ONE}\n'
         "[vary]\nlr = [1e-3, 1e-2]\n"
     )
-    assert main(["sweep", str(file), "--out", str(out), "--data", str(texts)]) == 0
+    command = ["sweep", str(file), "--out", str(out), "--data", str(texts)]
+    assert main([*command, "--commands"]) == 0
+    assert all(f"--data {texts}" in line for line in capsys.readouterr().out.splitlines())
+    file.write_text("batch-size = 9999\n" + (whole := file.read_text()))
+    assert main(command) == 2
+    assert "needs a batch size between 1 and" in capsys.readouterr().err
+    assert not out.exists()
+    file.write_text(whole)
+    assert main(command) == 0
     assert "valid" in capsys.readouterr().out
     for cell in json.loads((out / "sweep.json").read_text()):
         summary = summarise(out / cell["runs"][0])

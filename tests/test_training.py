@@ -291,6 +291,9 @@ def test_figures_are_drawn_from_logs_alone(whole: Path, tmp_path: Path) -> None:
         {"seed": -1},
         {"device": "tpuu"},
         {"schedule": "linear"},
+        {"optimizer_options": {"eps": float("inf")}},
+        {"optimizers": {"skew": {"optimizer": "adam", "betas": [0.9, float("nan")]}}},
+        {"options": {"gain": float("nan")}},
     ],
     ids=str,
 )

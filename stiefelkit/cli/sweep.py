@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.tasks import resume_line
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named as data_in
 from stiefelkit.training.sweep import Sweep, SweepPlan
@@ -31,7 +32,7 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
     out = plan.out or Path("runs") / file.stem
     if plan.commands:
         for run in runs:
-            print(run.command(out))
+            print(run.command(out, data))
         return 0
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.sweep_runs import run_sweep
@@ -40,7 +41,8 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
         outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
     _print(outcome.cells)
     if outcome.signal is not None:
-        print(f"Stopped and saved; resume with: stiefelkit sweep {file} --out {out} --jobs {plan.jobs} --resume")
+        words = "sweep", str(file), "--out", str(out), "--jobs", str(plan.jobs)
+        print(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
         return 128 + outcome.signal
     return 1 if any(cell.failed for cell in outcome.cells) else 0
 

@@ -43,19 +43,20 @@ def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]
     return run
 
 
-def resume_line(*words: str, data: Path | None, board: Board, ranks: int = 1) -> str:
+def resume_line(*words: str, data: Path | None, board: Board | None = None, ranks: int = 1) -> str:
     """Returns the line that goes on with what was stopped.
 
     Args:
         words: of the command, without those below.
         data: folder of the data, if it was named.
-        board: where the curves can be watched.
+        board: where the curves can be watched, of commands that say so.
         ranks: processes that share the work.
 
-    >>> resume_line("train", "chars", "--out", "my runs", data=Path("text"), board=Board())
+    >>> resume_line("train", "chars", "--out", "my runs", data=Path("text"))
     "stiefelkit train chars --out 'my runs' --data text --resume"
     """
     here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks))
     start = ["stiefelkit"] if ranks == 1 else ["torchrun", "--nproc-per-node", here, "-m", "stiefelkit"]
     more = [] if data is None else ["--data", str(data)]
-    return shlex.join([*start, *words, *more, *(["--tensorboard"] if board.tensorboard else []), "--resume"])
+    more += ["--tensorboard"] if board is not None and board.tensorboard else []
+    return shlex.join([*start, *words, *more, "--resume"])

@@ -136,7 +136,8 @@ def _move(p: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
     v = moments["square_avg"].mul_(alpha).addcmul_(g, g, value=1 - alpha)
     if group["centered"]:
         moments["grad_avg"].lerp_(g, 1 - alpha)
-        v = v.addcmul(moments["grad_avg"], moments["grad_avg"], value=-1)
+        # A gradient that stays leaves no variance, and by rounding less than none.
+        v = v.addcmul(moments["grad_avg"], moments["grad_avg"], value=-1).clamp_(min=0)
     root = v.add(eps).sqrt_() if group["eps_inside"] else v.sqrt().add_(eps)
     if group["momentum"] > 0:
         moments["momentum_buffer"].mul_(group["momentum"]).addcdiv_(g, root)

@@ -52,6 +52,17 @@ def non_negative(who: str, name: str, value: float) -> None:
         raise OptionError(f"{who} needs a finite {name} >= 0, got {value!r}.")
 
 
+def finite_tables(who: str, tables: Mapping[str, Any]) -> None:
+    """Raises OptionError for the first number in a table, or in a table or list of it, that JSON has no word for."""
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            finite_tables(who, {f"{name}.{key}": item for key, item in value.items()})
+        elif isinstance(value, list | tuple):
+            finite_tables(who, {f"{name}[{i}]": item for i, item in enumerate(value)})
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise OptionError(f"{who} needs a finite {name}, got {value!r}.")
+
+
 def of_type(who: str, kind: type, values: Mapping[str, Any]) -> None:
     """Raises OptionError for the first value, by name, that is of another type."""
     for name, value in values.items():

@@ -13,6 +13,7 @@ from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import (
     at_least,
     finite_positive,
+    finite_tables,
     non_negative,
     of_type,
     usable_device,
@@ -77,6 +78,7 @@ class Config:
         of_type(WHO, str, {name: getattr(self, name) for name in ("task", "model", "optimizer", "schedule", "device")})
         tables = ("task_options", "rates", "optimizers", "options", "optimizer_options")
         of_type(WHO, dict, {name: getattr(self, name) for name in tables})
+        finite_tables(WHO, {name: getattr(self, name) for name in tables})
         for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"):
             at_least(WHO, name, getattr(self, name), 1)
         usable_seed(WHO, self.seed)

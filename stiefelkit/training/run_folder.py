@@ -23,7 +23,7 @@ from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
 from stiefelkit.training.files import parse_json, reachable, sync_directory, write_atomically, write_synced
 
-__all__ = ["RunFolder", "is_run", "versions"]
+__all__ = ["CHECKPOINTS", "RunFolder", "is_run", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA = "sha256", "data"

@@ -78,9 +78,10 @@ class Run:
         """The whole description of the run."""
         return Config.resolve(create(self.task, self.task_options), self.model, self.settings)
 
-    def command(self, out: Path) -> str:
-        """The line that runs it alone."""
+    def command(self, out: Path, data: Path | None = None) -> str:
+        """The line that runs it alone, with the folder of the data if it is named."""
         words = ["stiefelkit", "train", self.task, "--model", self.model, "--out", str(out / self.name)]
+        words += [] if data is None else ["--data", str(data)]
         for key, value in {**self.task_options, **self.settings.given()}.items():
             for inner, item in value.items() if isinstance(value, dict) else [("", value)]:
                 option = f"{key}.{inner}" if inner else key

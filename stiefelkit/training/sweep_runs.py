@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
-from stiefelkit.training import data
+from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
 from stiefelkit.training.files import reachable, write_atomically
 from stiefelkit.training.interruption import Interruption
-from stiefelkit.training.run_folder import is_run
+from stiefelkit.training.run_folder import CHECKPOINTS, is_run
 from stiefelkit.training.summary import Summary, summarise
 from stiefelkit.training.sweep import Cell, Run, cells
 from stiefelkit.training.train import resume, train
@@ -67,13 +67,16 @@ def run_sweep(
         raise OptionError("A sweep needs runs with different names, got two of one name.")
     configs = {run.name: run.config for run in runs}
     for config in configs.values():
+        config.build_task().batches_per_epoch(config.batch_size)
         config.build_optimizer(config.build_model())
     with reachable("A sweep", out):
         out.mkdir(parents=True, exist_ok=True)
     summaries: dict[str, Summary] = {}
     failed: dict[str, str] = {}
     with Interruption() as interruption:
-        for name, sentence in _outcomes(configs, out, jobs, interruption):
+        # What is finished comes first: a stop leaves it in the table.
+        order = sorted(configs, key=lambda name: not _is_finished(configs[name], out / name))
+        for name, sentence in _outcomes({name: configs[name] for name in order}, out, jobs, interruption):
             if sentence is None:
                 summaries[name] = summarise(out / name)
             elif interruption.signal is None:
@@ -120,6 +123,12 @@ def _outcomes(
     finally:
         for process, _ in at_work.values():
             process.kill()
+
+
+def _is_finished(config: Config, path: Path) -> bool:
+    """Whether the last checkpoint is that of the last step, as far as names say."""
+    saved = checkpoint.checkpoints(path / CHECKPOINTS)
+    return bool(saved) and checkpoint.step_of(saved[-1]) >= config.steps
 
 
 def _context() -> Any:
