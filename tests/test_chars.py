@@ -134,7 +134,9 @@ def test_what_is_no_text_is_refused(folder: Path) -> None:
     refused(Chars(), "UTF-8.*none at byte 3")
     (folder / "b.txt").write_text(TEXT)
     refused(Chars(), r"got a\.txt, b\.txt")
-    refused(Chars(file="b.txt", ahead=60), "lower --ahead")
+    for ahead in (60, 2**80):
+        refused(Chars(file="b.txt", ahead=ahead), "lower --ahead")
+    assert torch.equal(Chars(file="b.txt", T=2**80).held_out()[1], Chars(file="b.txt", T=len(TEXT)).held_out()[1])
     (folder / "c.txt").write_text("a" * 950 + "é" * 50)
     refused(Chars(file="c.txt"), "test part in the characters of its training part, got 100% others.*'é'")
 

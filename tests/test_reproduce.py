@@ -196,6 +196,17 @@ def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
 
 
+def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_path: Path) -> None:
+    run = tmp_path / "tiny-copying-2"
+    reproduce(papers.find("tiny-copying-2"), run, Reproduction(epochs=1))
+    (run / "reproduced.json").write_text('{"made_by": [1, {"command": "x"}]}')
+    log = [line for line in (run / "log.jsonl").read_text().splitlines() if '"test"' in line]
+    (run / "log.jsonl").write_text("\n".join(log) + "\n")
+    page, _ = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))
+    assert "| - | - |" in page.read_text()
+    assert "- `x` at an installed package" in page.read_text()
+
+
 @pytest.mark.parametrize(("goal", "reached"), [(1e3, "at step 2"), (0.0, "not yet")])
 def test_the_report_says_when_a_goal_was_reached(tmp_path: Path, goal: float, reached: str) -> None:
     row = dataclasses.replace(papers.find("tiny-copying-2"), name="tiny-goal", goal=goal)

@@ -1,6 +1,7 @@
 """Sweeps: every combination is a run as `train` makes it, resumed as it is, and seeds are a spread."""
 
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ import pytest
 from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.testing import seeds
+from stiefelkit.training import sweep_runs
 from stiefelkit.training.config import Config
 from stiefelkit.training.run_folder import RunFolder, is_run
 from stiefelkit.training.summary import summarise
@@ -103,6 +105,16 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(file, tmp_path, capsys):
     assert "needs finite numbers" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_process_that_was_killed_is_a_run_that_failed():
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    theirs.close()
+    assert sweep_runs._answer(ours, -9) == "its process ended with -9"
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with theirs:
+        theirs.send(None)
+        assert sweep_runs._answer(ours, 0) is None
+
+
 def test_a_signal_has_the_runs_save_and_stop(file, tmp_path):
     file.write_text(FILE.replace("steps = 4", "steps = 1000000").replace("lr = [1e-3, 1e-2]", "lr = [1e-3]"))
     out = tmp_path / "runs"
@@ -130,6 +142,8 @@ def test_a_signal_has_the_runs_save_and_stop(file, tmp_path):
         (("lr = [1e-3, 1e-2]", "lr = 1e-3"), "needs a list of values for vary.lr"),
         (("lr = [1e-3, 1e-2]", "lr = [1e-3, 1e-3]"), "needs different values for vary.lr"),
         (("lr = [1e-3, 1e-2]", "lr = []"), "needs a list of values for vary.lr"),
+        (("lr = [1e-3, 1e-2]", 'lr = [1e-3, "fast"]'), "needs a finite lr > 0, got 'fast'"),
+        (("lr = [1e-3, 1e-2]", 'rates.skew = ["slow"]'), "needs a finite rates.skew >= 0, got 'slow'"),
         (("lr = [1e-3, 1e-2]", "rates.phase = [1e-3]"), "no coordinate 'phase'"),
         (("[vary]", "[vary"), "needs valid TOML"),
     ],

@@ -42,13 +42,18 @@ def at_most(who: str, name: str, value: float, most: float) -> None:
 
 def finite_positive(who: str, name: str, value: float) -> None:
     """Raises OptionError unless a number is finite and greater than zero."""
-    if not (math.isfinite(value) and value > 0):
+    if not (_is_finite(value) and value > 0):
         raise OptionError(f"{who} needs a finite {name} > 0, got {value!r}.")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether something, as a file may give it, is a number that is neither infinite nor NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def non_negative(who: str, name: str, value: float) -> None:
     """Raises OptionError unless a number is finite and at least zero."""
-    if not (math.isfinite(value) and value >= 0):
+    if not (_is_finite(value) and value >= 0):
         raise OptionError(f"{who} needs a finite {name} >= 0, got {value!r}.")
 
 

@@ -136,7 +136,7 @@ def made_by(path: Path) -> list[dict[str, Any]]:
         commands = parse_json((path / MADE).read_bytes())["made_by"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return commands if isinstance(commands, list) else []
+    return [entry for entry in commands if isinstance(entry, dict)] if isinstance(commands, list) else []
 
 
 def _commit() -> str:

@@ -144,6 +144,8 @@ def _said(value: float, percent: bool) -> str:
 def _costs(run: Run) -> tuple[str, str]:
     epochs = run.records.get("epoch", [])
     if not epochs:
+        if "train" not in run.records:
+            return "-", "-"
         per_step = statistics.median(record["ms_per_step"] for record in run.records["train"])
         return f"{per_step * run.row.epoch / 6e4:.2f}", "-"
     minutes = statistics.median(record["cpu_seconds"] for record in epochs) / 60

@@ -1,5 +1,6 @@
 """Runs of a sweep, several processes at a time."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -118,11 +119,19 @@ def _outcomes(
             for name in [name for name, (process, _) in at_work.items() if not process.is_alive()]:
                 process, ours = at_work.pop(name)
                 process.join()
-                with ours:
-                    yield name, ours.recv() if ours.poll() else f"its process ended with {process.exitcode}"
+                yield name, _answer(ours, process.exitcode)
     finally:
         for process, _ in at_work.values():
             process.kill()
+
+
+def _answer(ours: Connection, exitcode: int | None) -> str | None:
+    """What a process that has ended said; one that was killed says nothing."""
+    # A closed pipe has something to read, too: its end.
+    with ours, contextlib.suppress(EOFError):
+        if ours.poll():
+            return ours.recv()
+    return f"its process ended with {exitcode}"
 
 
 def _is_finished(config: Config, path: Path) -> bool:

@@ -118,9 +118,9 @@ class Text:
             ends = self._lengths[split].cumsum(0)
             starts = ends - self._lengths[split]
         else:
-            starts = torch.arange(0, len(codes), length)
-            ends = (starts + length + ahead).clamp_max(len(codes))
-        steps = ends - starts - ahead
+            starts = torch.arange(0, len(codes), min(length, len(codes)))
+            ends = (starts + min(length, len(codes)) + min(ahead, len(codes))).clamp_max(len(codes))
+        steps = ends - starts - min(ahead, len(codes))
         if not (steps > 0).any():
             raise DataError(
                 f"Task 'chars' needs a line or a window of more than {ahead} characters in its {split} part, got none "
