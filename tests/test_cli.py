@@ -71,6 +71,7 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train digits --model scornn --lr -1e-3", "lr"),
         ("train digits --model scornn --lr nan", "lr"),
         ("train digits --model scornn --lr fast", "fast"),
+        ("train digits --model lstm --optimizer-options.amsgrad no", "needs amsgrad to be true or false, got 'no'"),
         ("train digits --model scornn --optimizer-options.eps 1e400", "a finite optimizer_options.eps, got inf"),
         ("train digits --model scornn --hidden-size 0", "hidden_size"),
         ("train digits --model scornn --batch-size 5000", "1437"),

@@ -175,6 +175,18 @@ def test_a_recipes_table_gives_way_to_what_is_named() -> None:
         Config.resolve(create("copying"), "lstm", Settings(hidden_size=4, optimizers={"skew": own}))
 
 
+def test_a_rate_in_words_goes_before_one_in_a_file(tmp_path: Path) -> None:
+    size = "--T 2 --train-size 20 --test-size 5 --hidden-size 4 --batch-size 5 --steps 1".split()
+    file = tmp_path / "options.toml"
+    file.write_text("[rates]\nskew = 0.25\nphase = 0.5\n")
+    words = ["train", "copying", "--model", "scurnn", *size, "--config", str(file)]
+    for name, optimizer, rate in (("lr", "rmsprop lr=1e-3", None), ("none", "rmsprop", 0.25)):
+        assert main([*words, "--out", str(tmp_path / name), "--optimizers.skew", optimizer]) == 0
+        config = RunFolder.open(tmp_path / name).config
+        assert (config.rates.get("skew"), config.rates["phase"]) == (rate, 0.5)
+        assert config.optimizers["skew"].get("lr") == (None if rate else 1e-3)
+
+
 def test_the_table_is_given_in_words_or_in_a_file(tmp_path: Path) -> None:
     size = "--T 2 --train-size 20 --test-size 5 --hidden-size 4 --batch-size 5 --steps 1".split()
     words = ["train", "copying", "--model", "scurnn", *size]

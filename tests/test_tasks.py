@@ -18,6 +18,7 @@ from stiefelkit.training import data
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create, tasks
+from stiefelkit.training.tasks.task import generator
 
 TASKS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),
@@ -85,6 +86,12 @@ def test_batches_leave_the_global_generator_alone(task: Task) -> None:
 @each_task
 def test_other_seeds_give_other_batches(task: Task) -> None:
     assert not torch.equal(task.batch(0, 20, seeds.seed())[0], task.batch(0, 20, seeds.seed(1))[0])
+
+
+def test_keys_have_streams_of_their_own() -> None:
+    numbers = (0, 1, 5, 2**32 - 1, 2**32, 2**33, 2**32 + 1, 2**63 - 1)
+    keys = [(a, b, c) for a in numbers for b in numbers for c in numbers]
+    assert len({generator(*key).initial_seed() for key in keys}) == len(keys)
 
 
 @pytest.mark.parametrize("name", ["copying", "adding"])

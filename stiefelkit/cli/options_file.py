@@ -42,7 +42,8 @@ class OptionsFile:
         tables = {key: value for key, value in options.items() if isinstance(value, dict)}
         for key, table in tables.items():
             for entry, value in table.items():
-                self._put(arguments, key, entry, value)
+                if key != "rates" or not self._is_rated(arguments, entry):
+                    self._put(arguments, key, entry, value)
         plain = {key: value for key, value in options.items() if key not in tables}
         Dict(data=plain, source=self.source, use_commands_as_keys=False)(app, commands, arguments)
 
@@ -56,6 +57,15 @@ class OptionsFile:
             are_tables = isinstance(value, dict) and isinstance(merged.get(same), dict)
             merged[same] = {**merged[same], **value} if are_tables else value
         return merged
+
+    def _is_rated(self, arguments: ArgumentCollection, coordinate: str) -> bool:
+        """Whether the command line gives a coordinate an optimizer with a rate, which wins over one in the file."""
+        try:
+            argument, keys, _ = arguments.match(f"--optimizers.{coordinate}")
+        except ValueError:
+            return False
+        words = [token.value.split() for token in argument.tokens if token.keys == keys and token.source != self.source]
+        return any(word.startswith("lr=") for line in words for word in line)
 
     def _put(self, arguments: ArgumentCollection, key: str, entry: str, value: Any) -> None:
         place = f"{key}.{entry}"

@@ -75,6 +75,10 @@ def _built(
     for option in options:
         if option not in known:
             raise OptionError(f"Optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}")
+    parameters = inspect.signature(factory).parameters
+    for option, value in options.items():
+        if _is_switch(parameters[option]) and not isinstance(value, bool | None):
+            raise OptionError(f"Optimizer {name!r} needs {option} to be true or false, got {value!r}.")
     bound = any("manifold" in group for group in groups)
     idle = [] if bound else [option for option in options if option in _of_frames_alone(factory)]
     if idle:
@@ -94,6 +98,11 @@ def _built(
             f"{name!r}; name one with --optimizer, such as multiplicative_cayley."
         )
     return optimizer
+
+
+def _is_switch(parameter: inspect.Parameter) -> bool:
+    """Whether an option is true or false, by its annotation: a word, "no" as well, would count as true."""
+    return parameter.annotation in (bool, bool | None, "bool", "bool | None")
 
 
 def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:

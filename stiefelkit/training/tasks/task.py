@@ -26,7 +26,9 @@ CHUNK = 2**18
 
 
 def generator(*key: int) -> torch.Generator:
-    """Returns a CPU generator whose stream is a function of the integers alone, distinct for distinct keys.
+    """Returns a CPU generator whose stream is a function of the integers alone, each >= 0 and of 64 bits at most.
+
+    Up to four of them give streams of their own, but that zeros at their end count for nothing.
 
     >>> import torch
     >>> a, b = (torch.rand(3, generator=generator(5, 1, 0)) for _ in range(2))
@@ -36,7 +38,9 @@ def generator(*key: int) -> torch.Generator:
     import numpy as np
     import torch
 
-    (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    # NumPy puts the words of 32 bits one after the other: 2^32, 0 would be what 0, 1 is.
+    low, high = [number % 2**32 for number in key], [number >> 32 for number in key]
+    (seed,) = np.random.SeedSequence(low, spawn_key=high if any(high) else ()).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(seed) >> 1)
 
 
