@@ -207,6 +207,38 @@ def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_pat
     assert "- `x` at an installed package" in page.read_text()
 
 
+def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
+    row = papers.find("tiny-copying-2")
+    other = dataclasses.replace(row, name="tiny-other", settings=Settings(lr=0.5).over(row.settings))
+    papers.tables.register("other", (other, dataclasses.replace(row, name="tiny-cut")))
+    for name in (row.name, "tiny-cut", "tiny-other"):
+        reproduce(row, tmp_path / name, Reproduction(epochs=1))
+    (tmp_path / "tiny-cut" / "log.jsonl").write_text("junk\n")
+    text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
+    shown, _, left_out = text.partition("## Left out")
+    assert "| tiny-copying-2 |" in shown
+    assert "| tiny-other |" not in shown
+    assert "A run of tiny-other needs lr = 0.5, got 0.001" in left_out
+    assert "- tiny-cut: " in left_out
+
+
+def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
+    assert main([*words, "1"]) == 0
+    for epochs in ("1", "2"):
+        assert main([*words, epochs, "--seed", "7"]) == 2
+        assert "needs seed = " in capsys.readouterr().err
+    assert main([*words, "1"]) == 0
+    assert [entry["command"][-10:] for entry in made_by(tmp_path / "tiny-copying-2")] == ["--epochs 1"]
+    row = papers.find("tiny-copying-2")
+    falling = dataclasses.replace(row, settings=Settings(schedule="cosine").over(row.settings))
+    reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
+    with pytest.raises(RunError, match="needs --epochs 1, over which its rates fall, got 3 epochs"):
+        reproduce(falling, tmp_path / "falling")
+
+
 @pytest.mark.parametrize(("goal", "reached"), [(1e3, "at step 2"), (0.0, "not yet")])
 def test_the_report_says_when_a_goal_was_reached(tmp_path: Path, goal: float, reached: str) -> None:
     row = dataclasses.replace(papers.find("tiny-copying-2"), name="tiny-goal", goal=goal)

@@ -82,8 +82,22 @@ def test_a_sweep_goes_on_where_it_was(file, tmp_path, capsys):
     assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 0
     assert {summarise(path).step for path in out.iterdir() if is_run(path)} == {6}
     file.write_text(FILE.replace("T = 4", "T = 5"))
+    whole = (out / "sweep.json").read_text()
+    assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 2
+    assert "task_options.T = 4" in " ".join(capsys.readouterr().err.split())
+    assert (out / "sweep.json").read_text() == whole
+
+
+def test_a_damaged_run_is_named_and_the_others_stay(file, tmp_path, capsys):
+    out = tmp_path / "runs"
+    assert main(["sweep", str(file), "--out", str(out)]) == 0
+    for path in (out / f"lr=0.001,seed={ONE}" / "log.jsonl", out / f"lr=0.01,seed={ONE}" / "config.json"):
+        path.write_text(path.read_text() + "junk\n")
+    capsys.readouterr()
     assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 1
-    assert "task_options.T = 4" in " ".join(capsys.readouterr().out.split())
+    assert " ".join(capsys.readouterr().out.split()).count("damaged") >= 2
+    table = json.loads((out / "sweep.json").read_text())
+    assert [(len(cell["runs"]), len(cell["failed"])) for cell in table] == [(1, 1), (1, 1)]
 
 
 def test_what_is_finished_comes_first_so_that_a_stop_leaves_it_in_the_table(file, tmp_path, capsys):

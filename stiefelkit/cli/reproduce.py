@@ -76,16 +76,15 @@ def _report(out: Path, page: Path, figures: Figures) -> None:
 
 def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.display import Terminal
-    from stiefelkit.training.reproduce import note
+    from stiefelkit.training.reproduce import last_step, note
     from stiefelkit.training.reproduce import reproduce as run
-    from stiefelkit.training.run_folder import is_run
 
     row, path = find(name), out / name
-    command = shlex.join(["stiefelkit", *_without_places(asked.get())])
+    command, before = shlex.join(["stiefelkit", *_without_places(asked.get())]), last_step(path)
     try:
         outcome = run(row, path, plan, Terminal(), board)
     finally:
-        if is_run(path):
+        if last_step(path) > before:
             note(path, row, command)
     if outcome.signal is not None:
         print(f"Stopped at step {outcome.step} and saved; the same command goes on.")
@@ -112,7 +111,7 @@ def _list(out: Path) -> None:
         table.add_column(title, justify="right")
     table.add_column("where")
     for row in rows():
-        finding = _finding(out / row.name)
+        finding = _finding(row, out / row.name)
         figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
         here, epochs = (
             ("", "") if finding is None else (_figure(row, finding.best_test.test), f"{finding.epochs:.3g} of ")
@@ -131,20 +130,23 @@ def _figure(row: Row, value: float) -> str:
     return f"{value:.4f}" if row.build_task().headline == "accuracy" else f"{value:.3g}"
 
 
-def _finding(path: Path) -> "Finding | None":
+def _finding(row: Row, path: Path) -> "Finding | None":
+    """What came of a run of the experiment; None where there is none that can be read."""
     from stiefelkit.errors import RunError
-    from stiefelkit.training.reproduce import finding
+    from stiefelkit.training.reproduce import finding, require_settings
+    from stiefelkit.training.run_folder import RunFolder
 
     if not path.is_dir():
         return None
     try:
+        require_settings(RunFolder.open(path), row)
         return finding(path)
     except RunError:
         return None
 
 
 def _show(row: Row, path: Path) -> None:
-    finding = _finding(path)
+    finding = _finding(row, path)
     if finding is None:
         print(f"{row.name} has not been evaluated yet: give it more --epochs.")
         return

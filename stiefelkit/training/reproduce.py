@@ -14,10 +14,10 @@ from stiefelkit.training.files import parse_json, write_json
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row
 from stiefelkit.training.reproduction import Reproduction
-from stiefelkit.training.run_folder import RunFolder, is_run
+from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
 from stiefelkit.training.train import RunOutcome, resume, train
 
-__all__ = ["Finding", "Score", "finding", "made_by", "note", "reproduce"]
+__all__ = ["Finding", "Score", "finding", "last_step", "made_by", "note", "reproduce", "require_settings"]
 
 MADE = "reproduced.json"
 
@@ -80,20 +80,38 @@ def reproduce(
     config = row.config(named)
     if not is_run(out):
         return train(config, out, display, board=board)
-    done = _step(out)
-    if done >= config.steps:
-        return RunOutcome(out, done, already=True)
+    begun, done = RunFolder.open(out).config, last_step(out)
+    if begun.steps != config.steps and not config.may_be_prolonged:
+        raise RunError(
+            f"Run {out} needs --epochs {begun.steps // row.epoch}, over which its rates fall, got "
+            f"{config.steps // row.epoch} epochs; start another run with another --out."
+        )
     asked = dataclasses.asdict(config)
     for name in ("threads", "device"):
         if getattr(named, name) is None:  # a run keeps what it began with
             del asked[name]
+    if done >= config.steps:
+        begun.continued({**asked, "steps": begun.steps}, str(out))
+        return RunOutcome(out, done, already=True)
     return resume(out, asked, display, board=board)
 
 
-def _step(out: Path) -> int:
-    """Step of the last checkpoint of a run, whole or not."""
-    saved = checkpoint.checkpoints(RunFolder.open(out).checkpoints)
-    return checkpoint.step_of(saved[-1]) if saved else 0
+def last_step(out: Path) -> int:
+    """Returns the step of the last checkpoint of a run, whole or not; -1 where there is no run."""
+    saved = checkpoint.checkpoints(out / CHECKPOINTS)
+    return checkpoint.step_of(saved[-1]) if saved else -1
+
+
+def require_settings(folder: RunFolder, row: Row) -> None:
+    """Raises RunError unless a run has the settings of an experiment: all but seed, length, threads and device."""
+    free = {name: getattr(folder.config, name) for name in ("seed", "steps", "threads", "device")}
+    begun, wanted = (vars(config) for config in (folder.config, dataclasses.replace(row.config(), **free)))
+    for name, value in wanted.items():
+        if begun[name] != value:
+            raise RunError(
+                f"A run of {row.name} needs {name} = {value!r}, got {begun[name]!r} in {folder.path}; "
+                f"move it out of the folder of the experiments."
+            )
 
 
 def finding(path: Path) -> Finding:

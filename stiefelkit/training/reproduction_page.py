@@ -1,17 +1,17 @@
 """One page about all runs of experiments: tables beside the papers, curves, drift, gradients, time, and commands."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.errors import RunError
+from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.training.figure import Figures, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import write_atomically
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row, rows
-from stiefelkit.training.reproduce import Finding, finding, made_by
+from stiefelkit.training.reproduce import Finding, finding, made_by, require_settings
 from stiefelkit.training.run_folder import RunFolder, is_run
 
 __all__ = ["write_page"]
@@ -64,11 +64,13 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
         The page and the figures.
 
     Raises:
-        RunError: there is no such run, one is damaged, or the place cannot be written.
+        RunError: there is no such run, or the place cannot be written. Runs that are damaged, or of other settings
+            than the experiment, are named at the end of the page.
     """
-    runs = list(_runs(out))
+    runs, left_out = _runs(out)
     if not runs:
-        raise RunError(f"A report needs runs that have been evaluated, got none in {out}; name another --out.")
+        why = f": {next(iter(left_out.values()))}" if left_out else "; name another --out."
+        raise RunError(f"A report needs runs that have been evaluated, got none in {out}{why}")
     look, drawn, parts = figures or Figures(), [], [HEAD]
     for group in dict.fromkeys(run.group for run in runs):
         members = [run for run in runs if run.group == group]
@@ -80,22 +82,34 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
                 drawn.append(path)
                 parts.append(f"![{group}: {name}]({path.name})\n")
         parts.append(_made(members))
+    if left_out:
+        parts += ["## Left out\n", *(f"- {name}: {why}" for name, why in left_out.items()), ""]
     place.mkdir(parents=True, exist_ok=True)
     write_atomically(place / PAGE, "\n".join(parts).encode())
     return place / PAGE, drawn
 
 
-def _runs(out: Path) -> Iterator[Run]:
+def _runs(out: Path) -> tuple[list[Run], dict[str, str]]:
+    """The runs to show, and name to sentence of those that cannot be."""
+    runs, left_out = [], {}
     for row in rows():
         path = out / row.name
         if not is_run(path):
             continue
-        folder = RunFolder.open(path)
-        by_kind: dict[str, list[dict[str, Any]]] = {}
-        for record in read(folder.log, folder.config.build_task().scores):
-            by_kind.setdefault(record["kind"], []).append(record)
-        if by_kind.get("test"):
-            yield Run(row, folder, finding(path), by_kind)
+        try:
+            runs.append(_run(row, path))
+        except StiefelkitError as error:
+            left_out[row.name] = str(error)
+    return runs, left_out
+
+
+def _run(row: Row, path: Path) -> Run:
+    folder = RunFolder.open(path)
+    require_settings(folder, row)
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for record in read(folder.log, folder.config.build_task().scores):
+        by_kind.setdefault(record["kind"], []).append(record)
+    return Run(row, folder, finding(path), by_kind)
 
 
 def _table(runs: list[Run]) -> str:

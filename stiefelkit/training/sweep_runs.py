@@ -16,7 +16,7 @@ from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
 from stiefelkit.training.files import reachable, write_atomically
 from stiefelkit.training.interruption import Interruption
-from stiefelkit.training.run_folder import CHECKPOINTS, is_run
+from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
 from stiefelkit.training.summary import Summary, summarise
 from stiefelkit.training.sweep import Cell, Run, cells
 from stiefelkit.training.train import resume, train
@@ -70,6 +70,8 @@ def run_sweep(
     for config in configs.values():
         config.build_task().batches_per_epoch(config.batch_size)
         config.build_optimizer(config.build_model())
+    for name, config in configs.items():
+        _check_begun(config, out / name)
     with reachable("A sweep", out):
         out.mkdir(parents=True, exist_ok=True)
     summaries: dict[str, Summary] = {}
@@ -79,8 +81,11 @@ def run_sweep(
         order = sorted(configs, key=lambda name: not _is_finished(configs[name], out / name))
         for name, sentence in _outcomes({name: configs[name] for name in order}, out, jobs, interruption):
             if sentence is None:
-                summaries[name] = summarise(out / name)
-            elif interruption.signal is None:
+                try:
+                    summaries[name] = summarise(out / name)
+                except StiefelkitError as error:
+                    sentence = str(error)
+            if sentence is not None and interruption.signal is None:
                 failed[name] = sentence
             table = cells(runs, summaries, failed)
             write_atomically(out / SUMMARY, (json.dumps([asdict(cell) for cell in table], indent=2) + "\n").encode())
@@ -123,6 +128,16 @@ def _outcomes(
     finally:
         for process, _ in at_work.values():
             process.kill()
+
+
+def _check_begun(config: Config, path: Path) -> None:
+    """Raises RunError if a run was started with other settings; one that cannot be read fails by itself."""
+    try:
+        begun = RunFolder.open(path).config if is_run(path) else None
+    except RunError:
+        return
+    if begun is not None:
+        begun.continued(asdict(config), str(path))
 
 
 def _answer(ours: Connection, exitcode: int | None) -> str | None:
