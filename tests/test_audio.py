@@ -70,6 +70,13 @@ def test_no_samples_and_samples_that_are_no_numbers_are_refused(content: np.ndar
     refused(write(tmp_path / "a.wav", content, subtype="FLOAT"), "finite")
 
 
+def test_samples_and_rates_that_nobody_means_are_refused(tmp_path: Path) -> None:
+    refused(
+        write(tmp_path / "a.wav", np.array([0.1, 1e38]), subtype="FLOAT"), "between -1 and 1, got .* with one of 1e"
+    )
+    refused(write(tmp_path / "b.wav", TONE, 2**31 - 1), "1,000,000 samples a second at most, got .* 2,147,483,647")
+
+
 def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "a.wav", "No such file")
 

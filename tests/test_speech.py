@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +169,11 @@ def test_timit_is_split_as_the_papers_do(timit: Path) -> None:
     assert len(corpus(timit, 7).frames["test"]) == 24
 
 
-def test_a_copy_in_another_format_is_no_recording_of_its_own(timit: Path, tmp_path: Path) -> None:
+def test_a_copy_in_another_format_or_a_hidden_file_is_no_recording_of_its_own(timit: Path, tmp_path: Path) -> None:
     root = shutil.copytree(timit, tmp_path / "timit")
     for path in list(root.rglob("*.WAV")):
         shutil.copy(path, path.with_name(f"{path.name}.wav"))
+        path.with_name(f"._{path.name}").write_text("what macOS leaves beside files")
     assert {split: len(paths) for split, paths in recordings(root, 7).items()} == {"train": 4, "valid": 50, "test": 24}
 
 
@@ -277,6 +279,22 @@ def test_quality_is_of_what_the_model_predicts(tmp_path: Path, spoken: np.ndarra
                 return x + 1
 
         assert task.evaluate(Louder())["segsnr"] < repeated["segsnr"]
+
+
+def test_recordings_that_cannot_be_judged_are_noticed_before_training(
+    tmp_path: Path, spoken: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = types.SimpleNamespace(pesq=lambda *_, **__: 1.0, PesqError=types.SimpleNamespace(RETURN_VALUES=0))
+    monkeypatch.setitem(sys.modules, "pesq", stub)
+    root = small_data.speech(tmp_path, speakers=3, each=1)
+    for path in (root / "test").rglob("*.*"):
+        small_data.write(path.with_suffix(".wav"), spoken[:1500])
+    with data.named(root):
+        with pytest.raises(DataError, match="Quality stoi needs a recording that is long and loud enough"):
+            Speech(validation_speakers=1, quality=True).held_out()
+        small_data.write(root / "test" / "t00" / "long.wav", spoken)
+        corpus.cache_clear()
+        assert len(Speech(validation_speakers=1, quality=True).held_out()[0]) > 1
 
 
 @pytest.mark.parametrize("package", ["pystoi", "pesq"])

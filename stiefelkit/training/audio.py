@@ -12,6 +12,8 @@ from stiefelkit.errors import DataError
 __all__ = ["ENDINGS", "needed", "read"]
 
 ENDINGS = (".wav", ".flac", ".sph")
+LOUDEST, FASTEST = 1e6, 1_000_000
+"""Larger samples, and more a second, are not meant as such."""
 STREAMED = 0xFFFFFFFF
 """The size in a WAV whose writer did not know it."""
 
@@ -35,7 +37,8 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
         rate: samples per second; those of the file if left out, resampled by a polyphase filter if they are others.
 
     Raises:
-        DataError: it is missing, damaged, shorter than it says, or holds no finite samples; or soundfile is missing.
+        DataError: it is missing, damaged, shorter than it says, holds no finite samples or none of any loudness, or
+            says more than a million of them a second; or soundfile is missing.
     """
     with needed("soundfile"):
         import soundfile
@@ -53,6 +56,11 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
         )
     if not samples.size or not np.isfinite(samples).all():
         raise DataError(f"Audio needs one finite sample or more, got {path} with {_holds(samples)}.")
+    loudest = float(np.abs(samples).max())
+    if loudest > LOUDEST:
+        raise DataError(f"Audio needs samples between -1 and 1, got {path} with one of {loudest:.3g}.")
+    if written > FASTEST:
+        raise DataError(f"Audio needs {FASTEST:,} samples a second at most, got {path} with {written:,}.")
     mono = samples.mean(axis=1)
     if rate in (None, written):
         return mono, written

@@ -149,7 +149,7 @@ def text(folder: Path, file: str, by_line: bool) -> Text:
         DataError: there are no such files, or others besides, or they hold no text in UTF-8.
     """
     try:
-        paths = sorted(path for path in folder.glob(file or "*.txt") if path.is_file())
+        paths = sorted(path for path in folder.glob(file or "[!.]*.txt") if path.is_file())
     except (ValueError, NotImplementedError):
         paths = []
     source = str(folder / (file or "*.txt"))

@@ -118,7 +118,7 @@ def _digest(folder: Path, file: str) -> str:
 def _recording(folder: Path, file: str) -> Path:
     from stiefelkit.training.audio import ENDINGS
 
-    paths = [folder / file] if file else sorted(p for p in folder.rglob("*") if p.name.lower().endswith(ENDINGS))
+    paths = [folder / file] if file else sorted(p for p in folder.rglob("[!.]*") if p.name.lower().endswith(ENDINGS))
     if not paths or not paths[0].is_file():
         raise DataError(f"Task 'waveform' needs a recording ({', '.join(ENDINGS)}), got none in {folder / file}.")
     return paths[0]

@@ -76,6 +76,8 @@ def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list
     for speaker in (speaker for parent in parents for speaker in _folders(parent)):
         files: dict[str, Path] = {}
         for path in sorted(speaker.rglob("*")):
+            if any(part.startswith(".") for part in path.relative_to(speaker).parts):
+                continue
             name = path.name.lower()
             while name.endswith(ENDINGS):
                 name = name.rpartition(".")[0]

@@ -1,5 +1,6 @@
 """How close a rebuilt recording sounds to the true one: SegSNR, STOI, PESQ."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 
@@ -11,9 +12,10 @@ from stiefelkit.training.audio import needed
 from stiefelkit.training.tasks.speech.corpus import Corpus
 from stiefelkit.training.tasks.speech.spectra import RATE, rebuilt
 
-__all__ = ["SCORES", "installed", "judged", "quality"]
+__all__ = ["SCORES", "installed", "judged", "quality", "require_judgeable"]
 
 SCORES = ("segsnr", "stoi", "pesq")
+UNJUDGED = "Quality {} needs a recording that is long and loud enough to be judged, got none."
 SEGMENT = 240
 """30 ms."""
 QUIETEST, LOUDEST = -10.0, 35.0
@@ -51,8 +53,21 @@ def quality(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
                 kept[name].append(score)
     for name, scores in kept.items():
         if not scores:
-            raise DataError(f"Quality {name} needs a recording that is long and loud enough to be judged, got none.")
+            raise DataError(UNJUDGED.format(name))
     return {name: float(np.mean(scores)) for name, scores in kept.items()}
+
+
+@functools.lru_cache(maxsize=4)
+def require_judgeable(corpus: Corpus, split: str) -> None:
+    """Raises DataError unless every score has a recording that it can judge."""
+    left = dict(zip(SCORES, (_segsnr, _stoi, _pesq), strict=True))
+    for samples, frames in zip(corpus.samples(split), corpus.frames[split], strict=True):
+        if len(frames) > 2:
+            true, heard = (part.numpy() for part in rebuilt(samples, frames[1:]))
+            left = {name: judge for name, judge in left.items() if judge(true, heard) is None}
+        if not left:
+            return
+    raise DataError(UNJUDGED.format(next(iter(left))))
 
 
 def judged(corpus: Corpus, split: str, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:

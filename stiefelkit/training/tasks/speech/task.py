@@ -98,11 +98,11 @@ class Speech(Task):
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the test recordings, the shortest first."""
-        return self._examples("test")
+        return self._judgeable("test")
 
     def validation(self) -> tuple[Tensor, Tensor]:
         """Returns those of the validation speakers, the shortest first."""
-        return self._examples("valid")
+        return self._judgeable("valid")
 
     def data_digest(self) -> str:
         """Returns that of the recordings of all splits."""
@@ -175,6 +175,14 @@ class Speech(Task):
 
         real = y.isfinite()
         return torch.where(real, output - y, 0.0).square().sum(), real.sum()
+
+    def _judgeable(self, split: str) -> tuple[Tensor, Tensor]:
+        from stiefelkit.training.tasks.speech import quality
+
+        examples = self._examples(split)
+        if self.quality:
+            quality.require_judgeable(self._corpus(), split)
+        return examples
 
     def _examples(self, split: str) -> tuple[Tensor, Tensor]:
         from stiefelkit.training.tasks.speech import corpus, quality
