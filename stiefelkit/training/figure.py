@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.training.checks import at_least, at_most, known_words
 from stiefelkit.training.files import writable
@@ -95,10 +95,10 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi
             drawing.savefig(path, dpi=dpi, metadata=UNDATED.get(path.suffix))
 
 
-def legend(axes: "Axes", loc: Literal["best", "upper right"]) -> None:
+def legend(axes: "Axes") -> None:
     """Names the curves of a panel: inside, or beside it where they are many."""
     if len(axes.get_legend_handles_labels()[1]) <= len(COLOURS):
-        axes.legend(loc=loc)
+        axes.legend(loc="best")
     else:
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize="small")
 

@@ -101,7 +101,7 @@ def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
             log_scale(right)
         for axes in (left, right):
             axes.set_xlim(left=0)
-        legend(right, "best")
+        legend(right)
     return path
 
 
@@ -121,7 +121,7 @@ def _orthogonality(curves: list[Curves], path: Path, dpi: int) -> Path:
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
         log_scale(axes)
-        legend(axes, "upper right")
+        legend(axes)
     return path
 
 

@@ -197,7 +197,7 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
         axes.set_title("held out; dotted: the papers" if percent else "held out")
         if not percent:
             log_scale(axes)
-        legend(axes, "best")
+        legend(axes)
     return True
 
 
@@ -220,7 +220,7 @@ def _of_train(runs: list[Run], path: Path, dpi: int, words: tuple[str, str], val
         axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
         axes.set_xlim(left=0)
         log_scale(axes)
-        legend(axes, "best")
+        legend(axes)
     return True
 
 
