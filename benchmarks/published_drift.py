@@ -1,9 +1,10 @@
-"""The drift of a full-capacity uRNN in training, with and without what takes rounding away.
+"""The drift of a full-capacity uRNN in training, with and without what takes rounding away, and of scoRNN beside it.
 
     python -m benchmarks.published_drift --data DIR --epochs 2 --out runs/drift-in-training
 
-trains one model twice by the recipe of `mnist`: by `MultiplicativeCayley`, and by the same steps as their authors' code
-makes them, in the dtype of the frame and without any correction; then draws both. Runs go on where they were stopped.
+trains the uRNN twice by the recipe of its task: by `MultiplicativeCayley`, and by the same steps as their authors' code
+makes them, in the dtype of the frame and without any correction; then scoRNN at as many units; and draws all three.
+Runs go on where they were stopped.
 """
 
 import argparse
@@ -21,7 +22,11 @@ from stiefelkit.training.run_folder import is_run
 from stiefelkit.training.tasks import create
 from stiefelkit.training.train import resume, train
 
-NAMES = ("multiplicative_cayley", NAME)
+RUNS = {  # of each run, by its folder: the model, and what moves the frame
+    "full_urnn": ("full_urnn", "multiplicative_cayley"),
+    "full_urnn-uncorrected": ("full_urnn", NAME),
+    "scornn": ("scornn", None),
+}
 
 
 def main() -> int:
@@ -37,14 +42,14 @@ def main() -> int:
     task = create(asked.task, {})
     settings = Settings(hidden_size=asked.hidden_size, threads=1)
     with data.named(asked.data):
-        config = Config.resolve(task, "full_urnn", settings)
-        steps = asked.epochs * task.batches_per_epoch(config.batch_size)
-        for name in NAMES:
-            config, run = dataclasses.replace(config, steps=steps, optimizer=name), asked.out / name
+        for name, (model, optimizer) in RUNS.items():
+            config, run = Config.resolve(task, model, settings), asked.out / name
+            steps = asked.epochs * task.batches_per_epoch(config.batch_size)
+            config = dataclasses.replace(config, steps=steps, optimizer=optimizer or config.optimizer)
             outcome = resume(run, vars(config), Terminal()) if is_run(run) else train(config, run, Terminal())
             if outcome.signal is not None:
                 return 128 + outcome.signal
-        for path in plot([asked.out / name for name in NAMES], asked.out):
+        for path in plot([asked.out / name for name in RUNS], asked.out):
             print(f"Figure: {path}")
     return 0
 
