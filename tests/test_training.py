@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, RunError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, health, train
+from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
 from stiefelkit.training.log import MEASURED, read
 from stiefelkit.training.plot import find_runs, plot
@@ -272,6 +273,20 @@ def test_figures_are_drawn_from_logs_alone(whole: Path, tmp_path: Path) -> None:
     drawn = plot(find_runs([tmp_path / "runs"]), tmp_path / "plots")
     assert [path.name for path in drawn] == ["learning.png", "orthogonality.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_runs_of_one_model_are_told_apart_in_a_figure_by_what_their_paths_do_not_share(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = []
+    monkeypatch.setattr(plotting, "legend", lambda axes: labels.append(axes.get_legend_handles_labels()[1]))
+    for name in ("runs/a", "runs/sweep/b"):
+        shutil.copytree(whole, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
+    monkeypatch.chdir(tmp_path)
+    plot([Path("runs/a"), tmp_path / "runs/sweep/b"], tmp_path)
+    assert labels == 2 * [["a", str(Path("sweep/b"))]]
+    plot([Path("runs/a")], tmp_path)
+    assert labels[2:] == 2 * [["scurnn"]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Learning curves and orthogonality of runs, from their logs."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,22 +61,32 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
     names = {folder.config.task for folder in folders}
     if len(names) != 1:
         raise RunError(f"A figure needs runs of one task, got runs of {', '.join(sorted(names)) or 'none'}.")
-    models = [folder.config.model for folder in folders]
     curves = []
-    for folder in folders:
+    for folder, label in zip(folders, _labels(folders), strict=True):
         task = folder.config.build_task()
         records = read(folder.log, task.scores)
         train = [record for record in records if record["kind"] == "train"]
         test = [record for record in records if record["kind"] == "test"]
         if not train:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
-        unique = len(set(models)) == len(models)
-        curves.append(Curves(folder.config.model if unique else str(folder.path), task, train, test))
+        curves.append(Curves(label, task, train, test))
     figures = figures or Figures()
     drawn = [_learning(curves, figures.path(out, "learning"), figures.dpi)]
     if any(worst_ratio(record["orthogonality"]) is not None for curve in curves for record in curve.train):
         drawn.append(_orthogonality(curves, figures.path(out, "orthogonality"), figures.dpi))
     return drawn
+
+
+def _labels(folders: list[RunFolder]) -> list[str]:
+    models = [folder.config.model for folder in folders]
+    if len(set(models)) == len(models):
+        return models
+    paths = [folder.path.absolute() for folder in folders]
+    try:
+        above = os.path.commonpath([path.parent for path in paths])
+    except ValueError:  # on several drives
+        return [str(path) for path in paths]
+    return [os.path.relpath(path, above) for path in paths]
 
 
 def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
