@@ -17,6 +17,7 @@ from stiefelkit.training.figure import Figures
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row
 from stiefelkit.training.papers.mnist import PERMUTED
+from stiefelkit.training.processor import processor
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.reproduce import Score, finding, made_by, reproduce
 from stiefelkit.training.reproduction import Reproduction
@@ -165,6 +166,7 @@ def test_the_command_ends_with_both_figures_and_writes_down_how_it_was_made(
     commands = [f"stiefelkit reproduce tiny-copying-2 --epochs {epochs}" for epochs in (1, 2)]
     assert [entry["command"] for entry in made] == commands
     assert all(isinstance(entry["commit"], str) for entry in made)
+    assert all(entry["processor"] == processor("cpu") for entry in made)
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
     assert "tiny-copying-2" in capsys.readouterr().out
     assert main(["reproduce"]) == 2
@@ -191,6 +193,7 @@ def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
     page = (tmp_path / "report" / "report.md").read_text()
     for part in ("## copying T=2", "| tiny-copying-2 |", "2 of 3", "| 0.1 |", "a note", "`stiefelkit reproduce tiny-"):
         assert part in page
+    assert page.count(processor("cpu")) == 1
     for name in ("scores", "drift", "gradients"):
         assert f"(copying-2-{name}.png)" in page
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000

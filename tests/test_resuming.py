@@ -20,6 +20,7 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.log import MEASURED, read
+from stiefelkit.training.processor import processor
 from stiefelkit.training.run_folder import versions
 from stiefelkit.training.summary import summarise
 
@@ -195,14 +196,16 @@ def test_a_full_disk_is_told_and_the_run_can_go_on(
     assert content(path) == content(whole)
 
 
-def test_another_version_of_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_and_another_processor_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
         train.train(small(), path, killed_at(7))
-    monkeypatch.setattr(train, "versions", lambda: versions() | {"torch": "1.2.3"})
+    elsewhere = {"torch": "1.2.3", "processor": "another (AVX2)"}
+    monkeypatch.setattr(train, "versions", lambda device: versions(device) | elsewhere)
     display = Watching()
     train.resume(path, display=display)
     assert f"torch {torch.__version__}, now it is 1.2.3" in display.notes[0]
+    assert f"processor {processor('cpu')}, now it is another (AVX2)" in display.notes[1]
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from stiefelkit.training.display import Silent
 from stiefelkit.training.files import parse_json, write_json
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row
+from stiefelkit.training.processor import processor
 from stiefelkit.training.reproduction import Reproduction
-from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
+from stiefelkit.training.run_folder import CHECKPOINTS, PROCESSOR, RunFolder, is_run
 from stiefelkit.training.train import RunOutcome, resume, train
 
 __all__ = ["Finding", "Score", "finding", "last_step", "made_by", "note", "reproduce", "require_settings"]
@@ -141,8 +142,8 @@ def finding(path: Path) -> Finding:
 
 
 def note(path: Path, row: Row, command: str) -> None:
-    """Writes into the folder of a run by which commands, and which commits of the package, it was made."""
-    entry = {"command": command, "commit": _commit()}
+    """Writes into the folder of a run by which commands, commits of the package and processors it was made."""
+    entry = {"command": command, "commit": _commit(), PROCESSOR: processor(RunFolder.open(path).config.device)}
     begun = made_by(path)
     if entry not in begun:
         write_json(path / MADE, {"name": row.name, "made_by": [*begun, entry]})

@@ -12,7 +12,7 @@ from stiefelkit.training.files import write_atomically
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row, rows
 from stiefelkit.training.reproduce import Finding, finding, made_by, require_settings
-from stiefelkit.training.run_folder import RunFolder, is_run
+from stiefelkit.training.run_folder import PROCESSOR, RunFolder, is_run
 
 __all__ = ["write_page"]
 
@@ -170,10 +170,12 @@ def _costs(run: Run) -> tuple[str, str]:
 def _made(runs: list[Run]) -> str:
     lines = []
     for run in runs:
-        versions = ", ".join(f"{name} {version}" for name, version in run.folder.versions.items())
+        versions = ", ".join(f"{name} {text}" for name, text in run.folder.versions.items() if name != PROCESSOR)
         for entry in made_by(run.folder.path):
             commit = entry.get("commit") or "an installed package"
-            lines.append(f"- `{entry.get('command')}` at {commit} ({versions}; seed {run.folder.config.seed})")
+            where = f" on {entry[PROCESSOR]}" if PROCESSOR in entry else ""
+            seed = run.folder.config.seed
+            lines.append(f"- `{entry.get('command')}` at {commit}{where} ({versions}; seed {seed})")
     return "\n".join(["Made by:\n", *lines, ""]) if lines else ""
 
 

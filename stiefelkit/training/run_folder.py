@@ -22,11 +22,12 @@ from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
 from stiefelkit.training.files import parse_json, reachable, sync_directory, write_atomically, write_synced
+from stiefelkit.training.processor import processor
 
-__all__ = ["CHECKPOINTS", "RunFolder", "is_run", "versions"]
+__all__ = ["CHECKPOINTS", "PROCESSOR", "RunFolder", "is_run", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
-DIGEST, DATA = "sha256", "data"
+DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
 REMEDY = "put it back, or start another run with another --out"
 
 
@@ -36,9 +37,14 @@ def is_run(path: Path) -> bool:
         return (path / CONFIG).is_file()
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions on which the last bits of a run depend."""
-    return {"python": platform.python_version(), "stiefelkit": __version__, "torch": torch.__version__}
+def versions(device: str) -> dict[str, str]:
+    """Returns the versions, and the processor, on which the last bits of a run on `device` depend."""
+    return {
+        "python": platform.python_version(),
+        "stiefelkit": __version__,
+        "torch": torch.__version__,
+        PROCESSOR: processor(device),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +55,8 @@ class RunFolder:
         path: the folder.
         config: what the run was started with.
         parameters: number of trainable parameters of its model.
-        versions: versions of Python, torch and stiefelkit that the run was started with.
+        versions: versions of Python, torch and stiefelkit, and the processor, that the run was started with; without a
+            processor in runs older than that.
         sealed: config.json holds its digest; False in runs that began before there were digests.
         data: digest of the user's files that it was started with; None without any, or in runs older than that.
     """
@@ -57,7 +64,7 @@ class RunFolder:
     path: Path
     config: Config
     parameters: int
-    versions: dict[str, str] = dataclasses.field(default_factory=versions)
+    versions: dict[str, str]
     sealed: bool = True
     data: str | None = None
 
@@ -89,7 +96,7 @@ class RunFolder:
             RunError: something is there already, or the place cannot be written.
         """
         cls.refuse_existing(path)
-        folder = cls(path, config, parameters, data=data)
+        folder = cls(path, config, parameters, versions(config.device), data=data)
         with reachable("A new run", path):
             if path.exists():
                 write_atomically(path / CONFIG, folder._content())

@@ -195,7 +195,7 @@ def _unchanged(folder: RunFolder, step: int, state: Mapping[str, Any]) -> list[s
 
 
 def _changes(folder: RunFolder) -> list[str]:
-    now = versions()
+    now = versions(folder.config.device)
     return [
         f"Run {folder.path} began with {name} {before}, now it is {now.get(name)}: the last bits may differ."
         for name, before in folder.versions.items()

@@ -7,11 +7,11 @@ import os
 import platform
 import re
 import subprocess
-from pathlib import Path
 
 import torch
 
 from stiefelkit._version import __version__
+from stiefelkit.training.processor import cpu
 
 __all__ = ["clocks", "machine"]
 
@@ -20,7 +20,7 @@ def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
     """Words to facts about the machine and what runs on it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts = {
-        "CPU": _cpu(),
+        "CPU": cpu(),
         "cores": f"{cores} to use",
         "threads": str(threads),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -82,14 +82,6 @@ def _asked(device: torch.device, *fields: str) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         return [answer.strip() for answer in done.stdout.splitlines()[0].split(",")]
     return []
-
-
-def _cpu() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def _blas() -> str:

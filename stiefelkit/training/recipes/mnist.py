@@ -57,7 +57,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
         "ornn": Recipe(_settings(256, 1e-2, **adam), options=lambda n: {"reflections": n // 8}),
         "eurnn": Recipe(_settings(1024, 1e-4, batch_size=128), options=lambda n: {"layers": 2}),
         "exprnn": Recipe(_settings(170, rates={"skew": 1e-4})),
-        "lie_urnn": Recipe(_settings(116, rates={"skew": 1e-4})),
+        "lie_urnn": Recipe(_settings(116, rates={"skew": 1e-4}, clip_norm=1.0)),
         "margin_rnn": Recipe(_settings(120, 1e-4, optimizer_options=PLAIN_RMSPROP, clip_norm=100.0)),
         "goru": Recipe(_settings(64)),
         "irnn": Recipe(_settings(116, 1e-4, clip_norm=1.0)),
