@@ -56,7 +56,7 @@ def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsy
 
 
 def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkeypatch, capsys, tmp_path):
-    run("quantize", f"--n 64 --steps 60 --out {tmp_path / 'rotated.pt2'}", monkeypatch)
+    run("quantize", f"--n 64 --steps 150 --out {tmp_path / 'rotated.pt2'}", monkeypatch)
     _, plain, as_it_stands, drawn, learned, last = capsys.readouterr().out.splitlines()
     errors = [float(row[26:].split()[0]) for row in (plain, as_it_stands, drawn, learned)]
     assert errors[0] < 1e-6

@@ -160,6 +160,23 @@ def test_scurnn_starts_as_its_code_does():
     assert net.output.weight.shape == (3, 20)
 
 
+def test_the_bias_of_scurnn_begins_within_its_bound():
+    net: Any = sk.models.create("scurnn", 2, 10, 3, bias_bound=0)
+    assert torch.equal(net.rnn.bias_l0, torch.zeros(10))
+    for bound in (-0.1, math.nan, math.inf):
+        with pytest.raises(sk.errors.OptionError, match="finite bias_bound >= 0"):
+            sk.models.create("scurnn", 2, 10, 3, bias_bound=bound)
+
+
+def test_without_a_bias_scurnn_passes_gradients_on_as_they_are():
+    net: Any = sk.models.create("scurnn", 1, 12, 1, bias_bound=0).double()
+    rnn = net.rnn
+    states, _ = rnn(torch.randn(1, 700, 1, dtype=torch.float64))
+    seed = torch.randn_like(states[:, -1])
+    (gradient,) = torch.autograd.grad(states[:, -1], rnn.h0_l0, seed)
+    torch.testing.assert_close(gradient.norm(), seed.norm())
+
+
 def test_full_urnn_starts_as_its_code_does():
     net: Any = sk.models.create("full_urnn", 2, 10, 3)
     rnn = net.rnn

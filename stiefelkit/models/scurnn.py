@@ -1,9 +1,11 @@
 """scuRNN: unitary RNN with the scaled Cayley transform and trained phases."""
 
+import math
 from typing import Any
 
 from torch import nn
 
+from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
@@ -19,26 +21,34 @@ def scurnn(
     *,
     parametrization: Parametrization | None = "cayley",
     activation: str = "modrelu",
+    bias_bound: float = 0.01,
     **options: Any,
 ) -> SequenceModel:
     """Builds scuRNN: W = (I + A)^-1 (I - A) diag(e^{i theta}), A skew-Hermitian, complex modReLU.
 
     As in the authors' code: Re A as in scoRNN and Im A = 0, theta uniform on (0, 2 pi), input weights Glorot-uniform
-    on their real shape (m, 2n), modReLU's bias U(-0.01, 0.01), h_0 trained from U(-0.01, 0.01), read-out of
-    [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs
+    on their real shape (m, 2n), modReLU's bias U(-bias_bound, bias_bound), h_0 trained from U(-0.01, 0.01), read-out
+    of [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs
     has 1e-5, which overflows on long runs of zero input. Coordinates: `skew` and `phase`, each at its own
     learning rate.
 
     Parameters: n^2 + n + 2nm + n + 2n + 2np + p.
 
     Arguments as in `stiefelkit.models.create`: any complex parametrization or None, a free W; any complex activation.
+    A unit with a positive bias lengthens its state at every step, and gradients across it by 1 + b / |z|;
+    `bias_bound=0` begins with an isometry instead, as scoRNN does.
+
+    Raises:
+        OptionError: the bound is negative or not finite, or the map has no such option.
 
     References:
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
     """
+    if not 0 <= bias_bound < math.inf:
+        raise OptionError(f"scurnn needs a finite bias_bound >= 0, got {bias_bound!r}.")
     options = layer_options(parametrization, activation, options, "cayley", {"init": "helfrich"})
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)
-    draw_(rnn, "bias", nn.init.uniform_, -0.01, 0.01)
+    draw_(rnn, "bias", nn.init.uniform_, -bias_bound, bias_bound)
     draw_(rnn, "h0", nn.init.uniform_, -0.01, 0.01)
     return SequenceModel(rnn, read_out(rnn, output_size, parts=2))
