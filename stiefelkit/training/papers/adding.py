@@ -114,4 +114,13 @@ def _unbiased() -> Row:
     return dataclasses.replace(_scurnn(750), name="scurnn-adding-unbiased-750", settings=settings, note=note)
 
 
-ROWS = (*(row for length in (200, 400, 750) for row in _rows(length)), _bounded(), _unbiased())
+def _slow() -> Row:
+    """As that, W at a tenth of the rates: over T steps a change of a phase counts T times."""
+    row = _unbiased()
+    table = {name: {**options, "lr": 1e-4} for name, options in row.settings.optimizers.items()}
+    settings = dataclasses.replace(row.settings, optimizers=table)
+    note = "the bias begins at zero, the rates of W are a tenth of those of 200"
+    return dataclasses.replace(row, name="scurnn-adding-slow-750", settings=settings, note=note)
+
+
+ROWS = (*(row for length in (200, 400, 750) for row in _rows(length)), _bounded(), _unbiased(), _slow())
