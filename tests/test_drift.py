@@ -82,15 +82,13 @@ def test_a_frame_with_nowhere_to_go_stays():
 def test_contenders_get_frames_of_their_own_and_leave_what_they_start_from_alone():
     w, g = drawn(5, 3)
     before = (w.clone(), g.clone())
-    frames = []
-    for method in METHODS:
-        moved = start(method, w, g, 0.1)
+    started = [start(method, w, g, 0.1) for method in METHODS]
+    for moved in started:
         assert torch.equal(moved.frame.detach(), w)
         moved.step(g.clone())
-        frames.append(moved.frame.data_ptr())
     assert torch.equal(w, before[0])
     assert torch.equal(g, before[1])
-    assert len(set(frames)) == len(METHODS)
+    assert len({moved.frame.data_ptr() for moved in started}) == len(METHODS)
 
 
 def test_plugins_move_frames_under_their_own_names(monkeypatch):

@@ -78,7 +78,7 @@ def _ours() -> list[Row]:
         )
         for model, schedule, n, figure, paper, settings in (
             ("scornn", "cosine", 170, 0.943, HELFRICH, {"batch_size": 25, "lr": 7e-4, **adam}),
-            ("scornn", "long-cosine", 170, 0.943, HELFRICH, {"batch_size": 50, "epochs": 70, **adam}),
+            ("scornn", "long-cosine", 170, 0.943, HELFRICH, {"batch_size": 50, "epochs": 50, **adam}),
             ("scurnn", "cosine", 116, 0.949, MADURANGA, {"batch_size": 50}),
         )
     ]
