@@ -14,6 +14,7 @@ from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
 from stiefelkit.training.interruption import Interruption
 from stiefelkit.training.log import Log, check, lines, read
+from stiefelkit.training.memory import kept_memory
 from stiefelkit.training.ranks import Ranks
 from stiefelkit.training.run_folder import RunFolder, versions
 from stiefelkit.training.session import Session
@@ -60,7 +61,7 @@ def train(
     """
     board, ranks = board or Board(), ranks or Ranks()
     ranks.first(lambda: RunFolder.refuse_existing(out))
-    with threads(config.threads), data.on(config.device), contextlib.ExitStack() as held:
+    with threads(config.threads), kept_memory(), data.on(config.device), contextlib.ExitStack() as held:
 
         def started() -> tuple[Session, str | None]:
             board.check()
@@ -127,7 +128,7 @@ def resume(
         folder, config, last = ranks.first(opened)
         if last is not None and last[0] == config.steps:
             return RunOutcome(out, config.steps, already=True)
-        with threads(config.threads), data.on(config.device):
+        with threads(config.threads), kept_memory(), data.on(config.device):
             session, kept = ranks.each(lambda: _restored(folder, config, last, board, ranks))
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
