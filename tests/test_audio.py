@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from small_data import write
 
 from stiefelkit.errors import DataError
@@ -55,6 +56,38 @@ def test_a_file_that_is_not_whole_is_refused(name: str, damage: Callable[[bytes]
     path = write(tmp_path / name, TONE)
     path.write_bytes(damage(path.read_bytes()))
     refused(path, "whole")
+
+
+@pytest.mark.parametrize("kind", ["RF64", "RIFX"])
+def test_a_wav_of_any_kind_is_read_whole_or_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    of_kind = {"format": "RF64"} if kind == "RF64" else {"format": "WAV", "endian": "BIG"}
+    soundfile.write(path, TONE, 8000, subtype="PCM_16", **of_kind)
+    assert path.read_bytes().startswith(kind.encode())
+    assert len(read(path)[0]) == len(TONE)
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(path, "whole")
+
+
+def test_a_wav_whose_header_says_no_size_is_known_by_that_of_its_samples(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", TONE)
+    content = bytearray(path.read_bytes())
+    content[4:8] = bytes(4)
+    path.write_bytes(content)
+    assert len(read(path)[0]) == len(TONE)
+    path.write_bytes(content[:-100])
+    refused(path, "lacks its last 100 bytes")
+
+
+def test_kinds_that_nobody_can_tell_whole_and_counts_that_are_missing_are_refused(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", TONE, 8000, format="AIFF")
+    refused(tmp_path / "a.wav", "begins as none of them")
+    path = write(tmp_path / "a.flac", TONE)
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0  # of STREAMINFO, the number of samples
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    refused(path, "say how many samples")
 
 
 def test_bits_that_have_changed_are_noticed_where_the_format_can_tell(tmp_path: Path) -> None:

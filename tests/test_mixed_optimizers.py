@@ -162,8 +162,9 @@ def test_a_table_that_does_not_fit_is_refused(changes: dict[str, Any], error: ty
 
 
 def test_a_recipes_table_gives_way_to_what_is_named() -> None:
-    recipe = Recipe(Settings(optimizers=TABLE, rates={"skew": 1.0}))
-    assert recipe.filled(Settings(optimizer="sgd")).optimizers == {}
+    recipe = Recipe(Settings(optimizer="adam", optimizers=TABLE, rates={"skew": 1.0}))
+    for name in ("sgd", "adam"):
+        assert recipe.filled(Settings(optimizer=name)).optimizers == {}
     rated = recipe.filled(Settings(rates={"skew": 2e-4}))
     assert "lr" not in rated.optimizers["skew"]
     assert rated.optimizers["phase"] == TABLE["phase"]

@@ -42,7 +42,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_is_a_config_and_its_name_says_model_task_and_size(row: Row) -> None:
     config = row.config()
     assert row.name.startswith(f"{row.model}-{row.task}-".replace("_", "-"))
-    assert str(config.hidden_size if "mnist" in row.task else config.task_options["T"]) == row.name.rpartition("-")[2]
+    assert str(config.task_options.get("T", config.hidden_size)) == row.name.rpartition("-")[2]
     assert config.seed == 5544
     assert config.steps % row.epoch == 0 or config.task_options.get("fresh")
     assert papers.find(row.name) == row
@@ -235,6 +235,10 @@ def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
         assert "needs seed = " in capsys.readouterr().err
     assert main([*words, "1"]) == 0
     assert [entry["command"][-10:] for entry in made_by(tmp_path / "tiny-copying-2")] == ["--epochs 1"]
+    other = [*words[:3], str(tmp_path / "other"), "--epochs"]
+    assert main([*other, "1", "--seed", "7"]) == 0
+    assert main([*other, "2"]) == 0
+    assert RunFolder.open(tmp_path / "other" / "tiny-copying-2").config.seed == 7
     row = papers.find("tiny-copying-2")
     falling = dataclasses.replace(row, settings=Settings(schedule="cosine").over(row.settings))
     reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
@@ -268,3 +272,34 @@ def test_figures_are_shown_without_the_baseline_where_the_data_are_not(
     page = (tmp_path / "runs" / "report" / "report.md").read_text()
     assert "| tiny-chars |" in page
     assert "Without memory" not in page
+
+
+def test_the_command_of_a_run_has_its_options_wherever_they_came_from(tmp_path: Path) -> None:
+    (tmp_path / "options.toml").write_text("epochs = 1\nseed = 4\n")
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--config", str(tmp_path / "options.toml")]
+    assert main(words) == 0
+    (entry,) = made_by(tmp_path / "tiny-copying-2")
+    assert entry["command"] == "stiefelkit reproduce tiny-copying-2 --epochs 1 --seed 4"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--list --report", "got --list and --report"),
+        ("tiny-copying-2 --list", "got tiny-copying-2 and --list"),
+        ("tiny-copying-2 --page x", "got no --report"),
+        ("--report --epochs 3", "--report runs nothing"),
+    ],
+)
+def test_words_that_would_do_nothing_are_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *words.split()]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_with_an_option_that_the_row_has_not_is_refused(tmp_path: Path) -> None:
+    row = papers.find("tiny-copying-2")
+    other = dataclasses.replace(row, settings=Settings(options={"negative": 1}).over(row.settings))
+    reproduce(other, tmp_path / "run", Reproduction(epochs=1))
+    for epochs in (1, 2):
+        with pytest.raises(RunError, match=r"options\.negative = 1"):
+            reproduce(row, tmp_path / "run", Reproduction(epochs=epochs))

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,19 @@ def test_a_sweep_goes_on_where_it_was(file, tmp_path, capsys):
     assert main(["sweep", str(file), "--out", str(out), "--resume"]) == 2
     assert "task_options.T = 4" in " ".join(capsys.readouterr().err.split())
     assert (out / "sweep.json").read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "line", ["rates.skew = 3e-4", "options.gain = 0.5", "optimizers.skew = {optimizer = 'rmsprop', lr = 1e-4}"]
+)
+def test_runs_that_were_begun_with_an_option_do_not_go_on_without_it(file, tmp_path, capsys, line):
+    command = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--jobs", "2"]
+    file.write_text(f"{line}\n{FILE}")
+    assert main(command) == 0
+    capsys.readouterr()
+    file.write_text(FILE)
+    assert main([*command, "--resume"]) == 2
+    assert "to resume as it began" in capsys.readouterr().err
 
 
 def test_a_damaged_run_is_named_and_the_others_stay(file, tmp_path, capsys):
@@ -174,6 +188,38 @@ def test_jobs_are_a_number_from_one_on(file, tmp_path, capsys):
     assert "--jobs 1 or more" in capsys.readouterr().err
     assert main(["sweep", str(tmp_path / "none.toml")]) == 2
     assert "needs a readable file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_line_of_a_run_is_that_run(file, tmp_path, capsys, fresh):
+    dashed = 'optimizers.skew = {optimizer = "rmsprop", lr = 1e-4, eps-inside = true}'
+    file.write_text(f"fresh = {str(fresh).lower()}\n{dashed}\n{FILE}")
+    out = tmp_path / "alone"
+    assert main(["sweep", str(file), "--out", str(out), "--commands"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert main(shlex.split(line)[1:]) == 0
+    run = Sweep.of_options(tomllib.loads(file.read_text())).runs()[0]
+    assert RunFolder.open(out / run.name).config == run.config
+    assert run.config.task_options["fresh"] == fresh
+    assert run.config.optimizers["skew"]["eps_inside"]
+
+
+def test_lines_of_runs_that_cannot_be_are_not_printed(file, tmp_path, capsys):
+    file.write_text(f'options.parametrization = "exponential"\n{FILE}')
+    assert main(["sweep", str(file), "--commands"]) == 2
+    shown = capsys.readouterr()
+    assert "exponential" in shown.err
+    assert "stiefelkit train" not in shown.out
+
+
+def test_damaged_data_are_said_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte").write_bytes(b"junk")
+    (tmp_path / "digits.toml").write_text('task = "mnist"\nmodel = "irnn"\nhidden-size = 4\n[vary]\nseed = [1, 2]\n')
+    out = tmp_path / "runs"
+    assert main(["sweep", str(tmp_path / "digits.toml"), "--out", str(out), "--data", str(tmp_path)]) == 2
+    assert "train-images-idx3-ubyte" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_tables_of_a_file_are_those_of_train():

@@ -1,7 +1,5 @@
 """`stiefelkit reproduce NAME` and `stiefelkit reproduce --list`."""
 
-import shlex
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +7,6 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from stiefelkit.cli.app import asked
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
 from stiefelkit.errors import OptionError
 from stiefelkit.training.board import Board
@@ -51,6 +48,15 @@ def reproduce(
         board: where the curves of the run can be watched.
         figures: how they are written.
     """
+    modes = [word for word in (name, list and "--list", report and "--report") if word]
+    if len(modes) > 1:
+        raise OptionError(
+            f"Reproducing takes the name of an experiment, --list or --report, got {' and '.join(modes)}."
+        )
+    if page is not None and not report:
+        raise OptionError("--page is the folder of the page of --report, got no --report.")
+    if (list or report) and plan != Reproduction():
+        raise OptionError(f"{modes[0]} runs nothing and takes no epochs, seed, threads or device, got some.")
     with named(data):
         if list:
             _list(out)
@@ -80,27 +86,17 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.reproduce import reproduce as run
 
     row, path = find(name), out / name
-    command, before = shlex.join(["stiefelkit", *_without_places(asked.get())]), last_step(path)
+    before = last_step(path)
     try:
         outcome = run(row, path, plan, Terminal(), board)
     finally:
         if last_step(path) > before:
-            note(path, row, command)
+            note(path, row, plan.command(name))
     if outcome.signal is not None:
         print(f"Stopped at step {outcome.step} and saved; the same command goes on.")
         return 128 + outcome.signal
     _show(row, path)
     return 0
-
-
-def _without_places(words: Sequence[str]) -> Iterator[str]:
-    """The words of a command less the folders of data and of runs, which are another on each machine."""
-    left = iter(words)
-    for word in left:
-        if word in ("--data", "--out"):
-            next(left, None)
-        elif not word.startswith(("--data=", "--out=")):
-            yield word
 
 
 def _list(out: Path) -> None:

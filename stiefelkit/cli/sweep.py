@@ -30,13 +30,15 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
     """
     runs = Sweep.of_options(_read(file)).runs()
     out = plan.out or Path("runs") / file.stem
+    from stiefelkit.training.display import Terminal
+    from stiefelkit.training.sweep_runs import checked, run_sweep
+
     if plan.commands:
+        with data_in(data):
+            checked(runs)
         for run in runs:
             print(run.command(out, data))
         return 0
-    from stiefelkit.training.display import Terminal
-    from stiefelkit.training.sweep_runs import run_sweep
-
     with data_in(data):
         outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
     _print(outcome.cells)

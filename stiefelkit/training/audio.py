@@ -16,6 +16,12 @@ LOUDEST, FASTEST = 1e6, 1_000_000
 """Larger samples, and more a second, are not meant as such."""
 STREAMED = 0xFFFFFFFF
 """The size in a WAV whose writer did not know it."""
+UNKNOWN = 2**62
+"""So many samples a decoder names where a FLAC does not say how many there are."""
+HEADER = 2**16
+"""Bytes in which the samples of a WAV begin."""
+MAGIC = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"ID3", b"NIST_1A")
+"""How the files begin that are known well enough to tell whether they are whole."""
 
 
 @contextlib.contextmanager
@@ -44,6 +50,8 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
         import soundfile
     try:
         short = _missing_bytes(path)
+        if soundfile.info(path).frames >= UNKNOWN:
+            raise DataError(f"Audio needs files that say how many samples they hold, got {path}; encode it anew.")
         samples, written = soundfile.read(path, dtype="float32", always_2d=True)
     except OSError as error:
         raise DataError(f"Audio needs a file that can be read, got {path}: {error.strerror}.") from error
@@ -77,11 +85,12 @@ def _holds(samples: np.ndarray) -> str:
 def _missing_bytes(path: Path) -> int:
     """Returns how many bytes a WAV or NIST file lacks, which decoders pass over; a FLAC that lacks some they refuse."""
     with path.open("rb") as file:
-        head = file.read(1024)
+        head = file.read(HEADER)
     size = path.stat().st_size
-    if head[:4] == b"RIFF":
-        announced = int.from_bytes(head[4:8], "little")
-        return 0 if announced in (0, STREAMED) else announced + 8 - size
+    if size and not head.startswith(MAGIC):
+        raise DataError(f"Audio needs a whole WAV, FLAC or NIST SPHERE file, got {path}, which begins as none of them.")
+    if head[:4] in (b"RIFF", b"RIFX", b"RF64"):
+        return _end_of_wav(head) - size
     if head[:7] == b"NIST_1A":
         words = [line.split() for line in head.decode("latin-1").splitlines()]
         numbers = {line[0]: int(line[2]) for line in words if len(line) == 3 and line[1] == "-i" and line[2].isdigit()}
@@ -89,3 +98,23 @@ def _missing_bytes(path: Path) -> int:
         header = int(words[1][0]) if words[1:2] and words[1] and words[1][0].isdigit() else 1024
         return header + numbers.get("sample_count", 0) * frame - size
     return 0
+
+
+def _end_of_wav(head: bytes) -> int:
+    """Where the last byte of a WAV should be, by the sizes of all and of its samples; 0 where none is known."""
+    order = "big" if head[:4] == b"RIFX" else "little"
+
+    def number(start: int, count: int) -> int:
+        return int.from_bytes(head[start : start + count], order)
+
+    announced, wide, place = number(4, 4), 0, 12
+    end = 0 if announced in (0, STREAMED) else announced + 8
+    while place + 8 <= len(head):
+        name, length, start = head[place : place + 4], number(place + 4, 4), place + 8
+        if name == b"ds64":  # of an RF64: the sizes that do not fit into 32 bits
+            end, wide = number(start, 8) + 8, number(start + 8, 8)
+        elif name == b"data":
+            length = wide if length == STREAMED else length
+            return max(end, start + length)
+        place = start + length + length % 2
+    return end

@@ -42,17 +42,18 @@ class Curves:
     Args:
         run: the folder of the run.
         step: the one that it goes on from; points behind it, which will come again, are dropped from the curves.
-        before: the lines of the log up to it, for a run that has no curves yet.
+        before: the lines of the log up to it, for curves that lack the last of them, or all.
     """
 
     def __init__(self, run: Path, step: int, before: Iterable[Mapping[str, Any]] = ()):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run / FOLDER
-        is_new = not any(folder.glob("events.*"))
-        self._writer = SummaryWriter(str(folder), purge_step=None if is_new else step + 1)
-        for record in before if is_new else ():
-            self.write(record)
+        last = _last_step(folder)
+        self._writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
+        for record in before:
+            if last is None or record["step"] > last:
+                self.write(record)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds a point to each curve that a line of the log has something for."""
@@ -66,6 +67,16 @@ class Curves:
     def close(self) -> None:
         """Closes the file."""
         self._writer.close()
+
+
+def _last_step(folder: Path) -> int | None:
+    """The last step that the curves of a folder have a point of; None where there are no curves."""
+    if not any(folder.glob("events.*")):
+        return None
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 1}).Reload()  # the last point of each curve
+    return max((events.Scalars(tag)[-1].step for tag in events.Tags()["scalars"]), default=0)
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:

@@ -150,6 +150,10 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
     except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
         words = str(error).partition("\n")[0].lower()
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
+        if "without overflow" in words and not isinstance(error, StiefelkitError):  # a rate or an option, no size
+            raise OptionError(
+                f"{who} needs rates and options that fit its dtype, got one that does not: {words}."
+            ) from error
         is_told = any(word in words for word in ("alloc", "out of memory", "overflow", "int too large"))
         if isinstance(error, StiefelkitError) or not (is_told or isinstance(error, MemoryError)):
             raise

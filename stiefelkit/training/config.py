@@ -142,24 +142,27 @@ class Config:
         """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
         return self.schedule == "constant"
 
-    def continued(self, asked: Mapping[str, Any], source: str) -> Config:
+    def continued(self, asked: Mapping[str, Any] | Config, source: str) -> Config:
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
 
         Args:
-            asked: the fields that the new command names; dictionaries may name some keys only.
+            asked: the fields that the new command names, whose dictionaries may name some keys only; or a config, of
+                which every field is meant.
             source: the run folder, for the message.
 
         Raises:
             RunError: the new command asks for other settings than the run was started with.
         """
-        for name, value in asked.items():
-            for label, before, now in _pairs(name, getattr(self, name), value):
+        whole = isinstance(asked, Config)
+        fields = dataclasses.asdict(asked) if isinstance(asked, Config) else asked
+        for name, value in fields.items():
+            for label, before, now in _pairs(name, getattr(self, name), value, whole):
                 if before != now and not (name == "steps" and self.may_be_prolonged):
                     raise RunError(
                         f"Run {source} needs {label} = {before!r} to resume as it began, got {now!r}; "
                         f"leave the option out, or start another run with another --out."
                     )
-        return dataclasses.replace(self, steps=asked.get("steps", self.steps))
+        return dataclasses.replace(self, steps=fields.get("steps", self.steps))
 
     def build_task(self) -> Task:
         """Returns the task."""
@@ -217,13 +220,14 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
     return {name: rate for name, rate in rates.items() if name in known}
 
 
-def _pairs(label: str, begun: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
-    """What was and what is asked for, field by field; tables may name some keys only."""
+def _pairs(label: str, begun: Any, value: Any, whole: bool) -> Iterator[tuple[str, Any, Any]]:
+    """What was and what is asked for, field by field; tables may name some keys only, unless they are whole."""
     if not isinstance(value, Mapping):
         yield label, begun, value
         return
-    for key, item in value.items():
-        yield from _pairs(f"{label}.{key}", begun.get(key) if isinstance(begun, Mapping) else None, item)
+    table = begun if isinstance(begun, Mapping) else {}
+    for key in [*value, *(table.keys() - value.keys() if whole else ())]:
+        yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), whole)
 
 
 def _check_model(name: str) -> None:

@@ -109,10 +109,10 @@ class Terminal(Silent):
             yield f"loss {last['loss']:.4f}" if last["loss"] < 1e4 else f"loss {last['loss']:.3g}"
         if last.get("accuracy") is not None:
             yield f"accuracy {last['accuracy']:.1%}"
+        if last.get("test_loss") is not None:
+            yield f"test loss {last['test_loss']:.4f}"
         if last.get("test_accuracy") is not None:
             yield f"test {last['test_accuracy']:.1%}"
-        elif last.get("test_loss") is not None:
-            yield f"test loss {last['test_loss']:.4f}"
         start, clock = self._since
         yield f"{(self._step - start) / max(time.monotonic() - clock, 1e-9):.0f} steps/s"
         if last.get("ratio") is not None:

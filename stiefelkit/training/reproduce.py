@@ -67,7 +67,7 @@ def reproduce(
     Args:
         row: the experiment.
         out: the folder of the run.
-        plan: how far, and on what; what it leaves open is as in the paper.
+        plan: how far, and on what; what it leaves open is as in the paper, or as the run began.
         display: what to show; nothing if left out.
         board: where its curves can be watched; nowhere if left out.
 
@@ -87,12 +87,10 @@ def reproduce(
             f"Run {out} needs --epochs {begun.steps // row.epoch}, over which its rates fall, got "
             f"{config.steps // row.epoch} epochs; start another run with another --out."
         )
-    asked = dataclasses.asdict(config)
-    for name in ("threads", "device"):
-        if getattr(named, name) is None:  # a run keeps what it began with
-            del asked[name]
+    kept = [name for name in ("seed", "threads", "device") if getattr(named, name) is None]
+    asked = dataclasses.replace(config, **{name: getattr(begun, name) for name in kept})
     if done >= config.steps:
-        begun.continued({**asked, "steps": begun.steps}, str(out))
+        begun.continued(dataclasses.replace(asked, steps=begun.steps), str(out))
         return RunOutcome(out, done, already=True)
     return resume(out, asked, display, board=board)
 

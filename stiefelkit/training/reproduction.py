@@ -1,5 +1,6 @@
 """The options by which an experiment of a paper is run again."""
 
+import shlex
 from dataclasses import dataclass, field
 
 from stiefelkit.training.checks import at_least, usable_seed, usable_threads
@@ -40,3 +41,12 @@ class Reproduction:
         """Returns what differs from the settings of the paper."""
         steps = None if self.epochs is None else self.epochs * row.epoch
         return Settings(steps=steps, seed=self.seed, threads=self.threads, device=self.device)
+
+    def command(self, name: str) -> str:
+        """Returns the line that runs an experiment so, wherever its options have come from.
+
+        >>> Reproduction(epochs=2).command("scornn-mnist-170")
+        'stiefelkit reproduce scornn-mnist-170 --epochs 2'
+        """
+        given = ((f"--{option}", str(value)) for option, value in vars(self).items() if value is not None)
+        return shlex.join(["stiefelkit", "reproduce", name, *(word for pair in given for word in pair)])

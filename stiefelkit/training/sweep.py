@@ -84,8 +84,11 @@ class Run:
         words += [] if data is None else ["--data", str(data)]
         for key, value in {**self.task_options, **self.settings.given()}.items():
             for inner, item in value.items() if isinstance(value, dict) else [("", value)]:
-                option = f"{key}.{inner}" if inner else key
-                words += [f"--{option.replace('_', '-')}", _word(item)]
+                option = (f"{key}.{inner}" if inner else key).replace("_", "-")
+                if isinstance(item, bool) and not inner:  # options of a task are switches
+                    words.append(f"--{option}" if item else f"--no-{option}")
+                else:
+                    words += [f"--{option}", _word(item)]
         return shlex.join(words)
 
 
@@ -230,13 +233,18 @@ def _word(value: Any) -> str:
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of tables under names with a dot, and underscores for dashes."""
     flat = {}
-    for key, value in options.items():
-        name = key.replace("-", "_")
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner.replace('-', '_')}": item for inner, item in value.items()}
-        else:
-            flat[name] = value
+    for key, value in _underscored(options).items():
+        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat
+
+
+def _underscored(value: Any) -> Any:
+    """Tables with underscores for dashes in their keys, however deep they lie."""
+    if isinstance(value, list):
+        return [_underscored(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {key.replace("-", "_"): _underscored(item) for key, item in value.items()}
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

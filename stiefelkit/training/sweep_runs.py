@@ -21,7 +21,7 @@ from stiefelkit.training.summary import Summary, summarise
 from stiefelkit.training.sweep import Cell, Run, cells
 from stiefelkit.training.train import resume, train
 
-__all__ = ["SweepOutcome", "run_sweep"]
+__all__ = ["SweepOutcome", "checked", "run_sweep"]
 
 SUMMARY = "sweep.json"
 
@@ -44,8 +44,8 @@ def run_sweep(
 ) -> SweepOutcome:
     """Runs what is not finished, `jobs` at a time, and writes sweep.json into the folder after each.
 
-    Every run is checked before the first begins. One that fails is noted, and the others go on. The first SIGINT or
-    SIGTERM has the runs at work save and stop.
+    Every run, and the data, are checked before the first begins. One that fails is noted, and the others go on. The
+    first SIGINT or SIGTERM has the runs at work save and stop.
 
     Args:
         runs: of `Sweep.runs`.
@@ -58,6 +58,7 @@ def run_sweep(
         RunError: `out` holds something and `resuming` is False, or a run in it has other settings.
         OptionError: a run has an option that is unknown or out of range.
         UnknownNameError: a run has a model, optimizer or coordinate that is unknown.
+        DataError: the data are missing or damaged.
     """
     display = display or Silent()
     with reachable("A sweep", out):
@@ -66,10 +67,10 @@ def run_sweep(
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise OptionError("A sweep needs runs with different names, got two of one name.")
-    configs = {run.name: run.config for run in runs}
-    for config in configs.values():
-        config.build_task().batches_per_epoch(config.batch_size)
-        config.build_optimizer(config.build_model())
+    configs = checked(runs)
+    for config in {json.dumps([config.task, config.task_options]): config for config in configs.values()}.values():
+        with config.within_memory():
+            config.build_task().held_out()
     for name, config in configs.items():
         _check_begun(config, out / name)
     with reachable("A sweep", out):
@@ -93,6 +94,21 @@ def run_sweep(
                 done = f"{len(summaries) + len(failed)}/{len(runs)}"
                 display.note(f"{done}  {name}: {sentence or _scores(summaries[name])}")
     return SweepOutcome(cells(runs, summaries, failed), interruption.signal)
+
+
+def checked(runs: list[Run]) -> dict[str, Config]:
+    """Returns the config of each run by its name.
+
+    Raises:
+        OptionError: a run has an option that is unknown or out of range.
+        UnknownNameError: a run has a model, optimizer or coordinate that is unknown.
+        DataError: the size of a run's training set is that of data which are missing or damaged.
+    """
+    configs = {run.name: run.config for run in runs}
+    for config in configs.values():
+        config.build_task().batches_per_epoch(config.batch_size)
+        config.build_optimizer(config.build_model())
+    return configs
 
 
 def _outcomes(
@@ -137,7 +153,7 @@ def _check_begun(config: Config, path: Path) -> None:
     except RunError:
         return
     if begun is not None:
-        begun.continued(asdict(config), str(path))
+        begun.continued(config, str(path))
 
 
 def _answer(ours: Connection, exitcode: int | None) -> str | None:
@@ -170,7 +186,7 @@ def _train(config: Config, path: Path, place: Path | None, answer: Connection) -
         os.setsid()  # a Ctrl-C on the terminal is the parent's, who passes it on once
     try:
         with data.named(place):
-            outcome = resume(path, asdict(config)) if is_run(path) else train(config, path)
+            outcome = resume(path, config) if is_run(path) else train(config, path)
     except StiefelkitError as error:
         return answer.send(str(error))
     answer.send(None if outcome.signal is None else f"stopped at step {outcome.step}")

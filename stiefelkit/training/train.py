@@ -83,7 +83,7 @@ def train(
 
 def resume(
     out: Path,
-    asked: Mapping[str, Any] | None = None,
+    asked: Mapping[str, Any] | Config | None = None,
     display: Silent | None = None,
     *,
     board: Board | None = None,
@@ -95,7 +95,8 @@ def resume(
 
     Args:
         out: the folder of the run.
-        asked: fields of `Config` that the user named; they must be what the run was started with.
+        asked: fields of `Config` that the user named, or a config, all of it; they must be what the run was started
+            with.
         display: what to show; nothing if left out.
         board: where its curves can be watched; nowhere if left out.
         ranks: the processes that share the work; another number of them changes the last bits.

@@ -13,6 +13,7 @@ tables = Registry(
         "adding": "stiefelkit.training.papers.adding:ROWS",
         "copying": "stiefelkit.training.papers.copying:ROWS",
         "mnist": "stiefelkit.training.papers.mnist:ROWS",
+        "speech": "stiefelkit.training.papers.speech:ROWS",
     },
 )
 """Name to a tuple of rows."""

@@ -22,8 +22,8 @@ class Row:
         model: name of the model.
         settings: how it was trained; what the paper leaves open has the defaults of a run.
         paper: authors, year, and where in the paper.
-        figure: what the paper reports, in the task's headline; None where it draws a curve only, or has no such
-            experiment.
+        figure: what the paper reports, in the task's headline; None where it draws a curve only, has no such
+            experiment, or reports what cannot be compared.
         task_options: the options of the task.
         note: in what this differs from the paper, or what the paper leaves open.
         goal: a loss of the held-out set; the report says at which step a run was first below it.
@@ -54,8 +54,10 @@ class Row:
 
     @property
     def kind_of_figure(self) -> str:
-        """What stands where a figure in numbers would: a paper that has the experiment draws a curve of it."""
-        return "curve" if self.in_paper else "none"
+        """What stands where a figure in numbers would."""
+        if not self.in_paper:
+            return "none"
+        return "curve" if self.goal is not None else "table"
 
     @property
     def label(self) -> str:

@@ -104,9 +104,10 @@ class Settings:
         in a table here before a rate below.
         """
         merged, asked = below.given(), self.given()
+        if self.optimizer is not None:
+            merged.pop("optimizers", None)
         if self.optimizer not in (None, below.optimizer):
             merged.pop("optimizer_options", None)
-            merged.pop("optimizers", None)
         tables = {coordinate: dict(table) for coordinate, table in merged.get("optimizers", {}).items()}
         for coordinate in asked.get("rates", {}):
             tables.get(coordinate, {}).pop("lr", None)
