@@ -22,7 +22,7 @@ RECIPES: dict[str, Recipe] = {
     "lie_urnn": Recipe(_settings(116)),
     "margin_rnn": Recipe(_settings(128, rates={"skew": 1e-4})),
     "goru": Recipe(_settings(128)),
-    "irnn": Recipe(_settings(100, clip_norm=1.0)),
+    "irnn": Recipe(_settings(100, 1e-4, clip_norm=1.0)),
     "henaff_rnn": Recipe(_settings(128, clip_norm=1.0)),
     "gru": Recipe(_settings(60, 1e-2, clip_norm=1.0)),
     "lstm": Recipe(_settings(60, 1e-2, clip_norm=1.0)),
