@@ -61,8 +61,8 @@ def test_a_file_that_is_not_whole_is_refused(name: str, damage: Callable[[bytes]
 @pytest.mark.parametrize("kind", ["RF64", "RIFX"])
 def test_a_wav_of_any_kind_is_read_whole_or_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
-    of_kind = {"format": "RF64"} if kind == "RF64" else {"format": "WAV", "endian": "BIG"}
-    soundfile.write(path, TONE, 8000, subtype="PCM_16", **of_kind)
+    written = ("RF64", "FILE") if kind == "RF64" else ("WAV", "BIG")
+    soundfile.write(path, TONE, 8000, subtype="PCM_16", format=written[0], endian=written[1])
     assert path.read_bytes().startswith(kind.encode())
     assert len(read(path)[0]) == len(TONE)
     path.write_bytes(path.read_bytes()[:-100])
