@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError, StiefelkitError
-from stiefelkit.training.figure import Figures, figure, legend, log_scale, reference_line, styles
+from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import write_atomically
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row, rows
@@ -183,21 +183,24 @@ def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
     """Held-out scores over epochs, with what guessing scores and the papers' figures."""
     task = runs[0].row.build_task()
     percent = task.headline == "accuracy"
-    scale = 100.0 if percent else 1.0
     with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
         for run, look in zip(runs, styles(len(runs)), strict=True):
             records = run.records["test"]
             every = max(1, len(records) // 12)
-            points = [scale * record[task.headline] for record in records]
+            points = [record[task.headline] for record in records]
             axes.plot([run.epochs(record) for record in records], points, label=run.row.label, markevery=every, **look)
             if run.row.figure is not None:
-                axes.axhline(scale * run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
+                axes.axhline(run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
         if not percent and task.known_baseline:  # a guess at ten classes would press the curves together
             reference_line(axes, task.known_baseline[task.headline], "without memory")
-        axes.set_xlim(left=0)
         axes.set(xlabel="epoch", ylabel="accuracy (%)" if percent else task.loss_label)
         axes.set_title("held out; dotted: the papers" if percent else "held out")
-        if not percent:
+        if percent:  # runs of two epochs stand beside others of fifty
+            accuracy_scale(axes)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
+        else:
+            axes.set_xlim(left=0)
             log_scale(axes)
         legend(axes)
     return True
