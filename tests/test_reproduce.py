@@ -42,7 +42,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_is_a_config_and_its_name_says_model_task_and_size(row: Row) -> None:
     config = row.config()
     assert row.name.startswith(f"{row.model}-{row.task}-".replace("_", "-"))
-    assert str(config.task_options.get("T", config.hidden_size)) == row.name.rpartition("-")[2]
+    assert str(row.task_options.get("T", config.hidden_size)) == row.name.rpartition("-")[2]
     assert config.seed == 5544
     assert config.steps % row.epoch == 0 or config.task_options.get("fresh")
     assert papers.find(row.name) == row
@@ -55,7 +55,7 @@ def test_names_of_rows_are_names_of_one_row() -> None:
 
 
 def test_curves_of_one_figure_have_labels_of_their_own() -> None:
-    shown = [(row.task, row.task_options.get("T"), row.label) for row in ROWS]
+    shown = [(row.group, row.label) for row in ROWS]
     assert len(set(shown)) == len(shown)
     assert papers.find("scornn-pmnist-cosine-170").label == "scornn 170 cosine"
 
@@ -74,7 +74,17 @@ def test_rows_have_the_settings_of_the_papers() -> None:
     assert [scurnn.optimizers[name]["lr"] for name in ("skew", "phase")] == [1e-5, 1e-4]
     copying = papers.find("scurnn-copying-2000").config()
     assert (copying.steps, copying.batch_size, copying.optimizer) == (10_000, 20, "rmsprop")
-    assert copying.task_options == {"T": 2000, "train_size": 20_000, "test_size": 1_000, "fresh": False}
+    assert copying.task_options == {
+        "T": 2000,
+        "train_size": 20_000,
+        "test_size": 1_000,
+        "fresh": False,
+        "at_marker": False,
+    }
+    exprnn = papers.find("exprnn-copying-1000").config()
+    assert (exprnn.lr, exprnn.rates, exprnn.batch_size, exprnn.steps) == (2e-4, {"skew": 2e-5}, 128, 4_000)
+    assert exprnn.task_options["at_marker"]
+    assert exprnn.optimizer_options == {}
     adding = papers.find("scornn-adding-750").config()
     assert (adding.options, adding.steps, adding.task_options["test_size"]) == ({"negative": 119}, 20_000, 10_000)
     assert papers.find("scurnn-adding-200").config().options["arc"] == pytest.approx(6.2832, rel=1e-4)

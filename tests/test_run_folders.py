@@ -305,6 +305,13 @@ def test_a_run_of_an_earlier_version_resumes_with_a_note_and_gets_digests(run: P
     assert train.resume(run).already
 
 
+def test_a_run_from_before_its_task_had_an_option_has_the_default(run: Path) -> None:
+    assert "fresh" not in json.loads((run / "config.json").read_text())["config"]["task_options"]
+    begun = run_folder.RunFolder.open(run).config
+    assert begun.task_options == begun.build_task().options()
+    assert train.resume(run, begun).step == 6
+
+
 @pytest.mark.parametrize("call", range(1, 8))
 def test_a_crash_while_an_earlier_version_gets_digests_locks_nobody_out(
     call: int, run: Path, whole: Path, monkeypatch: pytest.MonkeyPatch

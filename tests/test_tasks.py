@@ -190,6 +190,22 @@ def test_copying_is_the_papers_sequence(delay: int) -> None:
 
 
 @settings(max_examples=10)
+@given(delay=st.integers(1, 40))
+def test_copying_at_the_marker_differs_by_where_the_marker_stands(delay: int) -> None:
+    seed = seeds.seed()
+    (x, y), (later, wanted) = (
+        create("copying", {"T": delay, "at_marker": at_marker}).batch(0, 6, seed) for at_marker in (False, True)
+    )
+    symbols = later.argmax(-1)
+    assert torch.equal(y, wanted)
+    assert (symbols[:, delay + 10] == 9).all()
+    assert torch.equal(symbols[:, : delay + 9], x.argmax(-1)[:, : delay + 9])
+    assert not symbols[:, delay + 9].any()
+    assert not symbols[:, delay + 11 :].any()
+    assert torch.equal(later.sum(-1), torch.ones(6, delay + 20))
+
+
+@settings(max_examples=10)
 @given(length=st.integers(3, 60))
 def test_adding_marks_one_number_in_each_half(length: int) -> None:
     x, y = create("adding", {"T": length}).batch(0, 50, seeds.seed())

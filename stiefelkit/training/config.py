@@ -124,7 +124,9 @@ class Config:
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> Config:
-        """Returns the config that `dataclasses.asdict` wrote; fields that are newer than it get their defaults.
+        """Returns the config that `dataclasses.asdict` wrote.
+
+        Fields, and options of the task, that are newer than it get their defaults.
 
         Raises:
             RunError: `data` is no such thing; `source` names the file in the message.
@@ -133,7 +135,8 @@ class Config:
         if not (isinstance(data, dict) and {"task", "model"} <= set(data) <= known):
             raise RunError(f"{source} needs the settings of a run, got something else; start a new run.")
         try:
-            return cls(**data)
+            config = cls(**data)
+            return dataclasses.replace(config, task_options=config.build_task().options())
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{source} needs the settings of a run, got some that are none: {error}") from error
 

@@ -1,5 +1,6 @@
 """One page about all runs of experiments: tables beside the papers, curves, drift, gradients, time, and commands."""
 
+import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,12 +42,6 @@ class Run:
     finding: Finding
     records: dict[str, list[dict[str, Any]]]
 
-    @property
-    def group(self) -> str:
-        """What runs must share to stand in one figure: the task and its length."""
-        length = self.folder.config.task_options.get("T")
-        return self.row.task if length is None else f"{self.row.task} T={length}"
-
     def epochs(self, record: dict[str, Any]) -> float:
         """Epochs of the training data at a line of the log."""
         return record["step"] / self.row.epoch
@@ -72,9 +67,9 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
         why = f": {next(iter(left_out.values()))}" if left_out else "; name another --out."
         raise RunError(f"A report needs runs that have been evaluated, got none in {out}{why}")
     look, drawn, parts = figures or Figures(), [], [HEAD]
-    for group in dict.fromkeys(run.group for run in runs):
-        members = [run for run in runs if run.group == group]
-        stem = group.replace(" T=", "-")
+    for group in dict.fromkeys(run.row.group for run in runs):
+        members = [run for run in runs if run.row.group == group]
+        stem = re.sub(r" \w+=", "-", group)
         parts += [f"## {group}\n", _table(members)]
         for name, draw in FIGURES.items():
             path = look.path(place, f"{stem}-{name}")

@@ -11,6 +11,7 @@ tables = Registry(
     "table of a paper",
     {
         "adding": "stiefelkit.training.papers.adding:ROWS",
+        "chars": "stiefelkit.training.papers.chars:ROWS",
         "copying": "stiefelkit.training.papers.copying:ROWS",
         "mnist": "stiefelkit.training.papers.mnist:ROWS",
         "speech": "stiefelkit.training.papers.speech:ROWS",

@@ -19,10 +19,14 @@ MADURANGA = "Maduranga, Helfrich, Ye 2019, figure of the copying problem"
 WISDOM = "Wisdom et al. 2016, as drawn by Helfrich, Willmott, Ye 2018"
 SIZES = {"train_size": 20_000, "test_size": 1_000}
 OF_WISDOM = {"train_size": 100_000, "test_size": 1_000}
+LEZCANO = "Lezcano-Casado, Martinez-Rubio 2019, figure of the copying problem"
+ONCE = {"train_size": 12_800, "test_size": 1_000, "fresh": True, "at_marker": True}
+NOTE_ONCE = "the recall begins at the marker; an epoch is a hundred of the 4,000 steps, each with new sequences"
 NOTE = "tested on a thousand sequences, in the paper on ten thousand"
 CAYLEY: dict[str, Any] = {"optimizer": "multiplicative_cayley", "lr": 1e-3}
 RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP}
 THEANO: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": THEANO_RMSPROP}
+PLAIN: dict[str, Any] = {"optimizer": "rmsprop", "lr": 2e-4, "rates": {"skew": 2e-5}}
 ADAM: dict[str, Any] = {"optimizer": "adam"}
 
 
@@ -70,6 +74,7 @@ def _rows(delay: int) -> list[Row]:
         _row("lstm", 68, delay, HELFRICH, note="optimizer and bound are not in the paper", **RMSPROP, clip_norm=1.0),
         _row("full_urnn", 128, delay, WISDOM, OF_WISDOM, NOTE, **THEANO, optimizers={"stiefel": CAYLEY}),
         _row("restricted_urnn", 470, delay, WISDOM, OF_WISDOM, NOTE, **THEANO),
+        _row("exprnn", 190, delay, LEZCANO, ONCE, NOTE_ONCE, **PLAIN, batch_size=128, steps=4_000),
     ]
 
 

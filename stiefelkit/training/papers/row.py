@@ -66,6 +66,12 @@ class Row:
         return " ".join([self.model, str(self.settings.hidden_size), *own.split("-")[1:-1]])
 
     @property
+    def group(self) -> str:
+        """What rows of one figure share: the task and, where papers have several, its length or how far it looks."""
+        own = (f"{name}={self.task_options[name]}" for name in ("T", "ahead") if name in self.task_options)
+        return " ".join([self.task, *own])
+
+    @property
     def epoch(self) -> int:
         """Steps of an epoch of the training data."""
         return self.build_task().batches_per_epoch(self.settings.batch_size or 0)

@@ -28,19 +28,22 @@ class Copying(Drawn):
     T+20 steps. Target: T+10 blanks, then the ten symbols; 9 classes. The loss is the cross-entropy averaged over all
     steps; the accuracy counts the ten recalled symbols only. Without memory the best loss is 10 ln 8 / (T+20).
 
-    Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018.
+    Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018;
+    with `at_marker` in the form of Lezcano-Casado and Martinez-Rubio 2019.
 
     Args:
         T: steps between the first symbol's end and the recall.
         train_size: training sequences, fixed and visited in order, epoch after epoch.
         test_size: held-out sequences.
         fresh: draw new sequences at each step, in place of a fixed training set; an epoch is still `train_size` long.
+        at_marker: the marker comes one step later, so that the first symbol is wanted at it, not after it.
     """
 
     T: int = 100
     train_size: int = 20_000
     test_size: int = 1_000
     fresh: bool = False
+    at_marker: bool = False
 
     name: ClassVar[str] = "copying"
     input_size: ClassVar[int] = 10
@@ -55,7 +58,7 @@ class Copying(Drawn):
         at_least("Copying", "T", self.T, 1)
         at_least("Copying", "train_size", self.train_size, 1)
         at_least("Copying", "test_size", self.test_size, 1)
-        of_type("Copying", bool, {"fresh": self.fresh})
+        of_type("Copying", bool, {"fresh": self.fresh, "at_marker": self.at_marker})
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -87,6 +90,6 @@ class Copying(Drawn):
         x = torch.zeros(len(symbols), self.T + 2 * SYMBOLS, dtype=torch.long, device=symbols.device)
         y = torch.zeros_like(x)
         x[:, :SYMBOLS] = symbols
-        x[:, self.T + SYMBOLS - 1] = 9
+        x[:, self.T + SYMBOLS - 1 + self.at_marker] = 9
         y[:, -SYMBOLS:] = symbols
         return F.one_hot(x, self.input_size).float(), y

@@ -1,0 +1,50 @@
+"""The Penn Treebank, line by line, the character that comes next or five steps later: settings only.
+
+The paper names Adam and twenty epochs. The size of the net and its rate are those that are told of it, one line at a
+time; they have not been checked against its text, and its figures are not here.
+"""
+
+from typing import Any
+
+from stiefelkit.training.papers.row import Row
+from stiefelkit.training.recipes import Settings
+
+__all__ = ["ROWS"]
+
+MHAMMEDI = "Mhammedi et al. 2017, table of the Penn Treebank"
+NOTE = "needs the Penn Treebank, its first 42,000 lines; size and rate have not been checked against the paper"
+LINES, EPOCHS = 42_000, 20
+
+
+def _row(model: str, n: int, ahead: int, note: str = "", **settings: Any) -> Row:
+    own = "" if ahead == 1 else f"-ahead-{ahead}"
+    return Row(
+        f"{model}-chars{own}-{n}",
+        "chars",
+        model,
+        Settings(
+            **settings,
+            hidden_size=n,
+            batch_size=1,
+            steps=EPOCHS * LINES,
+            optimizer="adam",
+            lr=1e-4,
+            seed=5544,
+            eval_every=LINES,
+            log_every=LINES // 20,
+            checkpoint_every=LINES // 20,
+        ),
+        MHAMMEDI,
+        task_options={"reset": "line", "ahead": ahead, "train_size": LINES},
+        note=NOTE + note,
+    )
+
+
+ROWS = tuple(
+    row
+    for ahead in (1, 5)
+    for row in (
+        _row("ornn", 512, ahead, options={"reflections": 345}),
+        _row("lstm", 183, ahead, "; the bound is ours", clip_norm=1.0),
+    )
+)
