@@ -10,6 +10,7 @@ from collections.abc import Iterable
 __all__ = [
     "CheckpointError",
     "DataError",
+    "DivergedError",
     "DtypeError",
     "ImageError",
     "NonFiniteError",
@@ -63,6 +64,19 @@ class ImageError(StiefelkitError, ValueError):
 
 class NonFiniteError(StiefelkitError, ValueError):
     """A tensor holds NaN or infinity."""
+
+
+class DivergedError(NonFiniteError):
+    """The loss, a gradient or a weight of a run became NaN or infinite.
+
+    Args:
+        message: the whole sentence.
+        found: what it was, and at which step.
+    """
+
+    def __init__(self, message: str, found: str = "") -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class CheckpointError(StiefelkitError, RuntimeError):

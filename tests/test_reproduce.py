@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import small_data
 
 from stiefelkit.cli import main
-from stiefelkit.errors import RunError, UnknownNameError
+from stiefelkit.errors import DivergedError, RunError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, papers, train
 from stiefelkit.training.figure import Figures
@@ -23,6 +24,7 @@ from stiefelkit.training.reproduce import Score, finding, made_by, reproduce
 from stiefelkit.training.reproduction import Reproduction
 from stiefelkit.training.reproduction_page import write_page
 from stiefelkit.training.run_folder import RunFolder
+from stiefelkit.training.session import Session
 
 ROWS = papers.rows()
 
@@ -207,6 +209,30 @@ def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
     for name in ("scores", "drift", "gradients"):
         assert f"(copying-2-{name}.png)" in page
         assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
+
+
+def test_a_run_that_diverged_is_noted_once_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
+    assert main([*words, "1"]) == 0
+
+    def overflow(session: Session) -> None:
+        raise session._stopped("the loss is inf", "the loss itself")
+
+    monkeypatch.setattr(Session, "advance", overflow)
+    for _ in range(2):
+        assert main([*words, "2"]) == 2
+    first, last = made_by(tmp_path / "tiny-copying-2")
+    assert "diverged" not in first
+    assert last["diverged"] == "the loss is inf at step 4"
+    text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
+    assert "tiny-copying-2: ended where the loss is inf at step 4." in text
+
+
+def test_what_diverged_says_where_it_did_also_through_a_pickle() -> None:
+    error = pickle.loads(pickle.dumps(DivergedError("a sentence", "the loss is inf at step 4")))
+    assert (str(error), error.found) == ("a sentence", "the loss is inf at step 4")
 
 
 def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import DivergedError, OptionError
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
 from stiefelkit.training.figure import Figures
@@ -86,12 +86,15 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.reproduce import reproduce as run
 
     row, path = find(name), out / name
-    before = last_step(path)
+    before, diverged = last_step(path), ""
     try:
         outcome = run(row, path, plan, Terminal(), board)
+    except DivergedError as error:
+        diverged = error.found
+        raise
     finally:
-        if last_step(path) > before:
-            note(path, row, plan.command(name))
+        if diverged or last_step(path) > before:
+            note(path, row, plan.command(name), diverged)
     if outcome.signal is not None:
         print(f"Stopped at step {outcome.step} and saved; the same command goes on.")
         return 128 + outcome.signal

@@ -18,9 +18,10 @@ from stiefelkit.training.reproduction import Reproduction
 from stiefelkit.training.run_folder import CHECKPOINTS, PROCESSOR, RunFolder, is_run
 from stiefelkit.training.train import RunOutcome, resume, train
 
-__all__ = ["Finding", "Score", "finding", "last_step", "made_by", "note", "reproduce", "require_settings"]
+__all__ = ["DIVERGED", "Finding", "Score", "finding", "last_step", "made_by", "note", "reproduce", "require_settings"]
 
 MADE = "reproduced.json"
+DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def reproduce(
     Raises:
         RunError: the folder holds another run, or something else.
         DataError: the data are missing or damaged.
-        NonFiniteError: as in `train`.
+        DivergedError: as in `train`.
     """
     plan = plan or Reproduction()
     named = plan.settings(row)
@@ -139,9 +140,17 @@ def finding(path: Path) -> Finding:
     )
 
 
-def note(path: Path, row: Row, command: str) -> None:
-    """Writes into the folder of a run by which commands, commits of the package and processors it was made."""
+def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
+    """Writes into the folder of a run by which commands, commits of the package and processors it was made.
+
+    Args:
+        path: the run.
+        row: the experiment.
+        command: that which went on with it.
+        diverged: what was not finite, and at which step, where that ended it.
+    """
     entry = {"command": command, "commit": _commit(), PROCESSOR: processor(RunFolder.open(path).config.device)}
+    entry |= {DIVERGED: diverged} if diverged else {}
     begun = made_by(path)
     if entry not in begun:
         write_json(path / MADE, {"name": row.name, "made_by": [*begun, entry]})

@@ -12,7 +12,7 @@ from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, 
 from stiefelkit.training.files import write_atomically
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row, rows
-from stiefelkit.training.reproduce import Finding, finding, made_by, require_settings
+from stiefelkit.training.reproduce import DIVERGED, Finding, finding, made_by, require_settings
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, is_run
 
 __all__ = ["write_page"]
@@ -131,6 +131,7 @@ def _table(runs: list[Run]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     notes = dict.fromkeys(run.row.note for run in runs if run.row.note)
     words = [f"{', '.join(run.row.name for run in runs if run.row.note == note)}: {note}." for note in notes]
+    words += [f"{run.row.name}: ended where {why}." for run in runs if (why := _diverged(run))]
     if task.known_baseline:
         words.insert(0, f"Without memory: {_said(task.known_baseline[task.headline], percent)}.")
     return "\n".join([*lines, "", " ".join(words), ""])
@@ -138,6 +139,12 @@ def _table(runs: list[Run]) -> str:
 
 def _by_validation(finding: Finding, percent: bool) -> str:
     return "-" if finding.best_validation is None else _said(finding.best_validation.test, percent)
+
+
+def _diverged(run: Run) -> str:
+    """What was not finite where that ended a run."""
+    made = made_by(run.folder.path)
+    return str(made[-1].get(DIVERGED, "")) if made else ""
 
 
 def _reached(run: Run, goal: float) -> str:

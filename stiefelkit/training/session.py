@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import NonFiniteError
+from stiefelkit.errors import DivergedError, NonFiniteError
 from stiefelkit.models import count_parameters
 from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
@@ -99,7 +99,7 @@ class Session:
         """Does one optimizer step, which all ranks do together.
 
         Raises:
-            NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been changed.
+            DivergedError: the loss or a gradient is NaN or infinite; nothing has been changed.
             RunError: another rank has failed.
         """
         started, clock = time.process_time(), time.monotonic()
@@ -152,7 +152,7 @@ class Session:
         """Returns the line of the log for the steps since the last one, and begins a new window.
 
         Raises:
-            NonFiniteError: a weight is not finite.
+            DivergedError: a weight is not finite.
         """
         from stiefelkit import drift
 
@@ -175,7 +175,7 @@ class Session:
         """Returns the lines of the log for an evaluation: on the held-out set, and on what is set apart to choose by.
 
         Raises:
-            NonFiniteError: a loss is not finite.
+            DivergedError: a loss is not finite.
         """
         sets = [("test", self.task.held_out()), ("validation", self.task.validation())]
         return [self._scored(kind, examples) for kind, examples in sets if examples is not None]
@@ -206,7 +206,7 @@ class Session:
         """Returns what a checkpoint holds.
 
         Raises:
-            NonFiniteError: a weight is not finite; such a state is not worth saving.
+            DivergedError: a weight is not finite; such a state is not worth saving.
         """
         bad = first_bad_output(self.model, lambda: None)
         if bad:
@@ -238,8 +238,10 @@ class Session:
             return 1.0
         return 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
 
-    def _stopped(self, what: str, culprit: str) -> NonFiniteError:
-        return NonFiniteError(
-            f"Training needs finite numbers, but {what} at step {self.step}, where the first to fail is {culprit}; "
-            f"start a new run with a smaller --lr, or with --clip-norm 1"
+    def _stopped(self, what: str, culprit: str) -> DivergedError:
+        found = f"{what} at step {self.step}"
+        return DivergedError(
+            f"Training needs finite numbers, but {found}, where the first to fail is {culprit}; start a new run with a "
+            f"smaller --lr, or with --clip-norm 1",
+            found,
         )

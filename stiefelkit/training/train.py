@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.errors import NonFiniteError, RunError
+from stiefelkit.errors import DivergedError, NonFiniteError, RunError
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.board import Board, Curves
 from stiefelkit.training.config import Config
@@ -57,7 +57,7 @@ def train(
     Raises:
         RunError: the folder holds something, or another rank has failed.
         DataError: its data are missing or damaged.
-        NonFiniteError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
+        DivergedError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint is kept.
     """
     board, ranks = board or Board(), ranks or Ranks()
     ranks.first(lambda: RunFolder.refuse_existing(out))
@@ -106,7 +106,7 @@ def resume(
             was written, no checkpoint is whole, or another rank has failed.
         OptionError: it does not fit into memory.
         DataError: its data are missing or damaged.
-        NonFiniteError: as in `train`.
+        DivergedError: as in `train`.
     """
     display, board, ranks = display or Silent(), board or Board(), ranks or Ranks()
     with contextlib.ExitStack() as held:
@@ -248,7 +248,8 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
             if saved != session.step:
                 saved = save()
         except NonFiniteError as error:
-            raise NonFiniteError(f"{error}; the checkpoint of step {saved} is kept in {folder.path}.") from error
+            found = getattr(error, "found", f"a number is not finite at step {session.step}")
+            raise DivergedError(f"{error}; the checkpoint of step {saved} is kept in {folder.path}.", found) from error
         finally:
             display.end()
     return RunOutcome(folder.path, session.step, ranks.signal if session.step < config.steps else None)
