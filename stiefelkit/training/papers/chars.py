@@ -1,7 +1,7 @@
 """The Penn Treebank, line by line, the character that comes next or five steps later: settings only.
 
-The paper names Adam and twenty epochs. The size of the net and its rate are those that are told of it, one line at a
-time; they have not been checked against its text, and its figures are not here.
+The authors' code has Adam and twenty epochs. Sizes, rate and batch have not been checked against the paper's text, and
+its figures are not here.
 """
 
 from typing import Any
