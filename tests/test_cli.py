@@ -148,7 +148,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe() -> N
     assert (found["lr"], found["optimizer"], found["rates"]) == (0.125, "sgd", {"skew": 0.25, "phase": 0.75})
     assert found["options"] == {"bandwidth": 2}
     assert found["optimizer_options"] == {"nesterov": True, "momentum": 0.5}
-    assert found["task_options"] == {"T": 3, "train_size": 30, "test_size": 20, "fresh": False}
+    assert found["task_options"] == {"T": 3, "train_size": 30, "test_size": 20, "fresh": False, "at_marker": False}
 
 
 def test_numbers_of_options_are_kept_as_they_are() -> None:

@@ -132,7 +132,7 @@ def test_a_table_of_a_file_is_for_its_task(capsys: pytest.CaptureFixture[str]) -
     )
     assert main("train copying --config my.toml --lr 0.0625 --out run".split()) == 0
     found = config("run")
-    assert found["task_options"] == {"T": 3, "train_size": 30, "test_size": 20, "fresh": False}
+    assert found["task_options"] == {"T": 3, "train_size": 30, "test_size": 20, "fresh": False, "at_marker": False}
     assert (found["hidden_size"], found["steps"], found["lr"]) == (6, 2, 0.0625)
     assert found["rates"] == {"skew": 0.125}
     assert "no option 'stepz'" in refused("train digits --config my.toml", capsys)

@@ -28,15 +28,15 @@ class Copying(Drawn):
     T+20 steps. Target: T+10 blanks, then the ten symbols; 9 classes. The loss is the cross-entropy averaged over all
     steps; the accuracy counts the ten recalled symbols only. Without memory the best loss is 10 ln 8 / (T+20).
 
-    Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018;
-    with `at_marker` in the form of Lezcano-Casado and Martinez-Rubio 2019.
+    Reference: Hochreiter and Schmidhuber 1997, in the form of Arjovsky et al. 2016; set sizes of Helfrich et al. 2018.
 
     Args:
         T: steps between the first symbol's end and the recall.
         train_size: training sequences, fixed and visited in order, epoch after epoch.
         test_size: held-out sequences.
         fresh: draw new sequences at each step, in place of a fixed training set; an epoch is still `train_size` long.
-        at_marker: the marker comes one step later, so that the first symbol is wanted at it, not after it.
+        at_marker: the marker comes one step later, so that the first symbol is wanted at it, not after it, as in the
+            code of expRNN's authors.
     """
 
     T: int = 100
