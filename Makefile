@@ -8,6 +8,7 @@
 # make test     runs the tests
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
+# make test-interop  runs the tests with other people's libraries: transformers, peft, accelerate, lightning, ...
 # make docs     runs the pages of docs/ and builds them into docs/_build/html
 # make docs-links  asks for an answer from every address that docs/ links to; needs a network, so CI leaves it out
 # make lint     checks style, format and types
@@ -18,7 +19,8 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic docs docs-links
+.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic test-interop
+.PHONY: docs docs-links
 .PHONY: lint format release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -125,6 +127,10 @@ test-arithmetic-%: $(VENV)/.test
 	$(ONE_THREAD) $(SET_$*) $(BIN)/python -m pytest $(if $(filter threads,$*),,$(PARALLEL)) -q \
 	  -k "not ($(SAME) $(SAME_$*))" $(ARITHMETIC)
 
+# `make test` leaves out what is not installed, and says so.
+test-interop: $(VENV)/.interop
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -q tests/interop
+
 # No network: links into other projects want STIEFELKIT_DOCS_ONLINE=1. Pages that have not changed are not run again.
 docs: $(VENV)/.docs
 	$(ONE_THREAD) $(BIN)/python -m sphinx -W -n -j $(WORKERS) -b html docs docs/_build/html
@@ -186,6 +192,10 @@ $(VENV)/.test: $(SOURCES)
 
 $(VENV)/.dev: $(SOURCES)
 	$(INSTALL) -e ".[dev]"
+	@touch $(VENV)/.cli $(VENV)/.test $@
+
+$(VENV)/.interop: $(SOURCES)
+	$(INSTALL) -e ".[interop]"
 	@touch $(VENV)/.cli $(VENV)/.test $@
 
 $(VENV)/.release: $(SOURCES)
