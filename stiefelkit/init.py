@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError, did_you_mean
+from stiefelkit.dtypes import working_dtype
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
 
 __all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
 
@@ -19,20 +20,21 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
 
     Args:
         shape: (*, n, p), n >= p.
-        dtype: float64 or complex128.
+        dtype: of the frames, real or complex; drawn in float64 or complex128, and rounded once.
         generator: source of randomness, on whose device the frames are; torch's default when None.
 
     Raises:
         ShapeError: the shape is no sequence, or that of no tall or square matrix.
+        DtypeError: the dtype is neither floating nor complex.
 
     >>> haar((2, 5, 3)).shape
     torch.Size([2, 5, 3])
     """
-    _check_tall("haar", shape)
-    gaussian = torch.randn(*shape, dtype=dtype, device=device_of(generator), generator=generator)
+    _check("haar", shape, dtype)
+    gaussian = torch.randn(*shape, dtype=working_dtype(dtype), device=device_of(generator), generator=generator)
     q, r = torch.linalg.qr(gaussian)
     # QR leaves the phases of R's diagonal free; making them positive makes Q unique, hence Haar (Mezzadri 2007).
-    return q * torch.sgn(r.diagonal(dim1=-2, dim2=-1))[..., None, :]
+    return (q * torch.sgn(r.diagonal(dim1=-2, dim2=-1))[..., None, :]).to(dtype).contiguous()
 
 
 def identity(
@@ -45,7 +47,7 @@ def identity(
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
-    _check_tall("identity", shape)
+    _check("identity", shape, dtype)
     eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=device_of(generator))
     return eye.expand(*shape).clone()
 
@@ -62,7 +64,7 @@ def henaff(
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
-    _check_tall("henaff", shape)
+    _check("henaff", shape, dtype)
     *batch, n, p = shape
     t = uniform((*batch, n // 2), generator) * (2 * math.pi) - math.pi
     w = identity((*batch, n, n), torch.float64, generator)
@@ -70,7 +72,7 @@ def henaff(
     w[..., even, even] = w[..., odd, odd] = t.cos()
     w[..., odd, even] = t.sin()
     w[..., even, odd] = -t.sin()
-    return w[..., :p].to(dtype)
+    return w[..., :p].to(dtype).contiguous()
 
 
 def unit_circle(
@@ -83,12 +85,12 @@ def unit_circle(
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
-    _check_tall("unit_circle", shape)
+    _check("unit_circle", shape, dtype)
     if not dtype.is_complex:
         return henaff(shape, dtype, generator)
     *batch, _, p = shape
     t = uniform((*batch, p), generator) * (2 * math.pi) - math.pi
-    return identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]
+    return (identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]).to(dtype)
 
 
 SCHEMES: dict[str, Callable[..., Tensor]] = {
@@ -119,10 +121,12 @@ def draw(
     return SCHEMES[scheme](shape, dtype, generator)
 
 
-def _check_tall(who: str, shape: Sequence[int]) -> None:
+def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> None:
     if not isinstance(shape, Sequence) or len(shape) < 2 or shape[-2] < shape[-1]:
         got = tuple(shape) if isinstance(shape, Sequence) else repr(shape)
         raise ShapeError(f"sk.init.{who} needs a shape (*, n, p) with n >= p, got {got}; .mH of a tall frame is wide.")
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"sk.init.{who} needs a floating or complex dtype, got {dtype}.")
 
 
 def device_of(generator: torch.Generator | None) -> torch.device | None:

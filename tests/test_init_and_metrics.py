@@ -5,6 +5,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.dtypes import working_dtype
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 
@@ -50,6 +51,21 @@ def test_the_limit_is_what_rounding_a_frame_costs(dtype, p):
     # One error scatters by about 1.3 / p: at p = 16 the mean of 64 is within 0.2 by more than ten of its deviations.
     errors = orthogonality_error(sk.init.haar((1024 // p, p, p)).to(dtype))
     assert errors.mean().item() == pytest.approx(rounding_limit(p, dtype), rel=0.2)
+
+
+@pytest.mark.parametrize("scheme", ["haar", "identity", "henaff", "unit_circle"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64])
+def test_a_frame_drawn_in_any_dtype_is_rounded_once(scheme, dtype):
+    w = sk.init.draw(scheme, (3, 8, 5), dtype, seeds.generator())
+    exact = sk.init.draw(scheme, (3, 8, 5), working_dtype(dtype), seeds.generator())
+    assert w.dtype == dtype
+    assert w.is_contiguous()  # as safetensors and FSDP2 ask of parameters
+    torch.testing.assert_close(w, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def test_a_frame_of_whole_numbers_is_refused():
+    with pytest.raises(errors.DtypeError, match=r"sk\.init\.haar needs a floating or complex dtype, got torch\.int64"):
+        sk.init.haar((3, 2), torch.int64)
 
 
 def test_errors_are_measured_in_float64_per_matrix():
