@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError
+from stiefelkit.training.files import refuse_links, writable
 
 __all__ = ["Board", "Curves"]
 
@@ -49,6 +50,8 @@ class Curves:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run / FOLDER
+        with writable("A run with curves", folder):
+            refuse_links(folder, run)
         last = _last_step(folder)
         self._writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
         for record in before:

@@ -20,7 +20,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from stiefelkit.errors import RunError
-from stiefelkit.training.files import parse_json, sync_directory, write_synced
+from stiefelkit.training.files import make_folder, parse_json, read_file, remove, sync_directory, write_synced
 
 __all__ = ["checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
 
@@ -40,19 +40,19 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         step: number of optimizer steps done.
         state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None.
     """
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     tree, tensors = pack(state)
     content = save_tensors(tensors)
     final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
     for stale in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(stale)
+        remove(stale)
     try:
         temporary.mkdir()
-        write_synced(temporary / TENSORS, content)
-        write_synced(temporary / STATE, _sealed({"step": step, "tensors": _digest(content), "state": tree}))
+        write_synced(temporary / TENSORS, content, folder.parent)
+        record = {"step": step, "tensors": _digest(content), "state": tree}
+        write_synced(temporary / STATE, _sealed(record), folder.parent)
         sync_directory(temporary)
-        if final.exists():  # a damaged one that was resumed past
-            shutil.rmtree(final)
+        remove(final)  # a damaged one that was resumed past
         os.rename(temporary, final)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -60,7 +60,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     sync_directory(folder)
     # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
     for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-KEPT]:
-        shutil.rmtree(old)
+        remove(old)
     return final
 
 
@@ -108,8 +108,9 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         RunError: a file is missing or is not what was written.
     """
     try:
-        record = _unsealed((path / STATE).read_bytes())
-        content = (path / TENSORS).read_bytes()
+        run = path.parent.parent
+        record = _unsealed(read_file(path / STATE, run))
+        content = read_file(path / TENSORS, run)
         if _digest(content) != record["tensors"]:
             raise RunError(
                 f"Checkpoint {path} is damaged: {TENSORS} has {len(content)} of {record['tensors']['bytes']} bytes."

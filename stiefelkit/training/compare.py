@@ -12,7 +12,7 @@ from stiefelkit.training.board import Board
 from stiefelkit.training.config import BY_COORDINATE, Config, of_coordinates
 from stiefelkit.training.display import Silent
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.files import reachable, write_atomically
+from stiefelkit.training.files import reachable, refuse_links, write_atomically
 from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import is_run
@@ -89,6 +89,8 @@ def compare(
     common = {"task": task.name, "task_options": task.options() if named is None else named}
     for config in configs:
         path = out / config.model
+        with reachable("A comparison", path):
+            refuse_links(path, out)
         if is_run(path):
             asked = settings_of[config.model].given() | common | {"model": config.model}
             outcome = resume(path, asked, display, board=board)

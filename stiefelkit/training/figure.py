@@ -1,5 +1,6 @@
 """The look that all figures share, without a display and without touching matplotlib's global state."""
 
+import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.training.checks import at_least, at_most, known_words
-from stiefelkit.training.files import writable
+from stiefelkit.training.files import writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,9 +111,11 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi
         drawing = Figure(figsize=(width * panels, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
         FigureCanvasAgg(drawing)
         yield list(drawing.subplots(1, panels, squeeze=False)[0])
+        content = io.BytesIO()
+        drawing.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=UNDATED.get(path.suffix))
         with writable("A figure", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            drawing.savefig(path, dpi=dpi, metadata=UNDATED.get(path.suffix))
+        write_atomically(path, content.getvalue())
 
 
 def legend(axes: "Axes") -> None:

@@ -1,16 +1,38 @@
-"""Files that are whole: a kill leaves the old one or the new one, and JSON is what it was written as, or refused."""
+"""Files that are whole: a kill leaves the old one or the new one, and JSON is what it was written as, or refused.
+
+A folder may come from anybody. Its files are opened through the folder's descriptor and without following links, and
+are used only if they are regular ones: no link leads a writer elsewhere, and no pipe keeps a reader waiting.
+"""
 
 import contextlib
+import errno
 import json
 import math
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError
 
-__all__ = ["parse_json", "reachable", "sync_directory", "writable", "write_atomically", "write_json", "write_synced"]
+__all__ = [
+    "make_folder",
+    "open_file",
+    "parse_json",
+    "reachable",
+    "read_file",
+    "refuse_links",
+    "remove",
+    "sync_directory",
+    "writable",
+    "write_atomically",
+    "write_json",
+    "write_synced",
+]
+
+_HAS_DESCRIPTORS = os.open in os.supports_dir_fd
 
 
 @contextlib.contextmanager
@@ -66,9 +88,77 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is on the disk."""
-    with open(path, "wb") as file:
+def open_file(path: Path, flags: int, root: Path | None = None) -> int:
+    """Opens a regular file, and returns its descriptor.
+
+    Args:
+        path: the file.
+        flags: as in `os.open`; with `os.O_RDWR`, which a pipe answers at once, to write.
+        root: the folder that the user has named, which may be a link; below it nothing may. The file's own if None.
+
+    Raises:
+        OSError: as `os.open`, and where the file or a folder below the root is a link, or the file is no regular one.
+    """
+    root = path.parent if root is None else root
+    *folders, name = path.relative_to(root).parts
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if not _HAS_DESCRIPTORS:
+        refuse_links(path, root)
+        return _regular(os.open(path, flags, 0o666), path)
+    held = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held)
+            os.close(held)
+            held = inner
+        return _regular(os.open(name, flags, 0o666, dir_fd=held), path)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            refuse_links(path, root)
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(held)
+
+
+def _regular(descriptor: int, path: Path) -> int:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
+
+
+def refuse_links(path: Path, root: Path) -> None:
+    """Raises OSError if a path, or a folder between it and its root, is a link."""
+    while path != root:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link", str(path))
+        path = path.parent
+
+
+def read_file(path: Path, root: Path | None = None) -> bytes:
+    """Returns the content of a regular file; arguments and errors as of `open_file`."""
+    with os.fdopen(open_file(path, os.O_RDONLY, root), "rb") as file:
+        return file.read()
+
+
+def make_folder(path: Path, root: Path | None = None) -> None:
+    """Makes a folder, unless it is there; arguments and errors as of `open_file`."""
+    refuse_links(path, path.parent if root is None else root)
+    path.mkdir(exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link (not what it leads to), or a folder with all that it holds; what is missing is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, content: bytes, root: Path | None = None) -> None:
+    """Writes a new file and waits until it is on the disk; arguments and errors as of `open_file`."""
+    with os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, root), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -78,6 +168,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file in one step: a temporary sibling is written, synced and renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        temporary.unlink(missing_ok=True)  # what a kill, or somebody else, has left there
         write_synced(temporary, content)
         os.replace(temporary, path)
     except OSError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError
-from stiefelkit.training.files import parse_json
+from stiefelkit.training.files import open_file, parse_json, read_file
 
 __all__ = ["MEASURED", "Log", "check", "lines", "read"]
 
@@ -37,7 +37,7 @@ class Log:
         self._size, self._sha, self._sums = len(kept), hashlib.sha256(kept), _sums(kept)
         try:
             # without a buffer: what a full disk refused must not come again when the file is closed
-            self._file = open(path, "ab", buffering=0)
+            self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
             self._file.truncate(keep)
         except OSError as error:
             raise RunError(
@@ -115,7 +115,7 @@ def read(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]
         RunError: the file is missing or damaged.
     """
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise RunError(f"Run {path.parent} has no readable {path.name}; is it a run folder?") from error
     records = []
@@ -149,7 +149,7 @@ def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
 
 def _content(path: Path, least: int) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError as error:
         if not least and not path.is_symlink():
             return b""

@@ -10,7 +10,7 @@ from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
 from stiefelkit.training.board import Board
 from stiefelkit.training.display import Silent
-from stiefelkit.training.files import parse_json, write_json
+from stiefelkit.training.files import parse_json, read_file, write_json
 from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row
 from stiefelkit.training.processor import processor
@@ -159,7 +159,7 @@ def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
 def made_by(path: Path) -> list[dict[str, Any]]:
     """Returns the commands and commits that a run was made by; none if nobody wrote them down."""
     try:
-        commands = parse_json((path / MADE).read_bytes())["made_by"]
+        commands = parse_json(read_file(path / MADE))["made_by"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [entry for entry in commands if isinstance(entry, dict)] if isinstance(commands, list) else []

@@ -21,7 +21,16 @@ from stiefelkit._version import __version__
 from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
-from stiefelkit.training.files import parse_json, reachable, sync_directory, write_atomically, write_synced
+from stiefelkit.training.files import (
+    open_file,
+    parse_json,
+    reachable,
+    read_file,
+    remove,
+    sync_directory,
+    write_atomically,
+    write_synced,
+)
 from stiefelkit.training.processor import processor
 
 __all__ = ["CHECKPOINTS", "PROCESSOR", "RunFolder", "is_run", "versions"]
@@ -104,7 +113,7 @@ class RunFolder:
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             temporary.mkdir()
             write_synced(temporary / CONFIG, folder._content())
             os.rename(temporary, path)
@@ -125,7 +134,7 @@ class RunFolder:
             if not path.exists():
                 raise RunError(f"Resuming or reading a run needs its folder, got {path}, which does not exist.")
         try:
-            content = parse_json((path / CONFIG).read_bytes())
+            content = parse_json(read_file(path / CONFIG))
             sealed = DIGEST in content
             record = {name: content[name] for name in ("config", "parameters", "versions")}
             record |= {DATA: content[DATA]} if DATA in content else {}
@@ -198,8 +207,7 @@ class RunFolder:
             yield
             return
         try:
-            # not through a link, which would make a file elsewhere
-            file = os.fdopen(os.open(self.path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w")
+            file = os.fdopen(open_file(self.path / LOCK, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         except OSError as error:
             raise RunError(f"Run {self.path} cannot be written: {error.strerror}.") from error
         with file:

@@ -14,7 +14,7 @@ from stiefelkit.errors import OptionError, RunError, StiefelkitError
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
-from stiefelkit.training.files import reachable, write_atomically
+from stiefelkit.training.files import reachable, refuse_links, write_atomically
 from stiefelkit.training.interruption import Interruption
 from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
 from stiefelkit.training.summary import Summary, summarise
@@ -72,6 +72,8 @@ def run_sweep(
         with config.within_memory():
             config.build_task().held_out()
     for name, config in configs.items():
+        with reachable("A sweep", out / name):
+            refuse_links(out / name, out)
         _check_begun(config, out / name)
     with reachable("A sweep", out):
         out.mkdir(parents=True, exist_ok=True)
