@@ -26,6 +26,7 @@ __all__ = [
     "UnfilledError",
     "UnknownNameError",
     "did_you_mean",
+    "printable",
 ]
 
 
@@ -122,3 +123,12 @@ def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -
         return f'; did you mean "{close[0]}"?'
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return f"; known: {', '.join(known[:_LISTED])}{more}." if known else "; none is known."
+
+
+def printable(text: str) -> str:
+    r"""Returns a text whose control characters, but for tabs and line ends, are written as escapes.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)

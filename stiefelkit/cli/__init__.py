@@ -111,8 +111,10 @@ def _unknown_command(words: list[str], word: str) -> str:
 def _warn(message: "Warning | str", category: type[Warning], *place: object, **more: object) -> None:
     if not _speaks():
         return
+    from stiefelkit.errors import printable
+
     kind = "Warning" if category is UserWarning else f"Warning ({category.__name__})"
-    print(f"{kind}:", " ".join(str(message).split()), file=sys.stderr)
+    print(f"{kind}:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
 def _speaks() -> bool:
@@ -123,6 +125,8 @@ def _speaks() -> bool:
 
 
 def _refuse(sentence: str) -> int:
+    from stiefelkit.errors import printable
+
     if _speaks():
-        print("Error:", " ".join(sentence.split()), file=sys.stderr)
+        print("Error:", printable(" ".join(sentence.split())), file=sys.stderr)
     return USER_ERROR

@@ -28,7 +28,7 @@ class Bar:
         if not self._console.is_terminal or time.monotonic() - self._drawn < REDRAWN:
             return
         if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
             self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
             self._task = self._progress.add_task(what)
             self._progress.start()

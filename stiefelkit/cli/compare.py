@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_tasks, resume_line, with_options
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
+from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
@@ -66,7 +66,7 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             )
             if comparison.signal is not None:
                 words = ("compare", cls.name, "--models", ",".join(names), "--out", str(path))
-                print(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
+                say(f"Stopped and saved; resume with: {resume_line(*words, data=data, board=look)}")
                 return 128 + comparison.signal
             _print(problem, comparison)
             return 0
@@ -84,7 +84,7 @@ def _print(task: Task, comparison: "Comparison") -> None:
         table.add_column(title, justify="right")
     for summary in comparison.summaries:
         table.add_row(summary.model, *_score(task, summary), *_costs(summary))
-    console = Console()
+    console = Screen()
     console.print(table)
     for figure in comparison.figures:
         console.print(f"Figure: {figure}", soft_wrap=True, highlight=False)

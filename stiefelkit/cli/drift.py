@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.open_options import FigureOptions, built, of_plan
 from stiefelkit.measuring.drift.plan import DriftPlan
+from stiefelkit.training.display import Screen
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def drift(*, plan: DriftPlan, out: Path = Path("runs/drift"), figures: FigureOpt
     """
     from stiefelkit.measuring.drift.measure import measure
 
-    console = Console(highlight=False)
+    console = Screen()
     look = built(Figures, figures)
     with Bar(console) as bar:
         outcome = measure(

@@ -1,10 +1,10 @@
 """`stiefelkit list` and `stiefelkit list NAME`."""
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from stiefelkit.cli.words import with_plain_help
+from stiefelkit.training.display import Screen
 
 __all__ = ["show"]
 
@@ -27,7 +27,7 @@ def show(name: str | None = None, /) -> int:
     """
     from stiefelkit.cli import about, catalogue
 
-    console = Console(highlight=False)
+    console = Screen()
     if name is not None:
         about.show(name, console)
         return 0

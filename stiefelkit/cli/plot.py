@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from cyclopts import App
-from rich.console import Console
 
 from stiefelkit.cli.app import DEFAULTS
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.open_options import FigureOptions, built, of_plan
 from stiefelkit.cli.words import with_plain_help
+from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.gradients.plan import GradientPlan
 
@@ -31,7 +31,7 @@ def plot(*runs: Path, out: Path | None = None, figures: FigureOptions = None) ->
 
     look, folder = built(Figures, figures), out or (runs[0] if len(runs) == 1 else Path("plots"))
     for figure in plots.plot(plots.find_runs(runs), folder, look):
-        print(f"Figure: {figure}")
+        say(f"Figure: {figure}")
     return 0
 
 
@@ -52,7 +52,7 @@ def gradients(*, plan: GradientPlan, out: Path = Path("runs/gradients"), figures
     """
     from stiefelkit.training.gradients.measure import measure
 
-    console = Console(highlight=False)
+    console = Screen()
     with Bar(console) as bar:
         curves, files = measure(plan, out, bar.show, built(Figures, figures))
     for curve in curves:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.errors import OptionError
+from stiefelkit.training.display import Screen
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.course import Watch
@@ -38,7 +39,7 @@ def raced(
 
     if json is not None:
         check_place(json)
-    console = Console(highlight=False)
+    console = Screen()
     rows, printed, reasons = [], set(), {}
     with Bar(console) as bar:
         for heat in heats(plan, bar.show):

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.report.plan import ReportPlan
+from stiefelkit.training.display import Screen
 
 __all__ = ["report"]
 
@@ -38,7 +38,7 @@ def report(
     for place in (out, json):
         if place is not None:
             check_place(place)
-    console = Console(highlight=False)
+    console = Screen()
     if from_ is not None:
         from stiefelkit.measuring.report.record import read_record
         from stiefelkit.measuring.report.record_page import record_page

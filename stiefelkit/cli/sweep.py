@@ -4,13 +4,13 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.tasks import resume_line
 from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named as data_in
+from stiefelkit.training.display import Screen, say
 from stiefelkit.training.sweep import Sweep, SweepPlan
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
         with data_in(data):
             checked(runs)
         for run in runs:
-            print(run.command(out, data))
+            say(run.command(out, data))
         return 0
     with data_in(data):
         outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
     _print(outcome.cells)
     if outcome.signal is not None:
         words = "sweep", str(file), "--out", str(out), "--jobs", str(plan.jobs)
-        print(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
+        say(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
         return 128 + outcome.signal
     return 1 if any(cell.failed for cell in outcome.cells) else 0
 
@@ -72,7 +72,7 @@ def _print(cells: "list[Cell]") -> None:
         ratio = "-" if cell.orthogonality is None else f"{cell.orthogonality:.3g}"
         time = "-" if cell.ms_per_step is None else f"{cell.ms_per_step:.1f}"
         table.add_row(cell.name, done, *scores, time, ratio)
-    console = Console()
+    console = Screen()
     console.print(table)
     for name, sentence in ((name, text) for cell in cells for name, text in cell.failed.items()):
         console.print(f"{name}: {sentence}", soft_wrap=True, highlight=False)

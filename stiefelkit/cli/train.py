@@ -82,11 +82,13 @@ def _resumed(path: Path, asked: dict[str, Any], board: Board, ranks: Ranks) -> "
 
 
 def _tell(outcome: "RunOutcome", line: str) -> None:
+    from stiefelkit.training.display import say
+
     if outcome.signal is not None:
-        print(f"Stopped at step {outcome.step} and saved; resume with: {line}")
+        say(f"Stopped at step {outcome.step} and saved; resume with: {line}")
         return
     if outcome.already:
-        print(f"Run {outcome.path} is finished at step {outcome.step}: nothing to do.")
+        say(f"Run {outcome.path} is finished at step {outcome.step}: nothing to do.")
         return
     from stiefelkit.training.summary import summarise
 

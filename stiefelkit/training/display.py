@@ -9,7 +9,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-__all__ = ["Silent", "Terminal", "worst_ratio"]
+from stiefelkit.errors import printable
+
+__all__ = ["Screen", "Silent", "Terminal", "say", "worst_ratio"]
 
 REDRAWN = 0.1
 """Seconds between two drawings of the bar, at least."""
@@ -18,6 +20,22 @@ REDRAWN = 0.1
 def worst_ratio(orthogonality: Mapping[str, Mapping[str, float]]) -> float | None:
     """Returns the largest error over limit of a record's weights, or None without such weights."""
     return max((weight["error"] / weight["limit"] for weight in orthogonality.values()), default=None)
+
+
+class Screen(Console):
+    """A console that shows text as it is: no markup, no emoji, control characters as escapes."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Returns what a string looks like, in a table too."""
+        return super().render_str(printable(text), **options)
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence, which may hold names and paths of others, as one line of any length."""
+    print(printable(sentence))
 
 
 class Silent:
@@ -49,7 +67,7 @@ class Terminal(Silent):
     """
 
     def __init__(self, console: Console | None = None):
-        self._console = console or Console(highlight=False)
+        self._console = console or Screen()
         self._live: Live | None = None
         self._title, self._steps, self._step, self._since, self._drawn = "", 0, 0, (0, 0.0), 0.0
         self._last: dict[str, Any] = {}
@@ -59,7 +77,7 @@ class Terminal(Silent):
         self._title, self._steps, self._step, self._last = title, steps, step, {}
         self._since = (step, time.monotonic())
         if self._console.is_terminal:
-            columns = (TextColumn("[bold]{task.description}"), BarColumn(None), MofNCompleteColumn())
+            columns = (TextColumn("{task.description}", "bold", markup=False), BarColumn(None), MofNCompleteColumn())
             self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=self._console, expand=True)
             self._task = self._bar.add_task(title, total=steps, completed=step)
             self._live = Live(self._bar, console=self._console, auto_refresh=False)

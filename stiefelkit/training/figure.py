@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stiefelkit.errors import printable
 from stiefelkit.training.checks import at_least, at_most, known_words
 from stiefelkit.training.files import writable, write_atomically
 
@@ -22,6 +23,7 @@ __all__ = [
     "accuracy_scale",
     "figure",
     "legend",
+    "literal",
     "log_scale",
     "reference_line",
     "styles",
@@ -116,6 +118,16 @@ def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi
         with writable("A figure", path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.getvalue())
+
+
+def literal(name: str) -> str:
+    r"""Returns a name as matplotlib shows it, letter by letter: no formulas, and none left out of a legend.
+
+    >>> print(literal("$x$"))
+    \$x\$
+    """
+    shown = printable(name).replace("$", r"\$")
+    return f"\u200b{shown}" if shown.startswith("_") else shown  # a legend leaves out what begins with _
 
 
 def legend(axes: "Axes") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.figure import Figures, figure, legend, log_scale, reference_line, styles
+from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, styles
 from stiefelkit.training.files import reachable
 from stiefelkit.training.log import read
 from stiefelkit.training.run_folder import RunFolder, is_run
@@ -98,7 +98,7 @@ def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
             left.plot(*_points(curve.train, "loss"), color=look["color"])
             steps, scores = _points(curve.test, task.headline)
             scores = [scale * score for score in scores]
-            right.plot(steps, scores, label=curve.label, **look)
+            right.plot(steps, scores, label=literal(curve.label), **look)
         baselines = [baseline for curve in curves if (baseline := curve.task.known_baseline)]
         for axes, key, factor in ((left, "loss", 1.0), (right, task.headline, scale)):
             for value in {baseline[key] for baseline in baselines}:
@@ -123,7 +123,7 @@ def _orthogonality(curves: list[Curves], path: Path, dpi: int) -> Path:
             points = [(step, ratio) for step, ratio in points if ratio is not None]
             if points:
                 every = max(1, len(points) // 12)
-                axes.plot(*zip(*points, strict=True), markevery=every, label=curve.label, **look)
+                axes.plot(*zip(*points, strict=True), markevery=every, label=literal(curve.label), **look)
         reference_line(axes, 1.0, "rounding limit", below=True)
         axes.set(
             xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality", yscale="log"

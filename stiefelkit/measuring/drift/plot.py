@@ -6,7 +6,7 @@ from typing import Any
 
 from stiefelkit.measuring.drift.run import DriftCurve
 from stiefelkit.measuring.moved_frames import peer_optimizers
-from stiefelkit.training.figure import DPI, figure, log_scale, reference_line, styles
+from stiefelkit.training.figure import DPI, figure, literal, log_scale, reference_line, styles
 
 __all__ = ["draw"]
 
@@ -30,7 +30,7 @@ def draw(path: Path, curves: Sequence[DriftCurve], words: str, grey: str, dpi: i
         for axes, (n, p) in zip(panels, sizes, strict=True):
             of_size = [curve for curve in curves if (curve.n, curve.p) == (n, p)]
             for curve in of_size:
-                axes.plot(curve.steps, curve.ratios, label=curve.method, **look[curve.method])
+                axes.plot(curve.steps, curve.ratios, label=literal(curve.method), **look[curve.method])
             reference_line(axes, 1.0, "rounding limit", below=True)
             axes.set_xscale("symlog", linthresh=1)
             axes.set(title=f"{n} x {p}, {words}", xlabel="optimizer step")

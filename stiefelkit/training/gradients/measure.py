@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import cached
 
 from stiefelkit.errors import OptionError
 from stiefelkit.training.config import Config
-from stiefelkit.training.figure import DPI, Figures, figure, log_scale, styles
+from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
 from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.gradients.plan import WHO, GradientPlan
 from stiefelkit.training.session import Session
@@ -167,8 +167,9 @@ def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: i
         for axes, iteration in zip(panels, iterations, strict=True):
             for curve in (curve for curve in curves if curve.iteration == iteration):
                 steps = range(1, len(curve.norms) + 1)
-                axes.plot(steps, curve.norms, label=curve.model, markevery=(every // 2, every), **look[curve.model])
-            axes.set(title=f"{plan.task}, {length} steps, iteration {iteration}", xlabel="step t")
+                look_of = {"label": literal(curve.model), **look[curve.model]}
+                axes.plot(steps, curve.norms, markevery=(every // 2, every), **look_of)
+            axes.set(title=f"{literal(plan.task)}, {length} steps, iteration {iteration}", xlabel="step t")
             axes.set_xlim(0, length)
             if positive:
                 axes.set_ylim(max(min(positive), max(positive) * 10.0**-DECADES) / 2, 2 * max(positive))
