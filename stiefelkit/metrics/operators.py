@@ -38,7 +38,7 @@ class Lipschitz(NamedTuple):
     residual: float
 
 
-_WORK = 2**33
+_WORK = 2**32
 """Multiplications in decompositions, up to a factor, and 128 times the numbers in them, that are begun unasked."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FAILS = 1e-10
