@@ -66,7 +66,7 @@ def orthogonal(
         init: None as above; a scheme ("haar", "identity", "unit_circle", "henaff", ...) draws; "project" takes the
             frame nearest to the weight, or says why not; a tensor is assigned.
         view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap", with "group_" before it for
-            a matrix in each group.
+            a matrix in each group. The layer keeps norms where patches do not overlap; see `sk.metrics.lipschitz`.
         gain: the weight is this times a frame: a positive number, as of `torch.nn.init.calculate_gain`, or "learned", a
             coordinate more, "gain", which is 1 after a draw, and else the mean singular value of the weight.
         precision: "exact", the default, rounds once.

@@ -1,7 +1,8 @@
 """The errors of stiefelkit: one small type per family, all children of `StiefelkitError`.
 
 Each message is one sentence of the form "{who} needs {requirement}, got {value}", with the remedy where there
-is one. Every type also derives from the built-in that a caller of torch would expect.
+is one. Every type also derives from the built-ins that torch raises in its place, so that what catches those of torch
+catches ours.
 """
 
 import difflib
@@ -39,15 +40,15 @@ class StiefelkitError(Exception):
     """Root of every error that stiefelkit raises on purpose."""
 
 
-class ShapeError(StiefelkitError, ValueError):
+class ShapeError(StiefelkitError, ValueError, RuntimeError):
     """A tensor has the wrong shape or number of dimensions."""
 
 
-class DtypeError(StiefelkitError, TypeError):
+class DtypeError(StiefelkitError, TypeError, ValueError, RuntimeError):
     """A tensor has a dtype or field that the operation does not do."""
 
 
-class OptionError(StiefelkitError, ValueError):
+class OptionError(StiefelkitError, ValueError, TypeError):
     """An option is unknown, or its value is outside the permitted range."""
 
 
@@ -55,15 +56,15 @@ class NotAFrameError(StiefelkitError, ValueError):
     """A matrix that must have orthonormal columns does not."""
 
 
-class RankError(StiefelkitError, ValueError):
+class RankError(StiefelkitError, ValueError, RuntimeError):
     """A matrix has linearly dependent columns where they must be independent."""
 
 
-class ImageError(StiefelkitError, ValueError):
+class ImageError(StiefelkitError, ValueError, NotImplementedError):
     """A frame is outside the image of a parametrization, or the map has no right inverse."""
 
 
-class NonFiniteError(StiefelkitError, ValueError):
+class NonFiniteError(StiefelkitError, ValueError, RuntimeError):
     """A tensor holds NaN or infinity."""
 
 
@@ -80,7 +81,7 @@ class DivergedError(NonFiniteError):
         self.found = found
 
 
-class CheckpointError(StiefelkitError, RuntimeError):
+class CheckpointError(StiefelkitError, RuntimeError, ValueError):
     """A state dict does not belong to the weight that it is loaded into."""
 
 
@@ -88,7 +89,7 @@ class DataError(StiefelkitError, ValueError):
     """A file of a data set is missing, damaged, or another than it should be."""
 
 
-class OptimizerError(StiefelkitError, RuntimeError):
+class OptimizerError(StiefelkitError, RuntimeError, ValueError):
     """An optimizer holds parameters that it must not move."""
 
 

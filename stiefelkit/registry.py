@@ -1,19 +1,73 @@
 """Lazy tables from a name to an object, filled by built-ins, by installed plugins and by hand.
 
 Built-ins take the plugins' road: both are dotted strings `"module:attribute"`, imported at first use. Plugins
-announce themselves by an entry point; one that fails to import warns and leaves the rest usable. Two plugins with
-one name are an error where it is used; a plugin with the name of a built-in is warned about and left out.
+announce themselves by an entry point; one that cannot be read or imported, whatever it raises, warns and leaves the
+rest usable. Two plugins with one name are an error where it is used; a plugin with the name of a built-in is warned
+about and left out.
 """
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from importlib.metadata import EntryPoint
+from typing import Any, TypeVar
 
 from stiefelkit._version import __version__
 from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "code_of_others"]
+
+T = TypeVar("T")
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Returns the entry points of a group; those of a distribution that cannot be read are warned about and left out.
+
+    Args:
+        group: its name; "" warns of every distribution that cannot be read.
+    """
+    try:
+        return list(metadata.entry_points(group=group))
+    except Exception:  # of one distribution, which Python takes all others with
+        return _readable(group)
+
+
+def _readable(group: str) -> list[EntryPoint]:
+    found: dict[Any, list[EntryPoint]] = {}
+    for place in metadata.distributions():
+        name, text = place, group
+        try:
+            name = place.name
+            if name in found:  # of two with one name Python takes the first
+                continue
+            found[name] = []
+            text = place.read_text("entry_points.txt") or ""
+            found[name] += [point for point in place.entry_points if point.group == group]
+        except Exception as error:
+            if group in text:
+                warnings.warn(
+                    f"The plugins of {name} are left out: its entry_points.txt needs lines of the form "
+                    f"name = module:object, got {error!r}.",
+                    stacklevel=5,
+                )
+    return [point for points in found.values() for point in points]
+
+
+@contextlib.contextmanager
+def code_of_others(needs: str, *passing: type[BaseException]) -> Iterator[None]:
+    """Turns what a plugin raises, or ends the program with, into a PluginError; Ctrl-C passes.
+
+    Args:
+        needs: the sentence up to "got".
+        passing: further errors that pass.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, *passing):
+        raise
+    except BaseException as error:  # sys.exit, and a test framework's skip
+        raise PluginError(f"{needs}, got {error!r}.") from error
 
 
 class Registry:
@@ -79,10 +133,8 @@ class Registry:
             )
         target = self._targets[name]
         if isinstance(target, str) and name not in self._loaded:
-            try:
+            with code_of_others(f"The {self.kind} {name!r} needs {target!r} to import"):
                 self._loaded[name] = EntryPoint(name, target, self.group).load()
-            except Exception as error:
-                raise PluginError(f"The {self.kind} {name!r} needs {target!r} to import, got {error!r}.") from error
         return self._loaded.get(name, target)
 
     def origin(self, name: str) -> str | None:
@@ -97,11 +149,12 @@ class Registry:
 
     def check(self, target: Any) -> None:
         """Raises OptionError for a class that lacks an abstract method, or an object that is not of this kind."""
-        missing = sorted(getattr(target, "__abstractmethods__", ()))
-        if missing and isinstance(target, type):
-            article = "An" if self.kind[0] in "aeiou" else "A"
+        article = "An" if self.kind[0] in "aeiou" else "A"
+        missing = sorted(getattr(target, "__abstractmethods__", ())) if isinstance(target, type) else ()
+        if missing:
             raise OptionError(f"{article} {self.kind} needs {', '.join(missing)}, got {target.__name__} without.")
-        self._check_kind(target)
+        with code_of_others(f"{article} {self.kind} needs to be one that can be looked at", OptionError):
+            self._check_kind(target)
 
     def find(self, target: Any) -> Any:
         """Returns the object that a name stands for, or the object itself, either checked.
@@ -119,13 +172,24 @@ class Registry:
 
         What fails to import, is not of this kind or lacks an abstract method, is warned about and left out.
         """
-        objects = {}
+        return self.map(lambda name, target: target, stacklevel=3)
+
+    def map(self, function: Callable[[str, Any], T], stacklevel: int = 2) -> dict[str, T]:
+        """Returns name to `function(name, object)`; what does not import, or fails there, is warned about and left out.
+
+        Args:
+            function: which may call the code of plugins.
+            stacklevel: of the warnings.
+        """
+        results = {}
         for name in self.names():
             try:
-                objects[name] = self.find(name)
+                target = self.find(name)
+                with code_of_others(f"The {self.kind} {name!r} needs code that runs"):
+                    results[name] = function(name, target)
             except (PluginError, OptionError) as error:
-                warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=2)
-        return objects
+                warnings.warn(f"The {self.kind} {name!r} is left out: {error}", stacklevel=stacklevel)
+        return results
 
     def by_class_name(self, attribute: str) -> Any | None:
         """Returns the object whose own name is the given one, or None; imports nothing else."""
@@ -154,7 +218,8 @@ class Registry:
         for point in entry_points(group=self.group):
             if point.name not in self._targets:
                 self._targets[point.name] = point.value
-                self._origins[point.name] = f"{point.dist.name} {point.dist.version}" if point.dist else None
+                with contextlib.suppress(Exception):  # of metadata that are damaged
+                    self._origins[point.name] = f"{point.dist.name} {point.dist.version}" if point.dist else None
             elif self._targets[point.name] == point.value:
                 continue
             elif point.name in built_in:

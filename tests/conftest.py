@@ -1,7 +1,7 @@
 import contextlib
 import os
 import signal
-from importlib.metadata import distributions, entry_points
+from importlib.metadata import distributions
 
 import pytest
 import torch
@@ -18,7 +18,8 @@ IS_LOWERED = os.environ.get(PRECISION, "highest") != "highest"
 
 INSTALLED = [p for place in distributions() for p in place.entry_points if p.group.startswith("stiefelkit.")]
 """Plugins of the environment, which are not what is tested; those that a test itself brings are seen."""
-registry.entry_points = lambda group: [point for point in entry_points(group=group) if point not in INSTALLED]
+_entry_points = registry.entry_points
+registry.entry_points = lambda group: [point for point in _entry_points(group) if point not in INSTALLED]
 
 torch.set_num_threads(int(os.environ.get(THREADS, "1")))
 if IS_LOWERED:

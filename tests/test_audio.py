@@ -69,19 +69,74 @@ def test_a_wav_of_any_kind_is_read_whole_or_refused(kind: str, tmp_path: Path) -
     refused(path, "whole")
 
 
-def test_a_wav_whose_header_says_no_size_is_known_by_that_of_its_samples(tmp_path: Path) -> None:
+def _sized(content: bytes, riff: int, samples: int) -> bytes:
+    """A WAV whose header says that it has so many bytes after the eighth, and so many of samples."""
+    place = content.index(b"data") + 4
+    sizes = [size.to_bytes(4, "little") for size in (riff, samples)]
+    return content[:4] + sizes[0] + content[8:place] + sizes[1] + content[place + 4 :]
+
+
+BYTES, HEAD = 2 * len(TONE), 36
+"""Of the samples, and of what a small WAV has before them, after the eighth byte."""
+STREAMS = [
+    (0x7FFFF000 + HEAD, 0x7FFFF000),
+    (0x7FFFF000, 0x7FFFF000 - HEAD),
+    (0x80000000 + HEAD, 0x80000000),
+    (0x80000000, BYTES),
+    (0xFFFFFFFF, 0xFFFFFFFF),
+]
+
+
+@pytest.mark.parametrize("sizes", [*STREAMS, (HEAD + BYTES + 6, BYTES), (HEAD + BYTES, BYTES + 6), (0, BYTES)])
+def test_a_whole_wav_is_read_whatever_its_sizes(sizes: tuple[int, int], tmp_path: Path) -> None:
     path = write(tmp_path / "a.wav", TONE)
-    content = bytearray(path.read_bytes())
-    content[4:8] = bytes(4)
-    path.write_bytes(content)
-    assert len(read(path)[0]) == len(TONE)
-    path.write_bytes(content[:-100])
+    path.write_bytes(_sized(path.read_bytes(), *sizes))
+    assert np.abs(read(path)[0] - TONE).max() < 1 / 2**15
+
+
+@pytest.mark.parametrize("riff", [0, HEAD + BYTES, 0x7FFFF000, 0xFFFFFFFF])
+def test_a_cut_wav_is_known_by_the_size_of_its_samples(riff: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", TONE)
+    path.write_bytes(_sized(path.read_bytes(), riff, BYTES)[:-100])
     refused(path, "lacks its last 100 bytes")
+
+
+@pytest.mark.parametrize(("subtype", "field"), [("ULAW", b"-s1 1"), ("ALAW", b"-s1 1"), ("PCM_16", b"-i 2")])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_nist_file_is_known_by_the_number_of_its_samples(
+    subtype: str, field: bytes, channels: int, tmp_path: Path
+) -> None:
+    samples = np.stack([TONE] * channels, axis=1)
+    path = write(tmp_path / "a.sph", samples, subtype=subtype)
+    content = path.read_bytes()
+    assert b"sample_n_bytes " + field in content
+    assert np.abs(read(path)[0] - TONE).max() < 0.02
+    width = 2 if subtype == "PCM_16" else 1
+    path.write_bytes(content[: -100 * channels * width])
+    refused(path, "lacks its last 100 samples")
+
+
+def test_a_cut_wav_is_known_also_behind_many_words(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", TONE)
+    words = b"LIST" + (4 + 8 + 5000).to_bytes(4, "little") + b"INFOICMT" + (5000).to_bytes(4, "little") + b"a" * 5000
+    content = path.read_bytes()
+    longer = _sized(content[:36] + words + content[36:], HEAD + BYTES + len(words), BYTES)
+    path.write_bytes(longer)
+    assert len(read(path)[0]) == len(TONE)
+    path.write_bytes(longer[:-100])
+    refused(path, "lacks its last 100 bytes")
+
+
+def test_a_recording_in_blocks_that_lacks_its_end_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", TONE, subtype="MS_ADPCM")
+    assert np.abs(read(path)[0][: len(TONE)] - TONE).max() < 0.05
+    path.write_bytes(path.read_bytes()[:-300])
+    refused(path, "lacks its last 300 bytes")
 
 
 def test_kinds_that_nobody_can_tell_whole_and_counts_that_are_missing_are_refused(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", TONE, 8000, format="AIFF")
-    refused(tmp_path / "a.wav", "begins as none of them")
+    refused(tmp_path / "a.wav", "which is AIFF")
     path = write(tmp_path / "a.flac", TONE)
     content = bytearray(path.read_bytes())
     content[21] &= 0xF0  # of STREAMINFO, the number of samples

@@ -15,6 +15,7 @@ from stiefelkit.training import data, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.summary import summarise
+from stiefelkit.training.tasks import texts
 from stiefelkit.training.tasks.chars import Chars
 
 TEXT = "".join(chr(ord("a") + (k * k + k // 7) % 23) for k in range(1000))
@@ -123,6 +124,15 @@ def refused(task: Chars, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         task.held_out()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_mark_of_byte_order_is_no_character(folder: Path, tmp_path: Path) -> None:
+    for place, encoding in ((folder, "utf-8"), (tmp_path / "marked", "utf-8-sig")):
+        place.mkdir(exist_ok=True)
+        (place / "a.txt").write_text("ab\nba" * 100, encoding=encoding)
+    plain, marked = (texts.text(place, "", by_line=False) for place in (folder, tmp_path / "marked"))
+    assert marked.alphabet == plain.alphabet == ["\n", "a", "b"]
+    assert marked.digest == plain.digest
 
 
 def test_what_is_no_text_is_refused(folder: Path) -> None:

@@ -16,6 +16,7 @@ from stiefelkit.cli.app import asked
 from stiefelkit.cli.bench_growth import _growth
 from stiefelkit.cli.catalogue import kinds
 from stiefelkit.cli.open_options import built, open_options
+from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.recipes import filled
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth import measure as growth
@@ -78,6 +79,11 @@ def test_help_shows_what_the_recipes_fill_in(task: str, capsys: pytest.CaptureFi
             else:
                 assert found[field] == (f"{value:g}" if isinstance(value, float) else str(value))
             assert name != model or f"[default: {found[field]}]" in of_one
+
+
+def test_a_file_of_options_may_begin_with_a_mark_of_byte_order() -> None:
+    Path("my.toml").write_text("steps = 7\n", encoding="utf-8-sig")
+    assert read_options(Path("my.toml")).options == {"steps": 7}
 
 
 def test_help_reads_the_model_of_a_comparison_and_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """MNIST is what its files say, split and permuted as in the papers, or refused before a run begins."""
 
+import dataclasses
 import gzip
 import hashlib
 from pathlib import Path
@@ -13,7 +14,6 @@ from stiefelkit.cli import main
 from stiefelkit.errors import DataError, OptionError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data
-from stiefelkit.training.data import File
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import create, mnist
 
@@ -33,7 +33,10 @@ def arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     made = [drawn.randint(0, 256, (count, 28, 28)).astype(np.uint8) for count in (TRAIN, TEST)]
     found = [made[0], np.arange(TRAIN, dtype=np.uint8) % 10, made[1], np.arange(TEST, dtype=np.uint8) % 10]
     names = [file.name for file in mnist.FILES]
-    files = tuple(File(name, hashlib.sha256(idx(a)).hexdigest()) for name, a in zip(names, found, strict=True))
+    digests = [hashlib.sha256(idx(array)).hexdigest() for array in found]
+    files = tuple(
+        dataclasses.replace(file, sha256=digest, urls=()) for file, digest in zip(mnist.FILES, digests, strict=True)
+    )
     (tmp_path / "mnist").mkdir()
     for name, array in zip(names, found, strict=True):
         (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
@@ -97,6 +100,26 @@ def test_a_file_that_is_no_idx_file_is_refused(arrays: list[np.ndarray], monkeyp
         monkeypatch.setattr(data, "content", lambda file, name, content=content: content)
         with pytest.raises(DataError, match="IDX file of bytes"):
             mnist._idx(mnist.FILES[0])
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("mark", ["-idx", ".idx"])
+@pytest.mark.parametrize(
+    ("home", "named"),
+    [("MNIST/raw", "."), ("MNIST/raw", "MNIST"), ("MNIST/raw", "MNIST/raw"), ("mnist/raw", "."), (".", ".")],
+)
+def test_files_are_found_where_torchvision_puts_them_and_by_dotted_names(
+    home: str, named: str, mark: str, ending: str, arrays: list[np.ndarray], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    (other / home).mkdir(parents=True)
+    for file in mnist.FILES:
+        content = (tmp_path / "mnist" / f"{file.name}.gz").read_bytes()
+        (other / home / (file.name.replace("-idx", mark) + ending)).write_bytes(
+            content if ending else gzip.decompress(content)
+        )
+    with data.named(other / named):
+        assert torch.equal(small("mnist").held_out()[0], as_sequences(arrays[2]))
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "other"])

@@ -85,9 +85,26 @@ def _run(words: list[str], is_program: bool) -> int:
     except OSError as error:  # of a path or a disk; a bug in a program seldom raises it
         where = f" at {error.filename}" if error.filename else ""
         return _refuse(f"stiefelkit needs files that it can read and write, got {error.strerror or error}{where}.")
+    except Exception as error:
+        if not _came_while_torch_was_imported(error):
+            raise
+        from stiefelkit.registry import entry_points
+
+        entry_points("")  # warns of those that torch stumbles over
+        return _refuse(
+            f"stiefelkit needs a torch that imports, got {error!r}; where an installed package has a damaged "
+            "entry_points.txt, remove it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
+        )
     finally:
         asked.reset(token)
     return code if isinstance(code, int) else 0
+
+
+def _came_while_torch_was_imported(error: BaseException) -> bool:
+    import traceback
+
+    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
+    return "torch" not in sys.modules and any(file.endswith("/torch/__init__.py") for file in files)
 
 
 def _unknown_command(words: list[str], word: str) -> str:

@@ -13,8 +13,9 @@ from rich.text import Text
 from stiefelkit import models
 from stiefelkit.cli.catalogue import SIZE, cost_of, image_of, instances, kinds, moved_by, states_of, tables
 from stiefelkit.cli.words import entries, sections
-from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.errors import StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.optim import optimizers
+from stiefelkit.registry import code_of_others
 from stiefelkit.training.optimizers import HANDLED
 
 __all__ = ["show"]
@@ -33,7 +34,8 @@ def show(name: str, console: Console) -> None:
     if not targets:
         raise UnknownNameError(f"Nothing is named {name!r}{did_you_mean(name, set().union(*registered.values()))}")
     for kind, target in targets.items():
-        _print(name, kind, target, console)
+        with code_of_others(f"The {kind} {name!r} needs code that runs", StiefelkitError):
+            _print(name, kind, target, console)
 
 
 def _print(name: str, kind: str, target: Any, console: Console) -> None:

@@ -31,16 +31,16 @@ def show(name: str | None = None, /) -> int:
     if name is not None:
         about.show(name, console)
         return 0
-    for kind, objects in catalogue.kinds().items():
-        origins = {name: catalogue.tables()[kind].origin(name) or "this process" for name in objects}
+    for kind, registry in catalogue.tables().items():
+        rows = registry.map(lambda name, target, kind=kind: catalogue.in_short(kind, target))
         table = Table(kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s")
         table.columns[0].no_wrap = True
         for column in table.columns[1:]:
             column.overflow = "fold"
         if len(table.columns) > FEW and console.width < WIDE:
             table.columns[-1].max_width = 10
-        for name, target in objects.items():
-            table.add_row(name, *(Text(words) for words in (*catalogue.in_short(kind, target), origins[name])))
+        for name, cells in rows.items():
+            table.add_row(name, *map(Text, cells), Text(registry.origin(name) or "this process"))
         console.print(table)
     console.print("All about one of them: stiefelkit list NAME")
     return 0

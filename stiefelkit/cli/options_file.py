@@ -95,7 +95,7 @@ def read_options(path: Path) -> OptionsFile:
         OptionError: the file cannot be read, or is no TOML.
     """
     try:
-        options = tomllib.loads(path.read_text(encoding="utf-8"))
+        options = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise OptionError(f"--config needs a readable file, got {path}: {error.strerror}.") from error
     except ValueError as error:

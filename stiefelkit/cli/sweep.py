@@ -51,7 +51,7 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise OptionError(f"A sweep needs a readable file, got {file}: {error.strerror}.") from error
     except ValueError as error:

@@ -29,9 +29,12 @@ def app_of_tasks(name: str, title: str, command: Callable[[type[Task]], Callable
         command: from a task's class to the function of the subcommand.
     """
     app = App(name=name, help=title, default_parameter=DEFAULTS)
-    for task, cls in tasks.available().items():
+
+    def add(task: str, cls: type[Task]) -> None:
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
         app.command(with_plain_help(command(cls)), name=task, help=summary, help_epilogue=table(cls))
+
+    tasks.map(add)
     return app
 
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +16,14 @@ __all__ = ["ENDINGS", "needed", "read"]
 ENDINGS = (".wav", ".flac", ".sph")
 LOUDEST, FASTEST = 1e6, 1_000_000
 """Larger samples, and more a second, are not meant as such."""
-STREAMED = 0xFFFFFFFF
-"""The size in a WAV whose writer did not know it."""
+STREAMED = 0x7FFF0000
+"""From here on a size in a WAV is that of a writer that could not know it."""
 UNKNOWN = 2**62
 """So many samples a decoder names where a FLAC does not say how many there are."""
 HEADER = 2**16
-"""Bytes in which the samples of a WAV begin."""
-MAGIC = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"ID3", b"NIST_1A")
-"""How the files begin that are known well enough to tell whether they are whole."""
+"""Bytes in which the fields of a NIST file stand."""
+CHECKED = ("WAV", "WAVEX", "RF64", "NIST", "FLAC")
+"""Formats that say how many samples they hold."""
 
 
 @contextlib.contextmanager
@@ -49,19 +51,22 @@ def read(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
     with needed("soundfile"):
         import soundfile
     try:
-        short = _missing_bytes(path)
-        if soundfile.info(path).frames >= UNKNOWN:
-            raise DataError(f"Audio needs files that say how many samples they hold, got {path}; encode it anew.")
-        samples, written = soundfile.read(path, dtype="float32", always_2d=True)
+        with path.open("rb") as file:
+            head = file.read(HEADER)
+        with soundfile.SoundFile(path) as sound:
+            if sound.format not in CHECKED:
+                raise DataError(f"Audio needs a WAV, FLAC or NIST SPHERE file, got {path}, which is {sound.format}.")
+            if sound.frames >= UNKNOWN:
+                raise DataError(f"Audio needs files that say how many samples they hold, got {path}; encode it anew.")
+            samples, written = sound.read(dtype="float32", always_2d=True), sound.samplerate
+            lacking = _lacking(sound, head, len(samples))
     except OSError as error:
         raise DataError(f"Audio needs a file that can be read, got {path}: {error.strerror}.") from error
     except soundfile.SoundFileError as error:
         reason = str(error).rpartition(": ")[2].rstrip(".")
         raise DataError(f"Audio needs a whole WAV, FLAC or NIST SPHERE file, got {path}: {reason}.") from error
-    if short > 0:
-        raise DataError(
-            f"Audio needs whole files, got {path}, which lacks its last {short} bytes; put a whole one there."
-        )
+    if lacking:
+        raise DataError(f"Audio needs whole files, got {path}, which lacks its last {lacking}; put a whole one there.")
     if not samples.size or not np.isfinite(samples).all():
         raise DataError(f"Audio needs one finite sample or more, got {path} with {_holds(samples)}.")
     loudest = float(np.abs(samples).max())
@@ -82,39 +87,30 @@ def _holds(samples: np.ndarray) -> str:
     return "NaN or infinity" if samples.size else "none"
 
 
-def _missing_bytes(path: Path) -> int:
-    """Returns how many bytes a WAV or NIST file lacks, which decoders pass over; a FLAC that lacks some they refuse."""
-    with path.open("rb") as file:
-        head = file.read(HEADER)
-    size = path.stat().st_size
-    if size and not head.startswith(MAGIC):
-        raise DataError(f"Audio needs a whole WAV, FLAC or NIST SPHERE file, got {path}, which begins as none of them.")
-    if head[:4] in (b"RIFF", b"RIFX", b"RF64"):
-        return _end_of_wav(head) - size
-    if head[:7] == b"NIST_1A":
-        words = [line.split() for line in head.decode("latin-1").splitlines()]
-        numbers = {line[0]: int(line[2]) for line in words if len(line) == 3 and line[1] == "-i" and line[2].isdigit()}
-        frame = numbers.get("channel_count", 1) * numbers.get("sample_n_bytes", 2)
-        header = int(words[1][0]) if words[1:2] and words[1] and words[1][0].isdigit() else 1024
-        return header + numbers.get("sample_count", 0) * frame - size
-    return 0
+def _lacking(sound: Any, head: bytes, count: int) -> str:
+    """Returns what a file says that it holds and does not, in words: decoders read what there is, and log the rest.
+
+    Args:
+        sound: the open `soundfile.SoundFile`.
+        head: first bytes of the file.
+        count: samples that were read of each channel.
+    """
+    log = sound.extra_info
+    fields = head.partition(b"end_head")[0].decode("latin-1") if sound.format == "NIST" else log
+    field = {"NIST": r"sample_count\s+-i", "RF64": r"  Frames\s+:"}.get(sound.format)
+    frames = re.search(rf"^{field}\s+(\d+)", fields, re.MULTILINE) if field else None
+    lacking = (int(frames[1]) if frames else sound.frames) - count
+    if lacking > 0:
+        return f"{lacking} samples"
+    whole = _sizes("RIF[FX]", log)
+    samples = _sizes("data", log) or whole  # of a long log the end is missing
+    announced, there = samples or (0, 0)
+    if whole and 0 < whole[0] == whole[1] < STREAMED:
+        return ""
+    return f"{announced - there} bytes" if there < announced < STREAMED else ""
 
 
-def _end_of_wav(head: bytes) -> int:
-    """Where the last byte of a WAV should be, by the sizes of all and of its samples; 0 where none is known."""
-    order = "big" if head[:4] == b"RIFX" else "little"
-
-    def number(start: int, count: int) -> int:
-        return int.from_bytes(head[start : start + count], order)
-
-    announced, wide, place = number(4, 4), 0, 12
-    end = 0 if announced in (0, STREAMED) else announced + 8
-    while place + 8 <= len(head):
-        name, length, start = head[place : place + 4], number(place + 4, 4), place + 8
-        if name == b"ds64":  # of an RF64: the sizes that do not fit into 32 bits
-            end, wide = number(start, 8) + 8, number(start + 8, 8)
-        elif name == b"data":
-            length = wide if length == STREAMED else length
-            return max(end, start + length)
-        place = start + length + length % 2
-    return end
+def _sizes(chunk: str, log: str) -> tuple[int, ...]:
+    """Returns what a decoder's log says of the size of a chunk: announced, and there."""
+    found = re.search(rf"^{chunk} : (\d+)(?: \(should be (\d+)\))?$", log, re.MULTILINE)
+    return (int(found[1]), int(found[2] or found[1])) if found else ()

@@ -1,8 +1,8 @@
 """Where the data of tasks are: in the folder of --data, in that of STIEFELKIT_DATA, or a download checked by its hash.
 
 A task that reads the user's own files calls `folder("speech")`, and gets DIR/speech if there is one, else DIR. One that
-reads files which everybody has lists them as `File` and calls `content(file, "mnist")`, which looks in DIR/mnist and in
-DIR, plain or gzipped, and fetches what is nowhere. Errors are `DataError`, one sentence each.
+reads files which everybody has lists them as `File` and calls `content(file, "mnist")`, which looks in DIR/mnist, in
+DIR and in DIR/MNIST/raw, plain or gzipped, and fetches what is nowhere. Errors are `DataError`, one sentence each.
 
 DIR is no option of a task, so that a run goes on where its data lie elsewhere: `place()` says what it is now, and
 `device()` where the tensors of a task are wanted. Prepare the data once, in a cached function of both and of the
@@ -21,6 +21,7 @@ A task that pays no heed to the device has its batches moved one by one.
 import contextlib
 import gzip
 import hashlib
+import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -47,11 +48,13 @@ class File:
         name: its name, without .gz.
         sha256: the digest of its content, unpacked.
         urls: where it can be had, plain or gzipped.
+        aliases: other names that it goes by.
     """
 
     name: str
     sha256: str
     urls: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -120,14 +123,15 @@ def content(file: File, name: str) -> bytes:
 
     Args:
         file: which.
-        name: of the folder that it may be in, inside of the folder of data.
+        name: of the folder that it may be in, inside of the folder of data; torchvision calls it NAME/raw.
 
     Raises:
         DataError: it is nowhere, cannot be read, unpacked or fetched, or is another than it should be.
     """
     path = place()
-    for home in () if path is None else (path / name, path):
-        for candidate in (home / file.name, home / f"{file.name}.gz"):
+    homes = () if path is None else (path / name, path, path / name.upper() / "raw", path / name / "raw", path / "raw")
+    for home, known in itertools.product(homes, (file.name, *file.aliases)):
+        for candidate in (home / known, home / f"{known}.gz"):
             if candidate.is_file():
                 return _checked(file, candidate, "put a whole one there")
     return _fetched(file, path)

@@ -30,7 +30,7 @@ MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.goo
 
 
 def _file(name: str, sha256: str) -> File:
-    return File(name, sha256, tuple(f"{mirror}/{name}.gz" for mirror in MIRRORS))
+    return File(name, sha256, tuple(f"{mirror}/{name}.gz" for mirror in MIRRORS), (name.replace("-idx", ".idx"),))
 
 
 FILES = (
@@ -48,8 +48,8 @@ class Mnist(Task):
 
     Pixels lie between 0 and 1 and come row by row. The split is TensorFlow's, and the papers': the first 5,000 images
     of the training files are for validation, the other 55,000 are trained on in an order drawn for each epoch, and the
-    10,000 of the test files are held out. The four IDX files, gzipped or not, are looked for in the folder of data and
-    in mnist/ there, then fetched; they are known by their digests.
+    10,000 of the test files are held out. The four IDX files, gzipped or not, are looked for in the folder of data, in
+    mnist/ and in torchvision's MNIST/raw/ there, then fetched; they are known by their digests.
 
     Reference: LeCun, Cortes, Burges 1998, in the form of Le, Jaitly, Hinton 2015.
 

@@ -170,7 +170,7 @@ def text(folder: Path, file: str, by_line: bool) -> Text:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")  # the mark of byte order that some editors write is no character
     except OSError as error:
         raise DataError(f"Task 'chars' needs a file that can be read, got {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:

@@ -1,0 +1,346 @@
+"""How far a linear layer stretches and shrinks differences of inputs: the singular values of it as an operator."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+from stiefelkit.dtypes import working_dtype
+from stiefelkit.errors import OptionError, ShapeError
+
+__all__ = ["Lipschitz", "lipschitz"]
+
+
+class Lipschitz(NamedTuple):
+    """Singular values of a linear layer as an operator: how far it stretches, and shrinks, differences of inputs.
+
+    Attributes:
+        largest: the largest singular value, the layer's Lipschitz constant in the Euclidean norm; where it is not
+            exact, the largest stretch that was found.
+        smallest: the smallest of min(inputs, outputs) singular values; where it is not exact, the smallest found.
+        bound: what no input is stretched beyond: `largest` where it is exact. Else it is certain for torch's
+            convolutions; for other layers it fails for one in 1e10 of the directions that the search may start from.
+        is_exact: whether all singular values were computed, to rounding.
+        residual: ||A^H A v - s^2 v|| / s^2 at the largest stretch s that was found, along v; 0 where it is exact.
+    """
+
+    largest: float
+    smallest: float
+    bound: float
+    is_exact: bool
+    residual: float
+
+
+_WORK = 2**32
+"""Multiplications in decompositions, up to a factor, and 128 times the numbers in them, that are begun unasked."""
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_FAILS = 1e-10
+
+
+def lipschitz(
+    layer: nn.Module,
+    input_size: int | Sequence[int] | None = None,
+    *,
+    exact: bool | None = None,
+    steps: int = 100,
+    dtype: torch.dtype | None = None,
+) -> Lipschitz:
+    """Returns the extreme singular values of a layer that is linear up to a bias, as it is in evaluation mode.
+
+    A convolution whose kernel is a frame as a matrix need not be 1-Lipschitz; this measures the operator. Axes along
+    which the layer commutes with shifts, found by value, are taken apart by FFT (Sedghi, Gupta, Long 2018): circular
+    padding of any stride, groups and dilation, also in a chain of layers. What is left is decomposed as it is. Where
+    that is too large, Lanczos steps on the layer itself find the largest and the smallest stretch from inside, and a
+    convolution on a torus that holds the padded input bounds the largest from outside.
+
+    Args:
+        layer: any module that maps a tensor with a batch axis to one; real or complex.
+        input_size: shape of one input, without the batch: (channels, height, width), or (height, width) for a
+            convolution; what `in_features` says if left out.
+        exact: True computes all singular values whatever it takes, False takes Lanczos steps; None decides by size.
+        steps: Lanczos steps, at most.
+        dtype: of the inputs; that of the first weight if left out.
+
+    Raises:
+        OptionError: the layer is not linear, or `input_size` is missing.
+        ShapeError: the layer does not take inputs of that size.
+
+    >>> import torch
+    >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
+    >>> _ = torch.nn.init.constant_(conv.weight, 1 / 3)  # a frame as a matrix, of norm 1
+    >>> round(lipschitz(conv, (8, 8)).largest, 4)
+    3.0
+    """
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise OptionError(f"lipschitz needs an integer steps >= 1, got {steps!r:.80}.")
+    operator = _Operator(layer, _input_shape(layer, input_size), dtype)
+    with operator.held():
+        operator.check()
+        grid = operator.grid()
+        if exact or (exact is None and _work(operator.shape, operator.out_shape, grid) <= _WORK):
+            values = _by_frequency(operator.adjoint, operator.out_shape, grid, operator.out_dtype, operator.device)
+            largest, smallest = values.max().item(), values.min().item()
+            return Lipschitz(largest, smallest, largest, True, 0.0)
+        certain = _bound_of_convolution(layer, operator)
+        found = _lanczos(operator, steps, is_patient=certain is None)
+    return found if certain is None else found._replace(bound=max(certain, found.largest))
+
+
+def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the shape of one input, with the channels of a convolution."""
+    size = getattr(layer, "in_features", None) if input_size is None else input_size
+    if size is None:
+        raise OptionError(f"lipschitz needs the input_size of a {type(layer).__name__}, got none.")
+    shape = tuple(size) if isinstance(size, Sequence) else (size,)
+    if not all(isinstance(length, int) and length > 0 for length in shape):
+        raise OptionError(f"lipschitz needs positive integers in input_size, got {input_size!r:.80}.")
+    is_convolution = isinstance(layer, _CONVOLUTIONS) and len(shape) == len(layer.kernel_size)
+    return (layer.in_channels, *shape) if is_convolution else shape  # type: ignore[return-value]
+
+
+class _Operator:
+    """The linear part of a layer, by what the layer does to inputs and to gradients."""
+
+    def __init__(self, layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None):
+        self.layer, self.shape = layer, shape
+        weights = (getattr(module, "weight", None) for module in layer.modules())
+        tensors = [w for w in (*weights, *layer.parameters(), *layer.buffers()) if isinstance(w, Tensor)]
+        first = next((w for w in tensors if w.is_floating_point() or w.is_complex()), torch.empty(0))
+        self.dtype, self.device = dtype or first.dtype, first.device
+        self._random = torch.Generator().manual_seed(0)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the layer in evaluation mode, with its weights mapped once."""
+        modes = {module: module.training for module in self.layer.modules()}
+        self.layer.eval()
+        try:
+            with torch.inference_mode(False), torch.enable_grad(), parametrize.cached():
+                self._origin = torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
+                self._at_origin = self._called(self._origin)
+                self.out_shape, self.out_dtype = tuple(self._at_origin.shape[1:]), self._at_origin.dtype
+                yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def _called(self, x: Tensor) -> Tensor:
+        who = type(self.layer).__name__
+        try:
+            y = self.layer(x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).partition("\\n")[0].rstrip(".")
+            raise ShapeError(f"lipschitz needs an input_size that {who} takes, got {self.shape}: {reason}.") from error
+        if not isinstance(y, Tensor) or y.shape[:1] != x.shape[:1]:
+            raise OptionError(f"lipschitz needs a layer from a tensor to a tensor, example by example, got {who}.")
+        return torch.view_as_real(y) if y.is_complex() and not x.is_complex() else y
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A x of one input of its shape, in working precision."""
+        with torch.no_grad():
+            scale = self._at_origin.abs().max().clamp_min(1)  # or a large bias would cost digits
+            y = self._called((x * scale).to(self.dtype)[None]) - self._at_origin
+        return (y[0] / scale).to(working_dtype(y.dtype))
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A^H y of a batch of outputs, in working precision."""
+        origin, out = self._origin, self._at_origin
+        if len(y) > 1:
+            origin = torch.zeros_like(origin).expand(len(y), *self.shape).contiguous().requires_grad_()
+            out = self._called(origin)
+        if not out.requires_grad:
+            return torch.zeros_like(origin, dtype=working_dtype(origin.dtype))
+        (x,) = torch.autograd.grad(out, origin, y.to(out.dtype), retain_graph=len(y) == 1, materialize_grads=True)
+        return x.to(working_dtype(x.dtype))
+
+    def draw(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Gaussian numbers, the same in each call of `lipschitz`."""
+        return torch.randn(*shape, dtype=working_dtype(dtype), generator=self._random, device="cpu").to(self.device)
+
+    def tolerance(self, y: Tensor, terms: int = 1) -> Tensor:
+        """What rounding may change of an entry of outputs such as these, which are sums of so many terms."""
+        # Lowered products round to 10 or 8 bits.
+        is_lowered = torch.get_float32_matmul_precision() != "highest" or self.device.type != "cpu"
+        coarse = 2.0**-8 if is_lowered and torch.finfo(self.dtype).bits == 32 else 0.0
+        eps = max(torch.finfo(self.dtype).eps, coarse)
+        return (min(0.05, 64 * eps * math.sqrt(terms)) * y.abs().max()).clamp_min(1e-300)
+
+    def check(self) -> None:
+        """Raises OptionError unless sums, multiples of several sizes and gradients are those of a linear layer."""
+        largest = min(2.0**10, torch.finfo(self.dtype).max ** 0.25)
+        x, z = self.draw(self.shape, self.dtype), self.draw(self.shape, self.dtype)
+        y = self(x)
+        factors = [largest, -0.125] + [1j] * self.dtype.is_complex
+        pairs = [(self(factor * x) / factor, y) for factor in factors] + [(self(x + z), y + self(z))]
+        back = self.draw(self.out_shape, self.out_dtype)
+        products = ((back.conj() * y).sum(), (self.adjoint(back[None])[0].conj() * x).sum())
+        allowed = self.tolerance(y, math.prod(self.shape))
+        off = [(one - other).abs().max() / allowed for one, other in pairs]
+        off.append((products[0] - products[1]).abs() / (allowed * back.abs().sum()))
+        if not max(map(float, off)) <= 1:
+            raise OptionError(
+                f"lipschitz needs a layer that is linear up to a bias, got {type(self.layer).__name__}, which is none "
+                "on random inputs; take the layers between activations one by one."
+            )
+
+    def grid(self) -> tuple[int, ...]:
+        """Returns along each axis by how many shifts the layer commutes, 1 for none: those of a grid in both ends."""
+        if len(self.shape) != len(self.out_shape):
+            return ()
+        x = self.draw(self.shape, self.dtype)
+        y, found = self(x), []
+        for axis, (n, m) in enumerate(zip(self.shape, self.out_shape, strict=True)):
+            g = math.gcd(n, m)
+            shifted = self(x.roll(n // g, axis)) - y.roll(m // g, axis)
+            found.append(g if bool(shifted.abs().max() <= self.tolerance(y)) else 1)
+        return tuple(found)
+
+
+def _work(shape: Sequence[int], out_shape: Sequence[int], grid: Sequence[int]) -> int:
+    """Returns the multiplications in all decompositions, up to a factor, or 128 times the numbers in them."""
+    frequencies = math.prod(grid)
+    n, m = math.prod(shape) // frequencies, math.prod(out_shape) // frequencies
+    return frequencies * n * m * max(128, min(n, m))
+
+
+def _by_frequency(
+    adjoint: Callable[[Tensor], Tensor],
+    out_shape: tuple[int, ...],
+    grid: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Returns the singular values of an operator that commutes with the shifts of a grid, min(n, m) a frequency.
+
+    The rows of the operator in one cell of the grid say all: their Fourier transform over the grid is a matrix for each
+    frequency.
+
+    Args:
+        adjoint: the operator's, of a batch of outputs.
+        out_shape: of outputs.
+        grid: cells along each axis; () has one cell.
+        dtype: of outputs.
+        device: of outputs.
+    """
+    cells = [range(m // g) for m, g in zip(out_shape, grid, strict=True)] if grid else [range(m) for m in out_shape]
+    places = list(product(*cells))
+    impulses = torch.zeros(len(places), *out_shape, dtype=dtype, device=device)
+    impulses[(torch.arange(len(places)), *torch.tensor(places).reshape(len(places), -1).unbind(1))] = 1
+    rows = adjoint(impulses)
+    axes = tuple(2 * axis + 1 for axis, _ in enumerate(grid))
+    shape = [size for n, g in zip(rows.shape[1:], grid, strict=False) for size in (g, n // g)] or list(rows.shape[1:])
+    rows = rows.reshape(len(places), *shape)
+    if axes:
+        rows = torch.fft.fftn(rows, dim=axes) if rows.is_complex() else torch.fft.rfftn(rows, dim=axes)
+        inner = [axis for axis in range(1, rows.dim()) if axis not in axes]
+        rows = rows.permute(*axes, 0, *inner).flatten(len(axes) + 1).flatten(0, len(axes) - 1)
+    else:
+        rows = rows.flatten(1)
+    return torch.linalg.svdvals(rows)
+
+
+def _lanczos(operator: _Operator, steps: int, is_patient: bool) -> Lipschitz:
+    """Returns the extreme singular values that Lanczos steps with full reorthogonalization find on the smaller side.
+
+    Args:
+        operator: the layer's.
+        steps: at most.
+        is_patient: whether all are taken although the largest is found, for the bound's sake.
+    """
+    n, m = math.prod(operator.shape), math.prod(operator.out_shape)
+    sides = [operator.shape, operator.out_shape]
+    along: list[Callable[[Tensor], Tensor]] = [operator, lambda y: operator.adjoint(y[None])[0]]
+    if m < n:
+        sides, along = sides[::-1], along[::-1]
+    dtype = operator.dtype if n <= m else operator.out_dtype
+    start = operator.draw(sides[0], dtype).flatten()
+    basis, matrix = [start / start.norm()], torch.zeros(steps, steps, dtype=torch.float64)
+    largest, smallest, residual, k, tolerance = 0.0, 0.0, 0.0, 0, max(8 * torch.finfo(dtype).eps, 1e-9)
+    is_exhausted = False
+    while k < min(steps, len(start)) and not is_exhausted:
+        q = torch.stack(basis)
+        w = along[1](along[0](basis[-1].view(sides[0]))).flatten()
+        matrix[k, k] = torch.vdot(basis[-1], w).real
+        for _ in range(2):
+            w = w - q.mT @ (q.conj() @ w)
+        rest, k = w.norm().item(), k + 1
+        values, vectors = torch.linalg.eigh(matrix[:k, :k])
+        smallest, largest = values[0].clamp_min(0).item(), values[-1].clamp_min(0).item()
+        residual = rest * vectors[-1, -1].abs().item() / max(largest, 1e-300)
+        is_exhausted = rest <= 1e-14 * largest  # the start has a part in all that there is
+        if (residual <= tolerance and not is_patient) or k == steps:
+            break
+        matrix[k - 1, k] = matrix[k, k - 1] = rest
+        basis.append(w / max(rest, 1e-300))
+    # Kuczynski and Wozniakowski 1992: Pr[theta < (1 - e) lambda] <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)).
+    count = len(start) * (2 if dtype.is_complex else 1)
+    short = (math.log(1.648 * math.sqrt(count) / _FAILS) / (2 * k - 1)) ** 2
+    if is_exhausted or k == len(start):
+        short = tolerance
+    found = math.sqrt(largest)
+    bound = found / math.sqrt(1 - short) if short < 1 else math.inf
+    return Lipschitz(found, math.sqrt(smallest), bound, False, residual)
+
+
+def _bound_of_convolution(layer: nn.Module, operator: _Operator) -> float | None:
+    """Returns a certain bound of a convolution of torch's; None if the layer does something else.
+
+    Padding, then a convolution on a torus that holds what was padded, of which some outputs are kept: the second is
+    taken apart by FFT, the first repeats an entry so many times at most, or keeps an output so often. Transposed ones
+    are adjoints of such.
+    """
+    base = next((cls for cls in _CONVOLUTIONS if isinstance(layer, cls)), None)
+    conv: Any = layer
+    if base is None or conv.padding_mode not in ("zeros", "circular", "reflect", "replicate"):
+        return None
+    x = operator.draw(operator.shape, operator.dtype).to(operator.dtype)[None]
+    with torch.no_grad():
+        y = conv(x)
+        if not bool((base.forward(conv, x) - y).abs().max() <= operator.tolerance(y)):
+            return None
+    image = operator.out_shape if conv.transposed else operator.shape
+    torus, strides, wraps, repeated = [], [], [], 1
+    for axis, n in enumerate(image[1:]):
+        stride, wrap = conv.stride[axis], conv.dilation[axis] * (conv.kernel_size[axis] - 1)
+        same = {"same": (wrap // 2, wrap - wrap // 2), "valid": (0, 0)}
+        padding = same[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2
+        length = n + sum(padding)
+        if conv.padding_mode == "circular":  # on the torus already, where an output may come twice
+            places = torch.arange((length - wrap - 1) // stride + 1) * stride % n
+            stride, length = stride if n % stride == 0 else 1, n
+        elif conv.padding_mode == "zeros":
+            places = torch.arange(n)
+        else:
+            places = F.pad(torch.arange(n).float()[None, None], padding, mode=conv.padding_mode).long().flatten()
+        repeated *= int(places.bincount().max())
+        torus.append(-(-length // stride) * stride)
+        strides.append(stride)
+        wraps.append(wrap)
+    weight = conv.weight.detach()
+    outputs = (len(weight), *(t // s for t, s in zip(torus, strides, strict=True)))
+    inputs, grid = (image[0], *torus), (1, *outputs[1:])
+    if _work(inputs, outputs, grid) > _WORK:
+        matrices = weight.reshape(conv.groups, len(weight) // conv.groups, -1)
+        apart = [s // math.gcd(s, d) for s, d in zip(strides, conv.dilation, strict=True)]
+        overlap = math.prod(-(-k // a) for k, a in zip(conv.kernel_size, apart, strict=True))
+        largest = torch.linalg.matrix_norm(matrices.to(working_dtype(weight.dtype)), 2).max().item()
+        return largest * math.sqrt(overlap * repeated)
+    convolve = partial(getattr(F, f"conv{len(torus)}d"), stride=strides, dilation=conv.dilation, groups=conv.groups)
+
+    def adjoint(y: Tensor) -> Tensor:
+        wrapped = x = torch.zeros(len(y), *inputs, dtype=y.dtype, device=y.device, requires_grad=True)
+        for axis, wrap in enumerate(wraps):
+            around = torch.arange(torus[axis] + wrap, device=y.device) % torus[axis]
+            wrapped = wrapped.index_select(axis + 2, around)
+        (back,) = torch.autograd.grad(convolve(wrapped, weight), x, y)
+        return back.to(working_dtype(back.dtype))
+
+    values = _by_frequency(adjoint, outputs, grid, weight.dtype, weight.device)
+    return values.max().item() * math.sqrt(repeated)
