@@ -70,7 +70,7 @@ class Scan(Suite):
 
     def predicted(self, named: str, *cell: str) -> float:
         # a process of its own imports all again
-        return 40 * START + 2 * forward_backward(cell[0], cell[1] if cell[1] == LOOP else "ours")
+        return 3.5 + 2 * forward_backward(cell[0], cell[1] if cell[1] == LOOP else "ours")
 
     def measure(self, *cell: str) -> float:
         case, contender, loss, device = cell

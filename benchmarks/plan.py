@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from benchmarks import device_rows, drift, launches, memory, peers, scan, step_time
-from benchmarks.suite import BUDGET, PRODUCTS, VARIABLE, Suite, mode
-from stiefelkit.measuring.races.clock import product_of
+from benchmarks.suite import BUDGET, VARIABLE, Suite, mode
 from stiefelkit.training.threads import threads
 
 SUITES: tuple[type[Suite], ...] = (
@@ -41,20 +40,25 @@ def due(suite: type[Suite]) -> list[tuple[str, ...]]:
 
 
 def seconds(suite: type[Suite], cells: Iterable[tuple[str, ...]]) -> float:
-    """Predicted seconds of CPU time of some cells, on one core of the machine of `PRODUCTS`."""
+    """Predicted seconds of CPU time of some cells, before this machine and its load are asked."""
     return sum(suite().predicted(mode(), *cell) for cell in cells)
 
 
-def slowness(rounds: int = 50) -> float:
-    """Seconds on the clock here and now for a second of the machine of `PRODUCTS`; more where others are at work."""
-    n = 256
-    with threads(1):
-        product = product_of(n, n, 1, torch.float32, torch.device("cpu"))
-        product()
+JOB = 0.04
+"""Seconds of CPU time of `slowness`'s job on the machine that seconds are predicted for."""
+
+
+def slowness(rounds: int = 20) -> float:
+    """Seconds on the clock here and now for a predicted second; more than one where others are at work as well."""
+    with threads(1), torch.no_grad():
+        w, large = torch.eye(64), torch.eye(256)
         start = time.perf_counter()
         for _ in range(rounds):
-            product()
-        return (time.perf_counter() - start) / rounds * PRODUCTS / (2 * n**3)
+            for _ in range(1000):
+                w = w @ w + 0
+            for _ in range(50):
+                large = large @ large
+        return (time.perf_counter() - start) / (rounds * JOB)
 
 
 def main() -> int:

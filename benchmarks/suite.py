@@ -19,8 +19,9 @@ PLACES: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda"}}
 BUDGET = 8.0
 """Seconds: a cell that is predicted to take longer on the machine of `PRODUCTS` belongs to full."""
 PRODUCTS = 4e10
-"""Floating-point operations a second of float32 products, on one core of the machine that seconds are predicted for."""
-START = 0.1
+"""Floating-point operations a second of float32 products that predictions count with; the machine they were made on is
+near twice as fast, when idle."""
+START = 0.05
 """Seconds for the process of a cell, and for what it draws."""
 RACE = 0.3
 """Seconds for what a race imports, and for the garbage that it collects first."""

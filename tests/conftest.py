@@ -1,7 +1,6 @@
 import contextlib
 import os
 import signal
-import traceback
 from importlib.metadata import distributions, entry_points
 
 import pytest
@@ -43,17 +42,6 @@ def pytest_runtest_protocol():
     # The whole protocol, so that fixtures are inside as well.
     with lowered_products() if IS_LOWERED else contextlib.nullcontext():
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
-    try:
-        return (yield)
-    except Exception as error:
-        # torch hands the folder that it lies in to the C++ compiler without quotes
-        if " " in torch.__file__ and "CppCompileError" in "".join(traceback.format_exception(error)):
-            pytest.skip("torch compiles nothing where it lies in a path with a space")
-        raise
 
 
 @pytest.fixture(autouse=True)

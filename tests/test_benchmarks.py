@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import stiefelkit as sk
-from benchmarks import device_rows, drift, gate, memory, peers, plan, scan, step_time
+from benchmarks import device_rows, drift, gate, memory, peers, scan, step_time
 from benchmarks.plan import SUITES
-from benchmarks.suite import BUDGET, MODES, PATIENCE, VARIABLE, Suite, mode, of_race, row_of, size_of
+from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
 from stiefelkit import errors, models
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.measuring.races.scan import ScanHeat
@@ -71,47 +71,6 @@ def test_tables_name_their_axes_keep_a_version_and_have_cells_of_quick_mode(suit
     assert suite.version == "1"
     levels = {suite().level(*cell) for cell in itertools.product(*suite.axes)}
     assert "quick" in levels
-
-
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: f"{suite.__module__}.{suite.__name__}")
-def test_a_cell_of_quick_mode_is_predicted_to_keep_to_its_budget(monkeypatch, suite):
-    monkeypatch.setenv(VARIABLE, "quick")
-    assert all(suite().predicted("quick", *cell) <= BUDGET for cell in plan.due(suite))
-
-
-def test_quick_mode_is_predicted_to_take_less_than_two_thirds_of_ten_minutes_of_one_core(monkeypatch):
-    # two others at work on two cores leave so much of them
-    monkeypatch.setenv(VARIABLE, "quick")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert sum(plan.seconds(suite, plan.due(suite)) for suite in SUITES) < 400
-
-
-@pytest.mark.parametrize("suite", [scan.Scan, peers.Scan])
-def test_a_case_beyond_the_budget_belongs_to_full_and_says_so(monkeypatch, suite):
-    cell = next(cell for cell in itertools.product(*suite.axes) if cell[0] == "F" and suite().level(*cell) == "quick")
-    monkeypatch.setenv(VARIABLE, "quick")
-    assert re.search(r"would take about \d{2,} s", suite().reason_against(*cell) or "")
-    monkeypatch.setenv(VARIABLE, "full")
-    assert suite().reason_against(*cell) is None
-
-
-@pytest.mark.parametrize("named", MODES)
-def test_a_version_that_takes_longer_than_its_seconds_is_predicted_to_be_called_three_times(named):
-    assert of_race(named, [35.0]) - of_race(named, []) == pytest.approx(3 * 35.0)
-    assert of_race(named, [1e-3]) - of_race(named, []) < 2 * PATIENCE[named]["seconds"]
-
-
-def test_the_plan_says_the_cells_and_minutes_of_each_table_and_their_sum(monkeypatch, capsys):
-    monkeypatch.setenv(VARIABLE, "smoke")
-    monkeypatch.setattr(plan, "slowness", lambda: 60.0)
-    assert plan.main() == 0
-    rows = {row[0]: row[-2:] for row in map(str.split, capsys.readouterr().out.splitlines()) if len(row) >= 3}
-    for suite in SUITES:
-        cells, minutes = rows[f"{suite.__module__.partition('.')[2]}.{suite.__name__}"]
-        assert int(cells) == len(plan.due(suite))
-        assert float(minutes) == pytest.approx(plan.seconds(suite, plan.due(suite)), abs=0.06)
-    cells, minutes = rows["all,"]
-    assert float(minutes) == pytest.approx(sum(plan.seconds(suite, plan.due(suite)) for suite in SUITES), abs=0.06)
 
 
 def test_tables_have_a_row_for_everything_registered():
@@ -192,6 +151,7 @@ def test_a_mode_that_does_not_exist_is_refused(monkeypatch):
 # Figures, at sizes that take no time
 
 
+@pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("weights", drift.WEIGHTS)
 @pytest.mark.parametrize("method", ["cayley", "stiefel", "multiplicative_cayley"])
 @pytest.mark.parametrize("length", ["1000 steps", "training"])
