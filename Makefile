@@ -1,7 +1,7 @@
 # make demo     trains four recurrent nets on handwritten digits, in minutes, and plots the runs
 # make demo-all trains all of them
-# make bench    measures precision and time on this machine, in minutes: tables, and pages in .asv/html
-# make bench-full  the same at more sizes and over more steps, in an hour or more
+# make bench    measures precision and time on this machine, in ten minutes: tables, and pages in .asv/html
+# make bench-full  the same at more sizes and over more steps, in hours
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
 # make gpu      laws, drift and times on a GPU, in less than nine minutes; torch must be built for it
 # make gpu-smoke  goes the same way in seconds, without a GPU
@@ -38,6 +38,11 @@ RIGHT_PYTHON := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	"$$p" -c '$(RIGHT_PYTHON)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
+# A .pth file of the environment holds the path of this folder, and Python 3.11 reads it in the locale's encoding.
+ifneq ($(filter C POSIX,$(LC_ALL)),)
+export LC_ALL := C.UTF-8
+endif
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
@@ -60,6 +65,7 @@ MACHINE := here
 bench: MODE := quick
 bench-full: MODE := full
 bench bench-full: $(VENV)/.bench
+	STIEFELKIT_BENCH=$(MODE) $(BIN)/python -m benchmarks.plan
 	$(ASV) machine $(ASV_CONFIG) --yes --machine $(MACHINE) >/dev/null
 	STIEFELKIT_BENCH=$(MODE) $(ASV) run $(ASV_CONFIG) --machine $(MACHINE) --python=same \
 	  --set-commit-hash $$(git rev-parse HEAD)

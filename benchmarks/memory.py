@@ -3,7 +3,8 @@
 import torch
 
 import stiefelkit as sk
-from benchmarks.suite import PLACES, Suite, size_of
+from benchmarks.scan import forward_backward
+from benchmarks.suite import PLACES, START, Suite, seconds_of, size_of
 from stiefelkit.measuring.growth.allocations import peak_bytes
 from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.frame_plans import ParametrizationRace
@@ -18,6 +19,8 @@ from stiefelkit.training.threads import threads
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}
 STEPS = 784
 """The fewest of the cases whose memory is looked at."""
+DRAWN = {"householder": 1.5e-8, "margin": 2e-9}
+"""Seconds over n p^2 for the coordinates of a drawn frame, where that is much."""
 
 
 class Parametrizations(Suite):
@@ -29,6 +32,10 @@ class Parametrizations(Suite):
 
     def level(self, *cell: str) -> str:
         return SIZES[cell[1]]
+
+    def predicted(self, named: str, *cell: str) -> float:
+        name, (n, p) = cell[0].partition(" ")[0], size_of(cell[1])
+        return START + 2 * seconds_of(name, n, p) + DRAWN.get(name, 0.0) * n * p * p
 
     def measure(self, *cell: str) -> float:
         contender, size, device = cell
@@ -60,6 +67,10 @@ class Scan(Suite):
 
     def level(self, *cell: str) -> str:
         return "quick" if cell[1] in ("auto", LOOP) and cell[0] == "A" else "full"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        # a process of its own imports all again
+        return 3.5 + 2 * forward_backward(cell[0], cell[1] if cell[1] == LOOP else "ours")
 
     def measure(self, *cell: str) -> float:
         case, contender, loss, device = cell

@@ -1,7 +1,8 @@
 """Our time over that of the best peer in the same process: 0.5 is twice as fast, and a noisy machine slows both."""
 
 import stiefelkit as sk
-from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
+from benchmarks.scan import forward_backward
+from benchmarks.suite import PLACES, Suite, of_race, patience, row_of, seconds_of, size_of
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races import optimizers, parametrizations, scan
 from stiefelkit.measuring.races.contenders import our_contenders
@@ -19,6 +20,8 @@ SIZES = {
     "1024x1024": "full",
     "2048x32": "full",  # peers fill tall frames up to square ones, and take minutes
 }
+SLOWER = 5
+"""Times of our time: a peer."""
 
 
 def _families() -> list[str]:
@@ -39,6 +42,12 @@ class Parametrizations(Suite):
         if operation == "step" or "(exact)" not in contender:
             return "full"
         return SIZES[size]
+
+    def predicted(self, named: str, *cell: str) -> float:
+        name = cell[0].partition(" ")[0]
+        ours = seconds_of(name, *size_of(cell[2]))
+        of_peers = [SLOWER * ours for peer in peers.available().values() if peer.family == name]
+        return of_race(named, [ours, ours / 15, *of_peers])
 
     def measure(self, *cell: str) -> float:
         contender, operation, size, device = cell
@@ -75,6 +84,10 @@ class Optimizers(Suite):
             return SIZES[size]
         return "full" if SIZES[size] == "full" or "(exact)" not in optimizer else "quick"
 
+    def predicted(self, named: str, *cell: str) -> float:
+        ours = seconds_of(cell[0].partition(" ")[0], *size_of(cell[1]))
+        return of_race(named, [ours, ours / 15, SLOWER * ours, SLOWER * ours])
+
     def measure(self, *cell: str) -> float:
         optimizer, size, device = cell
         name, precision = optimizer.removesuffix(")").split(" (")
@@ -105,6 +118,10 @@ class Scan(Suite):
         if case == "A" and peer == "eager_loop":
             return "smoke"
         return "quick" if peer in ("eager_loop", "torch_lstm") else "full"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        case, peer, _ = cell
+        return of_race(named, [forward_backward(case), *(forward_backward(case, of) for of in ("ours", "last", peer))])
 
     def measure(self, *cell: str) -> float:
         case, peer, device = cell

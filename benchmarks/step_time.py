@@ -1,7 +1,7 @@
 """Time of parametrizations and of optimizers of frames, in products g of one n x p with one p x p matrix."""
 
 import stiefelkit as sk
-from benchmarks.suite import PLACES, Suite, patience, row_of, size_of
+from benchmarks.suite import PLACES, Suite, of_race, patience, row_of, seconds_of, size_of
 from stiefelkit.measuring.races import optimizers, parametrizations
 from stiefelkit.measuring.races.contenders import our_contenders
 from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
@@ -9,6 +9,12 @@ from stiefelkit.measuring.races.frame_plans import OptimizerRace, Parametrizatio
 SIZES = {"64x64": "quick", "256x256": "quick", "2048x32": "quick", "512x512": "full", "1024x1024": "full"}
 """Name of a size to the mode that measures it."""
 DTYPES = {"float32": "quick", "complex64": "full"}
+
+
+def _calls(contender: str, size: str, dtype: str) -> list[float]:
+    """Seconds of the contender, and of the unit beside it."""
+    call = seconds_of(contender.partition(" ")[0], *size_of(size), dtype == "complex64")
+    return [call, call / 15]
 
 
 class Parametrizations(Suite):
@@ -29,6 +35,10 @@ class Parametrizations(Suite):
         if (contender, operation, size, dtype) == ("cayley (exact)", "forward_backward", "64x64", "float32"):
             return "smoke"
         return "full" if "full" in (SIZES[size], DTYPES[dtype]) or operation == "step" else "quick"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        contender, _, size, dtype, _ = cell
+        return of_race(named, _calls(contender, size, dtype))
 
     def measure(self, *cell: str) -> float:
         contender, operation, size, dtype, device = cell
@@ -59,6 +69,10 @@ class Optimizers(Suite):
     def level(self, *cell: str) -> str:
         _, size, dtype, _ = cell
         return "full" if "full" in (SIZES[size], DTYPES[dtype]) else "quick"
+
+    def predicted(self, named: str, *cell: str) -> float:
+        optimizer, size, dtype, _ = cell
+        return of_race(named, _calls(optimizer, size, dtype))
 
     def measure(self, *cell: str) -> float:
         optimizer, size, dtype, device = cell

@@ -141,3 +141,12 @@ def test_no_file_is_longer_than_a_reader_keeps_in_mind(folder: str) -> None:
         path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")
     }
     assert {path: size for path, size in sizes.items() if size > LONGEST} == {}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
+def test_no_test_looks_at_the_clock_or_sets_a_limit_to_it(path: Path) -> None:
+    """How long something takes depends on who else is at work; pytest's own limit ends what hangs."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    clocks = ("time.time", "time.monotonic", "time.perf_counter", "time.process_time")
+    assert not [call.lineno for call in calls if ast.unparse(call.func) in clocks]
+    assert not [call.lineno for call in calls if any(keyword.arg == "timeout" for keyword in call.keywords)]

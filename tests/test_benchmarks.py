@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import stiefelkit as sk
-from benchmarks import device_rows, drift, gate, launches, memory, peers, scan, step_time
+from benchmarks import device_rows, drift, gate, memory, peers, scan, step_time
+from benchmarks.plan import SUITES
 from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
 from stiefelkit import errors, models
 from stiefelkit.measuring.moved_frames import own_optimizers
@@ -24,23 +25,6 @@ from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.scan import BACKENDS
 
 ROOT = Path(__file__).parents[1]
-SUITES = [
-    drift.Frames,
-    drift.Models,
-    step_time.Parametrizations,
-    step_time.Optimizers,
-    scan.Scan,
-    memory.Parametrizations,
-    memory.Scan,
-    launches.Parametrizations,
-    launches.Optimizers,
-    peers.Parametrizations,
-    peers.Optimizers,
-    peers.Scan,
-    device_rows.Times,
-    device_rows.Drift,
-    device_rows.Memory,
-]
 
 
 @pytest.fixture(name="smoke")
@@ -167,6 +151,7 @@ def test_a_mode_that_does_not_exist_is_refused(monkeypatch):
 # Figures, at sizes that take no time
 
 
+@pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("weights", drift.WEIGHTS)
 @pytest.mark.parametrize("method", ["cayley", "stiefel", "multiplicative_cayley"])
 @pytest.mark.parametrize("length", ["1000 steps", "training"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stiefelkit.measuring.races import clock
-from stiefelkit.measuring.races.clock import FEWEST, WARM_UPS, Timing, race
+from stiefelkit.measuring.races.clock import WARM_UPS, Timing, predicted, race
 
 
 class Watch:
@@ -52,11 +52,27 @@ def test_every_round_has_one_sample_of_each_version_and_the_order_changes():
 
 
 def test_a_slow_version_gets_fewer_samples_spread_over_the_rounds():
-    watch = Watch(slow=1.0, quick=0.01)
+    watch = Watch(slow=0.1, quick=0.01)
     found = race(watch.versions, watch, repeats=40, seconds=0.5)
-    assert {name: len(timing.samples) for name, timing in found.items()} == {"slow": FEWEST, "quick": 40}
+    assert {name: len(timing.samples) for name, timing in found.items()} == {"slow": 5, "quick": 40}
     places = [i for i, name in enumerate(watch.measured) if name == "slow"]
-    assert max(later - earlier for earlier, later in itertools.pairwise(places)) <= 2 + 40 // FEWEST
+    assert max(later - earlier for earlier, later in itertools.pairwise(places)) <= 2 + 40 // 5
+
+
+def test_a_version_beyond_its_seconds_is_called_once_to_warm_up_and_once_for_its_sample():
+    watch = Watch(slow=35.0, quick=0.01)
+    found = race(watch.versions, watch, repeats=30, seconds=0.25)
+    assert found["slow"] == Timing((35.0,))
+    assert watch.ran.count("slow") == 2
+
+
+@pytest.mark.parametrize("call", [2e-6, 3e-4, 0.01, 0.1, 0.2, 35.0])
+@pytest.mark.parametrize(("repeats", "seconds"), [(1, 0.1), (30, 0.25), (200, 4.0)])
+def test_a_race_takes_what_is_predicted_and_its_samples_no_more_than_their_seconds_or_one_call(call, repeats, seconds):
+    watch = Watch(one=call)
+    race(watch.versions, watch, repeats=repeats, seconds=seconds)
+    assert call * len(watch.ran) == pytest.approx(predicted(call, repeats=repeats, seconds=seconds))
+    assert call * (len(watch.ran) - WARM_UPS) <= max(seconds, call) * (1 + 1e-9)
 
 
 def test_a_quick_version_is_called_many_times_for_one_sample():

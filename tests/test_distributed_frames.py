@@ -152,7 +152,7 @@ def test_every_rank_notices_a_bad_gradient(tmp_path):
 
 def test_torchrun_runs_the_same():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

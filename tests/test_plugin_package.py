@@ -36,7 +36,8 @@ def python(tmp_path_factory):
     interpreter = builder.ensure_directories(room / "fresh").env_exe
     home = ran(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=room).stdout.strip()
     shared = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
-    Path(home, "shared.pth").write_text("\n".join(shared))
+    # a line of code in ASCII, since Python 3.11 reads these files in the encoding of the locale
+    Path(home, "shared.pth").write_text(f"import sys; sys.path += {shared!a}\n", encoding="ascii")
     ran(*PIP, "--python", interpreter, "install", "--no-index", "--no-deps", str(wheel), cwd=room)
     return interpreter
 

@@ -1,6 +1,8 @@
 """What a release is made of agrees with itself: version, Pythons, files of the sdist, workflows, commands."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -47,6 +49,44 @@ def test_workflows_run_what_anybody_can(workflow):
         if words[0] == "make":
             assert set(words[1:]) <= targets
         assert words[0] in ("bash", "make", "choco", "grep", "build/fresh/bin/python")
+
+
+@pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="needs a shell")
+@pytest.mark.parametrize("folder", ["ä b", "stiefelkit"])
+def test_ci_runs_in_a_folder_of_the_projects_name_and_leaves_the_environment_and_the_tree_alone(folder, tmp_path):
+    tree, told = tmp_path / folder, tmp_path / "told"
+    for path in (".ci", ".git", ".venv", "runs", "stiefelkit", "docs/_build"):
+        (tree / path).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", tree / ".ci")
+    (tree / "stiefelkit" / "changed.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    make = tmp_path / "bin" / "make"
+    make.write_text('#!/bin/sh\n{ pwd; echo "$1"; ls -A . docs stiefelkit; } >> "$TOLD"; mkdir -p .venv\n')
+    make.chmod(0o755)
+    (tmp_path / "room").mkdir()
+    path = f"{make.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TOLD": str(told), "TMPDIR": str(tmp_path / "room")}
+    before = sorted(tree.rglob("*"))
+    subprocess.run(["bash", str(tree / ".ci" / "run")], env=environment, check=True)
+    first, *rest = told.read_text(encoding="utf-8").split("lint\n")
+    assert Path(first.strip()).name == "stiefelkit"
+    assert {".ci", ".git", "changed.py"} <= set(rest[0].partition("bench-smoke")[0].split("\n"))
+    assert (".venv" in rest[0].partition("bench-smoke")[0].splitlines()) == (folder == "stiefelkit")
+    assert rest[0].splitlines().count("test") == 1
+    assert sorted(tree.rglob("*")) == before
+    assert list((tmp_path / "room").iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt" or shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(("given", "heard"), [("C", "C.UTF-8"), ("POSIX", "C.UTF-8"), ("de_DE.UTF-8", "de_DE.UTF-8")])
+def test_a_path_with_any_letters_is_read_by_the_environment_under_the_c_locale(given, heard, tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "constraints.txt").write_text("")
+    rule = 'include Makefile\nheard:\n\t@echo "$$LC_ALL"\n'
+    words = ["make", "-s", "-f", "-", "heard"]
+    environment = os.environ | {"LC_ALL": given}
+    done = subprocess.run(words, input=rule, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == heard
 
 
 def test_the_sdist_has_what_its_tests_read():

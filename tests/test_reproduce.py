@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -184,6 +185,26 @@ def test_the_command_ends_with_both_figures_and_writes_down_how_it_was_made(
     assert main(["reproduce"]) == 2
     assert main(["reproduce", "tiny-copying-3"]) == 2
     assert "--list" in capsys.readouterr().err
+
+
+def test_the_list_is_a_table_for_each_table_of_a_paper_and_a_line_for_each_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "tiny-copying-2"
+    assert main(["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    entries = [line.strip("│").split("│")[0].strip() for line in lines if line.startswith("│")]
+    assert sorted(entries) == sorted(row.name for row in papers.rows())
+    titles = [line.strip() for line in lines[:-1] if line[0].isalpha()]
+    assert sorted(titles) == sorted({row.paper for row in papers.rows()})
+    authors = [row.authors for title in titles for row in papers.rows() if row.paper == title]
+    assert [one for one, _ in itertools.groupby(authors)] == list(dict.fromkeys(authors))
+    (line,) = [line for line in lines if path.name in line]
+    assert "1 of 3" in line
 
 
 def test_epochs_are_in_the_log_with_their_time_and_memory(tmp_path: Path) -> None:

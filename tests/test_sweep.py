@@ -148,12 +148,11 @@ def test_a_signal_has_the_runs_save_and_stop(file, tmp_path):
     out = tmp_path / "runs"
     words = [sys.executable, "-m", "stiefelkit", "sweep", str(file), "--out", str(out), "--jobs", "2"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
-    deadline = time.monotonic() + 120
     while not all((path / "log.jsonl").exists() for path in [out / f"lr=0.001,seed={seed}" for seed in (ONE, TWO)]):
-        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate()
     assert process.returncode == 130
     assert "Stopped and saved; resume with: stiefelkit sweep" in printed
     for path in out.glob("lr=*"):

@@ -103,21 +103,27 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
 
 
 def _list(out: Path) -> None:
-    console = Console(highlight=False)
-    table = Table("name", title="Experiments")
-    table.columns[0].no_wrap = True
-    for title in ("units", "paper", "here", "epochs"):
-        table.add_column(title, justify="right")
-    table.add_column("where")
-    for row in rows():
+    """Prints a table for each table or figure of a paper, those of one paper in a row, with one line an experiment."""
+    known = rows()
+    widest = max((len(row.name) for row in known), default=0)
+    papers: dict[str, dict[str, Table]] = {}
+    for row in known:
+        tables = papers.setdefault(row.authors, {})
+        if row.paper not in tables:
+            tables[row.paper] = table = Table(title=row.paper, title_justify="left")
+            table.add_column("name", no_wrap=True, min_width=widest)
+            for title, width in (("units", 5), ("paper", 6), ("here", 6), ("epochs", 10)):
+                table.add_column(title, justify="right", no_wrap=True, min_width=width)
         finding = _finding(row, out / row.name)
         figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
         here, epochs = (
             ("", "") if finding is None else (_figure(row, finding.best_test.test), f"{finding.epochs:.3g} of ")
         )
         units = str(row.settings.hidden_size)
-        table.add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}", row.paper)
-    console.print(table)
+        tables[row.paper].add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}")
+    console = Console(highlight=False)
+    for tables in papers.values():
+        console.print(*tables.values(), sep="\n")
     console.print("Here: the best epoch on the held-out set, as the papers choose it.")
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "cold_clock",
     "cpu_seconds",
     "cuda_seconds",
+    "predicted",
     "product_of",
     "race",
     "replayed",
@@ -38,8 +39,6 @@ SMALLEST_SAMPLE = 1e-3
 """Seconds: what is faster is called several times in a row, as often as this takes."""
 CPU_CACHE = 1 << 26
 """Bytes that are written to clear the last cache of a CPU."""
-FEWEST = 5
-"""Samples of a slow version, unless fewer repeats were asked for."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def race(
 
     After the warm-up every round takes one sample of each version, in an order that changes from round to round, so
     that a slow minute of the machine hits all alike and nobody has the same neighbour always. A version for which
-    `repeats` samples would take longer than `seconds` gets fewer, five at least, spread evenly over the rounds. The
+    `repeats` samples would take longer than `seconds` gets fewer, one at least, spread evenly over the rounds. The
     garbage collector is off while the clock runs.
 
     Args:
@@ -180,6 +179,22 @@ def race(
     return {name: Timing(tuple(taken)) for name, taken in samples.items()}
 
 
+def predicted(call: float, *, repeats: int, seconds: float) -> float:
+    """Returns the seconds that `race` spends on a version, warm-up included, if each call of it takes `call` seconds.
+
+    >>> predicted(35.0, repeats=30, seconds=0.25)  # one call to warm up, and one sample
+    70.0
+    """
+    calls, samples = _samples(call, repeats, seconds)
+    return call * (min(WARM_UPS, math.ceil(seconds / call)) + calls * samples)
+
+
+def _samples(call: float, repeats: int, seconds: float) -> tuple[int, int]:
+    """Returns the calls in a sample, and the number of samples, of a version that takes `call` seconds."""
+    calls = math.ceil(SMALLEST_SAMPLE / call)
+    return calls, min(max(int(seconds / (call * calls)), 1), repeats)
+
+
 def _warmed_up(
     versions: Mapping[str, Run], clock: Clock, repeats: int, seconds: float
 ) -> tuple[dict[str, int], dict[str, int]]:
@@ -192,9 +207,8 @@ def _warmed_up(
                 took = clock(run, 1)
                 spent[name] += took
                 fastest[name] = max(min(fastest[name], took), 1e-7)
-    calls = {name: math.ceil(SMALLEST_SAMPLE / fastest[name]) for name in versions}
-    fitting = {name: int(seconds / (fastest[name] * calls[name])) for name in versions}
-    return calls, {name: min(max(fitting[name], FEWEST), repeats) for name in versions}
+    planned = {name: _samples(fastest[name], repeats, seconds) for name in versions}
+    return {name: calls for name, (calls, _) in planned.items()}, {name: count for name, (_, count) in planned.items()}
 
 
 @contextlib.contextmanager

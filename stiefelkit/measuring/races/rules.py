@@ -49,7 +49,7 @@ class Rules(Site):
 
     Args:
         repeats: samples of each contender at most.
-        seconds: time for the samples of each contender; slow ones get five samples at least.
+        seconds: time for the samples of each contender; one whose single call takes longer gets one sample.
         cold: write over the device's last cache before every call.
         replay: capture each contender in a CUDA graph, and time its replays; what cannot be captured is left out.
     """

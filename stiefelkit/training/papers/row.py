@@ -1,5 +1,6 @@
 """A line of a table in a paper: what was trained, and what came of it."""
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,11 @@ class Row:
 
         filled = (settings or Settings()).over(self.settings)
         return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
+
+    @property
+    def authors(self) -> str:
+        """Authors and year: `paper` without the place in it."""
+        return re.sub(r"(\d{4}).*", r"\1", self.paper)
 
     @property
     def kind_of_figure(self) -> str:
