@@ -127,8 +127,11 @@ def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
 def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool = False) -> None:
     """Checks every orthogonal weight of a model against what `load_state_dict` will be given, before it is loaded.
 
-    `module.load_state_dict` does it by itself. A module with a load hook of its own, or a `_load_from_state_dict`,
-    may change the entries of the modules inside it: what is under such a one is checked when torch gets there.
+    `load_state_dict` does it by itself for a module with such weights, for the one that `sk.orthogonal` was called on,
+    those between, and those that are made around them later. Call this for a model around a module that got its weights
+    when the model was there: what stands before that module is written when torch gets to it. A module with a load hook
+    of its own, or a `_load_from_state_dict`, may change the entries of the modules inside it: what is under such a one
+    is checked when torch gets there.
 
     Args:
         module: the model.
