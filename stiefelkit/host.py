@@ -71,7 +71,7 @@ def attach_coordinate_list(
     module: nn.Module, name: str, coordinate_list: CoordinateList, event: str = "sk.orthogonal"
 ) -> None:
     """Replaces a plain parameter of a module by what a coordinate list evaluates to; the event is who asked for it."""
-    held = _parametrizations(module)
+    held: Any = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
     old = held_parameters(module).get(name)
     if old is not None:

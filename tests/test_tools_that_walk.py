@@ -40,7 +40,7 @@ def put_back(module):
 
 @over_all_maps
 def test_a_child_that_is_put_back_where_it_was_stays_what_it_was(name, dtype):
-    net = nn.Sequential(make(name, dtype), nn.Sequential(make(name, dtype)))
+    net: Any = nn.Sequential(make(name, dtype), nn.Sequential(make(name, dtype)))
     before = {prefix: id(module) for prefix, module in net.named_modules()}
     weights, keys = [net[0].weight, net[1][0].weight], list(net.state_dict())
     put_back(net)
@@ -132,7 +132,7 @@ def test_a_name_of_torchs_that_was_bound_before_the_first_weight_shares_as_well(
     from torch.ao.nn.qat.modules import linear
 
     layer, other = make("householder", torch.float32), nn.Linear(4, 4)
-    linear.transfer_parametrizations_and_params(layer, other)
+    linear.transfer_parametrizations_and_params(layer, other)  # pyright: ignore[reportPrivateImportUsage]
     assert torch.equal(other.weight, layer.weight)
 
 
@@ -153,8 +153,7 @@ def test_a_traced_model_has_its_weights(name):
     assert sk.coordinates(traced, "1.0.weight") == sk.coordinates(net, "1.0.weight")
     sk.reset_(traced, "0.first.weight")
     x = torch.randn(6, 4)
-    traced.eval(), net.eval()
-    assert torch.equal(traced(x), net(x))
+    assert torch.equal(traced.eval()(x), net.eval()(x))
     state = copy.deepcopy(net.state_dict())
     sk.check_state_dict(traced, state)
     traced.load_state_dict(state)
