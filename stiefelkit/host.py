@@ -201,6 +201,7 @@ def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, a
                     f"{type(module).__name__} needs a state dict whose keys are strings, got {key!r:.80}."
                 )
     # torch loads a shared module once under each of its names.
+    module = inside_checkpoint(module)
     rewrites = _rewrites_entries(module)
     for name, coordinate_list in _coordinate_lists(module):
         if prefix + name in state_dict:
@@ -212,7 +213,7 @@ def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, a
     if not rewrites:
         for name, child in held_modules(module).items():
             if child is not None and not isinstance(child, CoordinateList):
-                _check_tree(inside_checkpoint(child), state_dict, f"{prefix}{name}.", assign, load)
+                _check_tree(child, state_dict, f"{prefix}{name}.", assign, load)
 
 
 def _rewrites_entries(module: nn.Module) -> bool:

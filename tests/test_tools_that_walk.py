@@ -10,7 +10,10 @@ import torch.ao.nn.qat
 from every_map import close, make, over_all_maps, squares
 from torch import nn
 from torch.ao import quantization
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.nn.utils import parametrize
 
 import stiefelkit as sk
@@ -84,9 +87,12 @@ def test_activations_are_checkpointed_around_weights_and_not_inside(name, check)
     bad[f"last.{INSIDE}original0"] *= 2
     bad["norm.weight"] += 1
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    with pytest.raises(errors.CheckpointError, match=r"last\.weight"):
-        net.load_state_dict(bad)
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    for whole in (net, checkpoint_wrapper(net)):
+        with pytest.raises(errors.CheckpointError, match=r"last\.weight"):
+            sk.check_state_dict(whole, bad)
+        with pytest.raises(errors.CheckpointError, match=r"last\.weight"):
+            whole.load_state_dict(bad)
+        assert all(torch.equal(value, before[key]) for key, value in whole.state_dict().items())
     assert isinstance(sk.bake(net, "first.weight").first.weight, nn.Parameter)
 
 
