@@ -6,6 +6,7 @@ of these has to do, and so which one it was when torch renames or changes it.
 
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import _push_mode as push_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = [
+    "CHECKPOINTED",
     "Convolution",
     "TorchDispatchMode",
     "batched",
@@ -37,6 +39,7 @@ __all__ = [
     "held_parameters",
     "higher_order_scan",
     "injected_properties",
+    "inside_checkpoint",
     "is_batched",
     "is_cached",
     "is_composite",
@@ -46,6 +49,7 @@ __all__ = [
     "is_intercepted",
     "is_jit_traced",
     "is_traced",
+    "is_transferring",
     "is_transformed",
     "is_view",
     "is_view_operator",
@@ -65,6 +69,9 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+CHECKPOINTED = "_checkpoint_wrapped_module"
+"""The child of a wrapper of torch.distributed that checkpoints activations; not in the keys of state dicts."""
+
 is_transformed = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func is at work: vmap, grad, jvp and their like."""
 is_view = Tensor._is_view
@@ -83,6 +90,17 @@ load_pre_hooks = operator.attrgetter("_load_state_dict_pre_hooks")
 def held_modules(module: nn.Module) -> dict[str, nn.Module | None]:
     """Returns name to child, or None, of a module; a function, since torch.compile traces no attrgetter."""
     return module._modules
+
+
+def inside_checkpoint(module: nn.Module) -> nn.Module:
+    """Returns the module inside a wrapper that checkpoints activations, any other as it is."""
+    # Not by the class, whose import takes all of torch.distributed along.
+    return module._modules.get(CHECKPOINTED) or module if CHECKPOINTED in module._modules else module
+
+
+def is_transferring() -> bool:
+    """Whether who calls the caller is `torch.nn.utils.parametrize.transfer_parametrizations_and_params`."""
+    return sys._getframe(2).f_code is parametrize.transfer_parametrizations_and_params.__code__
 
 
 def is_traced() -> bool:

@@ -14,7 +14,14 @@ from stiefelkit._torch import Convolution
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.filling import Start, check_scheme, draw_, start_
-from stiefelkit.host import OrthogonalWeight, check_module, orthogonal_weights, share_coordinate_list
+from stiefelkit.host import (
+    OrthogonalWeight,
+    check_loading_of,
+    check_module,
+    orthogonal_weights,
+    share_coordinate_list,
+    stop_checking,
+)
 from stiefelkit.names import Place, Where, choose, elsewhere, find_place, find_weight, plain_weight
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam, Parametrization
@@ -106,6 +113,9 @@ def orthogonal(
     notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
     for places, coordinate_list in carried:
         share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
+    for place in chosen:
+        if place.host is not module:
+            check_loading_of(module, place.qualified)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return module
@@ -224,6 +234,7 @@ def bake(module: M, name: str | None = None) -> M:
     if name is not None:
         weight = find_weight(module, name, "bake")
         _bake(weight, None)
+        stop_checking(module)
         tied = [w.qualified for w in orthogonal_weights(module) if w.coordinate_list is weight.coordinate_list]
         if tied:
             warnings.warn(
@@ -236,6 +247,7 @@ def bake(module: M, name: str | None = None) -> M:
     baked: dict[int, nn.Parameter] = {}
     for weight in list(orthogonal_weights(module)):
         baked[id(weight.coordinate_list)] = _bake(weight, baked.get(id(weight.coordinate_list)))
+    stop_checking(module)
     return module
 
 
@@ -273,7 +285,11 @@ class _Plan(NamedTuple):
 
 def _bake(weight: OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
     """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
-    _, module, name, coordinate_list = weight
+    title, module, name, coordinate_list = weight
+    if not parametrize.is_parametrized(module, name):
+        raise OptionError(
+            f"bake needs a module that reads its weight, got {title} of a traced graph; bake, then trace."
+        )
     trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
     with torch.no_grad():
         frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame

@@ -1,6 +1,5 @@
 """What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
-import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,20 +10,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import entries, guard, notices
-from stiefelkit._torch import held_buffers, is_exported, is_transformed, write_count
+from stiefelkit._torch import held_buffers, is_exported, is_transferring, is_transformed, write_count
 from stiefelkit.batching import Seat, leave_seat, saved_plainly
 from stiefelkit.dtypes import coarser, keep_precision, keeps_values
-from stiefelkit.errors import CheckpointError, ImageError, OptionError, UnfilledError
+from stiefelkit.entries import EXTRA
+from stiefelkit.errors import ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
+from stiefelkit.handed import Handed
 from stiefelkit.mending import Notes, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.scan.structures import Factored
 from stiefelkit.sharding import is_sharded, placed_like, whole
 
 __all__ = ["CoordinateList"]
-
-_EXTRA = "_extra_state"
 
 
 class CoordinateList(parametrize.ParametrizationList):
@@ -53,6 +52,7 @@ class CoordinateList(parametrize.ParametrizationList):
     gradients: tuple[str, ...] = ("exact",)
     is_sparse: bool = False
     seat: Seat | None = None
+    _checked: tuple[Any, str] = (None, "")
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
         nn.ModuleList.__init__(self, [param])
@@ -63,6 +63,7 @@ class CoordinateList(parametrize.ParametrizationList):
         for i, c in enumerate(coordinates):
             self.register_parameter(f"original{i}", nn.Parameter(c.contiguous(), requires_grad))
         self._originals = tuple(f"original{i}" for i in range(self.ntensors))
+        self._buffers[EXTRA] = None
         self.scheme: str | None = None
         self.weight = "the weight"
         self._emptied: list[tuple[nn.Parameter, int]] | None = None
@@ -81,26 +82,11 @@ class CoordinateList(parametrize.ParametrizationList):
         return len(self._parametrizations())
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """The map and what was put on top of it, in this order."""
-        return iter(self._parametrizations())
+        """The map and what was put on top of it, in this order; to torch's transfer one that stands for them all."""
+        return iter([Handed(self)] if is_transferring() else self._parametrizations())
 
     def _parametrizations(self) -> list[nn.Module]:
         return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
-
-    def append(self, module: nn.Module) -> "CoordinateList":
-        """Puts another parametrization on top, which takes the weight: one tensor.
-
-        Raises:
-            OptionError: it takes several, as torch's weight_norm.
-        """
-        try:
-            inspect.signature(module.forward).bind(None)
-        except TypeError as error:
-            raise OptionError(
-                f"{self.weight}, a {self.param.title}'s, needs parametrizations on top that take one tensor, got "
-                f"{type(module).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
-            ) from error
-        return super().append(module)  # type: ignore[return-value]
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
@@ -110,6 +96,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
         super().__setstate__(state)
+        self._buffers.setdefault(EXTRA, None)
         if self._emptied is not None:
             self._remember_emptied()
         self._watch()
@@ -161,6 +148,8 @@ class CoordinateList(parametrize.ParametrizationList):
         """
         if torch.compiler.is_compiling() or is_transformed():
             return
+        if self._buffers.get(EXTRA) is not None:
+            self._check_taken()
         written = self._notes.written(guard.was_moved)
         if written:
             mend_(self.param, self.coordinates, written, self.weight)
@@ -300,47 +289,42 @@ class CoordinateList(parametrize.ParametrizationList):
         return torch.tensor(list(json.dumps(self.describe()).encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
-        """Does nothing: `_load_from_state_dict` has checked the state already."""
+        """Takes what a loader that goes key by key hands over; it is checked, as the rest, before the next read."""
+        if not isinstance(state, Tensor):
+            entries.read_description(state, self.weight)  # raises
+        self._buffers[EXTRA] = state
 
-    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False) -> None:
+    @property
+    def _extra_state(self) -> Tensor:
+        """What loaders find that ask for a buffer; they put theirs among the buffers, where `mend` looks for it."""
+        return self.get_extra_state()
+
+    def _check_taken(self) -> None:
+        """Checks what a loader has put here key by key, once all is here, as `load_state_dict` does beforehand."""
+        chart = {f"0.{key}": choice for key, choice in self.param.named_buffers()}
+        state = {**self._parameters, **chart, EXTRA: self._buffers[EXTRA]}
+        is_own = all(isinstance(p, nn.Parameter) for p in self._parameters.values())  # functional_call's are not
+        if is_own and not any(t is None or t.is_meta for t in state.values()):
+            self.check(state, "")
+            self._buffers[EXTRA] = None
+            self.note_written()
+
+    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> None:
         """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
 
         "layer.parametrizations.weight." is such a prefix; with `assign` tensors will take the place of the coordinates.
+        `load` is an object that stands for the load at work, within which they are checked once.
         """
-        if not any(key.startswith(prefix) for key in state_dict):
+        if load is not None and self._checked[0] is load and self._checked[1] == prefix:
             return
-        weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2])
-        if prefix + _EXTRA not in state_dict:
-            raise CheckpointError(
-                f"{weight} needs a checkpoint that names its map (key {prefix + _EXTRA}), got one without; "
-                "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
-            )
-        entries.check_description(
-            entries.read_description(state_dict[prefix + _EXTRA], weight), self.describe(), weight
-        )
         free = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
-        places = {name: f"{prefix}original{i}" for i, name in enumerate(self.coordinates) if name in free}
-        buffers = dict(self.param.named_buffers())
-        keys = {name: f"{prefix}0.{name}" for name in buffers}
-        if not any(key in state_dict for key in (*places.values(), *keys.values())):
-            return  # a shared module saved under another of its names
-
-        def entry(name: str, key: str, ours: Tensor) -> Tensor:
-            return entries.check_entry(state_dict.get(key), key, f"{weight} ({name})", ours, assign or ours.is_meta)
-
-        values = {name: entry(name, key, free[name]) for name, key in places.items()}
-        for name in set(values) & set(self.param.manifolds):
-            entries.check_frame(values[name], f"{weight} ({name})")
-        choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
-        if any(choice.is_meta for choice in choices.values()):
-            return
-        entries.check_choices(self.param, choices, weight)
-        if len(values) == self.ntensors:
-            entries.check_weight(self.param, values, choices, weight)
+        entries.check_state(self.param, free, state_dict, prefix, self.weight, assign)
+        self._checked = load, prefix
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.check(state_dict, prefix, assign=bool(args and args[0].get("assign_to_params_buffers")))
+        self.check(state_dict, prefix, bool(args[0].get("assign_to_params_buffers")), args[2])
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._checked, self._buffers[EXTRA] = (None, ""), None
         if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
             self._emptied = None
         wanted = self.param.coordinate_dtypes
@@ -381,6 +365,7 @@ class CoordinateList(parametrize.ParametrizationList):
             c.copy_(nearest_frame(c.detach()))
 
     def _remember_emptied(self) -> None:
+        self._buffers[EXTRA] = None
         self._emptied = [(c, write_count(c)) for c in self.parameters()]
 
     def _is_unfilled(self) -> bool:
@@ -389,7 +374,12 @@ class CoordinateList(parametrize.ParametrizationList):
             present = {id(c) for c in self.parameters()}
             if any(id(c) in present and write_count(c) == noted for c, noted in self._emptied):
                 return True
-        return any([c.is_meta for c in (*self._values(), *self.param.buffers())])
+        if not any([c.is_meta for c in (*self._values(), *self.param.buffers())]):
+            return False
+        # accelerate brings a chart that it has offloaded when the map is called.
+        parts = [part for part in self.param.modules() if "_hf_hook" not in vars(part)]
+        chart = [choice for part in parts for choice in part.buffers(recurse=False)]
+        return any([c.is_meta for c in (*self._values(), *chart)])
 
     def _check_filled(self) -> None:
         if self._is_unfilled():

@@ -1,6 +1,7 @@
 """What a state dict must hold for one orthogonal weight: descriptions of maps, coordinates and charts."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,17 +14,10 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.sharding import local_part, whole
 
-__all__ = [
-    "check_choices",
-    "check_description",
-    "check_entry",
-    "check_frame",
-    "check_weight",
-    "describe",
-    "in_words",
-    "read_description",
-]
+__all__ = ["EXTRA", "check_state", "describe", "in_words", "read_description"]
 
+EXTRA = "_extra_state"
+"""The key of a description in a state dict; torch's name for what is neither parameter nor buffer."""
 _FORMAT = 1
 _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
@@ -77,7 +71,7 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
     )
 
 
-def check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
+def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
     (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
     _check_same(rest, bare, weight)
@@ -179,6 +173,47 @@ def in_words(value: Any, depth: int = 3) -> str:
     return f"{title} ({'; '.join(inner)})" if inner else title
 
 
+def check_state(
+    param: OrthogonalParam,
+    free: Mapping[str, Tensor],
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    weight: str,
+    assign: bool,
+) -> None:
+    """Raises CheckpointError or NonFiniteError unless the entries under a prefix are of this map and can replace ours.
+
+    `free` has the coordinates that have no parametrization of their own; with `assign` tensors will take their place.
+    """
+    weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2]) or weight
+    if prefix + EXTRA not in state_dict:
+        if not any(key.startswith(prefix) for key in state_dict):
+            return
+        raise CheckpointError(
+            f"{weight} needs a checkpoint that names its map (key {prefix + EXTRA}), got one without; "
+            "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
+        )
+    _check_description(read_description(state_dict[prefix + EXTRA], weight), describe(param), weight)
+    places = {name: f"{prefix}original{i}" for i, name in enumerate(param.coordinates) if name in free}
+    buffers = dict(param.named_buffers())
+    keys = {name: f"{prefix}0.{name}" for name in buffers}
+    if not any(key in state_dict for key in (*places.values(), *keys.values())):
+        return  # a shared module saved under another of its names
+
+    def entry(name: str, key: str, ours: Tensor) -> Tensor:
+        return _entry(state_dict.get(key), key, f"{weight} ({name})", ours, assign or ours.is_meta)
+
+    values = {name: entry(name, key, free[name]) for name, key in places.items()}
+    for name in set(values) & set(param.manifolds):
+        _check_frame(values[name], f"{weight} ({name})")
+    choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
+    if any(choice.is_meta for choice in choices.values()):
+        return
+    _check_choices(param, choices, weight)
+    if len(values) == len(param.coordinates):
+        _check_weight(param, values, choices, weight)
+
+
 def _flaw(value: Any) -> str | None:
     """Why something is no tensor that one may read entry by entry, in words; None if it is."""
     if not isinstance(value, Tensor):
@@ -190,7 +225,7 @@ def _flaw(value: Any) -> str | None:
     return None
 
 
-def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> Tensor:
+def _entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> Tensor:
     """Returns the tensor under a key of a state dict, None if there is none, if it can take the place of ours.
 
     Raises:
@@ -221,7 +256,7 @@ def check_entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool
     return value
 
 
-def check_frame(value: Tensor, what: str) -> None:
+def _check_frame(value: Tensor, what: str) -> None:
     """Raises CheckpointError unless a coordinate that must stay on the manifold is a frame in its dtype."""
     w = whole(value)
     if w.is_meta:
@@ -235,7 +270,7 @@ def check_frame(value: Tensor, what: str) -> None:
 
 
 @torch.no_grad()
-def check_choices(param: OrthogonalParam, choices: dict[str, Tensor], weight: str) -> None:
+def _check_choices(param: OrthogonalParam, choices: dict[str, Tensor], weight: str) -> None:
     """Raises CheckpointError unless the buffers of a checkpoint, by name, are choices that a chart may have."""
     names = {id(choice): name for name, choice in param.chart.items()}
     reason = param.check_chart({names[id(c)]: choices[name] for name, c in param.named_buffers()})
@@ -243,7 +278,7 @@ def check_choices(param: OrthogonalParam, choices: dict[str, Tensor], weight: st
         raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
 
 
-def check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
+def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
     """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
 
     They were checked one by one already; the chart is by the names of buffers.

@@ -1,19 +1,25 @@
 """The modules whose weights are parametrized: finding them, and the class that torch gives them."""
 
 import copy
-import functools
-import importlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from typing_extensions import deprecated
 
-from stiefelkit._torch import held_modules, held_parameters, injected_properties, is_cached, load_pre_hooks
+from stiefelkit._torch import (
+    CHECKPOINTED,
+    held_modules,
+    held_parameters,
+    injected_properties,
+    inside_checkpoint,
+    is_cached,
+    load_pre_hooks,
+)
 from stiefelkit.batching import leave_seat
 from stiefelkit.coordinate_list import CoordinateList
-from stiefelkit.errors import CheckpointError, DtypeError, OptionError
+from stiefelkit.errors import CheckpointError, DtypeError
 from stiefelkit.notices import retire
 from stiefelkit.sharding import is_sharding
 
@@ -21,13 +27,15 @@ __all__ = [
     "OrthogonalWeight",
     "adopt_coordinate_list",
     "attach_coordinate_list",
-    "check_before_loading",
+    "check_loading_of",
     "check_module",
     "check_state_dict",
+    "checks_loading",
     "coordinate_list_of",
     "coordinate_manifolds",
     "orthogonal_weights",
     "share_coordinate_list",
+    "stop_checking",
 ]
 
 
@@ -47,24 +55,23 @@ class OrthogonalWeight(NamedTuple):
 
 
 def orthogonal_weights(module: nn.Module) -> Iterator[OrthogonalWeight]:
-    """Yields every orthogonal weight under a module, shared ones once."""
+    """Yields every orthogonal weight under a module, shared modules once; traced graphs hold such weights as well."""
     for prefix, host in module.named_modules():
         for name, coordinate_list in _coordinate_lists(host):
-            yield OrthogonalWeight(f"{prefix}.{name}" if prefix else name, host, name, coordinate_list)
+            path = [part for part in prefix.split(".") if part and part != CHECKPOINTED]
+            yield OrthogonalWeight(".".join([*path, name]), host, name, coordinate_list)
 
 
 def coordinate_list_of(module: nn.Module, name: str) -> CoordinateList | None:
     """Returns what carries a weight of this module, or None if it has no parametrization of ours."""
-    held = _parametrizations(module)
-    coordinate_list = held[name] if held is not None and name in held else None
-    return coordinate_list if isinstance(coordinate_list, CoordinateList) else None
+    return dict(_coordinate_lists(module)).get(name)
 
 
 def attach_coordinate_list(
     module: nn.Module, name: str, coordinate_list: CoordinateList, event: str = "sk.orthogonal"
 ) -> None:
     """Replaces a plain parameter of a module by what a coordinate list evaluates to; the event is who asked for it."""
-    held = _parametrizations(module)
+    held: Any = _parametrizations(module)
     plain = type(module).__bases__[0] if held else type(module)
     old = held_parameters(module).get(name)
     if old is not None:
@@ -74,7 +81,7 @@ def attach_coordinate_list(
         held = module.parametrizations = nn.ModuleDict()
     held[name] = coordinate_list.train(module.training)
     _introduce(module, plain, name, coordinate_list)
-    _inject(module, plain, list(held))
+    _inject(module, plain, list(held), held_modules(held))
 
 
 def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: CoordinateList) -> None:
@@ -84,7 +91,8 @@ def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: Coordin
     """
     plain = type(module).__bases__[0]
     _introduce(module, plain, name, coordinate_list)
-    _inject(module, plain, [*module.parametrizations, name])  # type: ignore[misc]
+    held = {**held_modules(module.parametrizations), name: coordinate_list}  # type: ignore[arg-type]
+    _inject(module, plain, list(held), held)
 
 
 def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: CoordinateList) -> None:
@@ -119,8 +127,11 @@ def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
 def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign: bool = False) -> None:
     """Checks every orthogonal weight of a model against what `load_state_dict` will be given, before it is loaded.
 
-    `module.load_state_dict` does it by itself. A module with a load hook of its own, or a `_load_from_state_dict`,
-    may change the entries of the modules inside it: what is under such a one is checked when torch gets there.
+    `load_state_dict` does it by itself for a module with such weights, for the one that `sk.orthogonal` was called on,
+    those between, and those that are made around them later. Call this for a model around a module that got its weights
+    when the model was there: what stands before that module is written when torch gets to it. A module with a load hook
+    of its own, or a `_load_from_state_dict`, may change the entries of the modules inside it: what is under such a one
+    is checked when torch gets there.
 
     Args:
         module: the model.
@@ -133,118 +144,113 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
     """
     if not isinstance(state_dict, Mapping):
         raise CheckpointError(f"check_state_dict needs a mapping of names to tensors, got {type(state_dict).__name__}.")
-    for key in state_dict:
-        if not isinstance(key, str):
-            raise CheckpointError(
-                f"{type(module).__name__} needs a state dict whose keys are strings, got {key!r:.80}."
-            )
     _check_tree(module, state_dict, "", assign)
 
 
-def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, assign: bool) -> None:
+def checks_loading(module: nn.Module) -> bool:
+    """Whether a module checks the orthogonal weights under it before torch loads the first of them."""
+    return bool(_coordinate_lists(module)) or any(map(_is_ours, load_pre_hooks(module).values()))
+
+
+def check_loading_of(module: nn.Module, path: str = "") -> None:
+    """Has a module, and those on the way to a weight inside, check such weights under them before they are loaded.
+
+    A module with an orthogonal weight of its own does so anyhow.
+
+    Args:
+        module: the module.
+        path: the weight's name in it, "encoder.0.weight"; all are checked, not this alone.
+    """
+    for part in path.split("."):
+        if not checks_loading(module):
+            module.register_load_state_dict_pre_hook(_check_before_loading)
+        module = inside_checkpoint(held_modules(module).get(part) or module)
+
+
+def stop_checking(module: nn.Module) -> None:
+    """Takes the hooks of `check_loading_of` from modules that have no orthogonal weights under them any more."""
+    for each in module.modules():
+        hooks = {} if isinstance(each, torch.jit.ScriptModule) else load_pre_hooks(each)
+        for key in [key for key, hook in hooks.items() if _is_ours(hook)]:
+            if next(orthogonal_weights(each), None) is None:
+                del hooks[key]
+
+
+def _check_before_loading(
+    module: nn.Module,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    metadata: Mapping[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    *args: Any,
+) -> None:
+    """The hook; torch hands the same list of missing keys to all modules of one load, which serves as its name."""
+    _check_tree(module, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")), missing_keys)
+
+
+def _is_ours(hook: Any) -> bool:
+    return getattr(hook, "hook", None) is _check_before_loading
+
+
+def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, assign: bool, load: Any = None) -> None:
+    if not prefix:
+        for key in state_dict:
+            if not isinstance(key, str):
+                raise CheckpointError(
+                    f"{type(module).__name__} needs a state dict whose keys are strings, got {key!r:.80}."
+                )
     # torch loads a shared module once under each of its names.
-    for name, _ in _coordinate_lists(module):
-        _check_host(module, name, state_dict, prefix, assign)
-    if not _rewrites_entries(module):
+    module = inside_checkpoint(module)
+    rewrites = _rewrites_entries(module)
+    for name, coordinate_list in _coordinate_lists(module):
+        if prefix + name in state_dict:
+            raise CheckpointError(
+                f"{prefix}{name} needs the coordinates of {coordinate_list.param.title}, got a plain weight; load it "
+                "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
+            )
+        coordinate_list.check(state_dict, f"{prefix}parametrizations.{name}.", assign, None if rewrites else load)
+    if not rewrites:
         for name, child in held_modules(module).items():
             if child is not None and not isinstance(child, CoordinateList):
-                _check_tree(child, state_dict, f"{prefix}{name}.", assign)
+                _check_tree(child, state_dict, f"{prefix}{name}.", assign, load)
 
 
 def _rewrites_entries(module: nn.Module) -> bool:
     """Whether a module may change a state dict before torch hands it to its children; sharding does not."""
-    foreign = not all(map(is_sharding, load_pre_hooks(module).values()))
+    foreign = not all(_is_ours(hook) or is_sharding(hook) for hook in load_pre_hooks(module).values())
     load = type(module)._load_from_state_dict
     return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_coordinates"))
 
 
-def check_before_loading() -> None:
-    """Has `load_state_dict` of every module check the orthogonal weights under it before torch writes anything.
-
-    torch writes module by module and offers no hook at the beginning, for a root that is not ours. Models without
-    orthogonal weights see no difference.
-    """
-    plain = nn.Module.load_state_dict
-    if hasattr(plain, "checks_coordinates"):
-        return
-
-    @functools.wraps(plain)
-    def load_state_dict(
-        self: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        if isinstance(state_dict, Mapping) and next(orthogonal_weights(self), None) is not None:
-            check_state_dict(self, state_dict, assign=assign)
-        return plain(self, state_dict, strict=strict, assign=assign)
-
-    load_state_dict.checks_coordinates = True  # type: ignore[attr-defined]
-    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
-
-
-def _refuse_norms_by_hooks() -> None:
-    """Has torch's older norms, which look for a plain parameter, say so where they find a weight of ours."""
-    for kind, name in (("weight_norm", "WeightNorm"), ("spectral_norm", "SpectralNorm")):
-        # By its name: in torch.nn.utils the function stands in the place of its module.
-        norm = getattr(importlib.import_module(f"torch.nn.utils.{kind}"), name)
-        plain = norm.apply
-        if hasattr(plain, "checks_coordinates"):
-            continue
-        checked = _refusing(getattr(plain, "__wrapped__", plain), kind)
-        if hasattr(plain, "__deprecated__"):  # inside: that warning names the caller's line
-            checked = deprecated(plain.__deprecated__, category=FutureWarning)(checked)
-        checked.checks_coordinates = True
-        norm.apply = staticmethod(checked)
-
-
-def _refusing(plain: Any, kind: str) -> Any:
-    @functools.wraps(plain)
-    def apply(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
-        coordinate_list = coordinate_list_of(module, name)
-        if coordinate_list is not None:
-            raise OptionError(
-                f"{kind} needs a plain parameter, got {coordinate_list.weight}, a {coordinate_list.param.title}'s; "
-                "sk.bake it first, or scale the frame with gain= of sk.orthogonal."
-            )
-        return plain(module, name, *args, **kwargs)
-
-    return apply
-
-
-def _parametrizations(module: nn.Module) -> nn.ModuleDict | None:
+def _parametrizations(module: nn.Module) -> nn.Module | None:
     # Not by getattr: a wrapper may pass on the attributes of the module inside it.
-    # A script module has modules of another kind.
+    # A script module has modules of another kind; torch.fx copies the place of a weight as a bare module.
     held = None if isinstance(module, torch.jit.ScriptModule) else held_modules(module).get("parametrizations")
-    return held if isinstance(held, nn.ModuleDict) else None
+    return held if isinstance(held, nn.ModuleDict) or type(held) is nn.Module else None
 
 
 def _coordinate_lists(host: nn.Module) -> list[tuple[str, CoordinateList]]:
-    held = _parametrizations(host) or {}
-    return [
-        (name, coordinate_list) for name, coordinate_list in held.items() if isinstance(coordinate_list, CoordinateList)
-    ]
+    held = _parametrizations(host)
+    if held is None:
+        return []
+    return [(name, child) for name, child in held_modules(held).items() if isinstance(child, CoordinateList)]
 
 
-def _check_host(host: nn.Module, name: str, state_dict: Mapping[str, Any], prefix: str, assign: bool) -> None:
-    coordinate_list: CoordinateList = host.parametrizations[name]  # type: ignore[index, assignment]
-    inside = f"{prefix}parametrizations.{name}."
-    if prefix + name in state_dict:
-        raise CheckpointError(
-            f"{prefix}{name} needs the coordinates of {coordinate_list.param.title}, got a plain weight; load it "
-            "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
-        )
-    coordinate_list.check(state_dict, inside, assign)
-
-
-def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
+def _inject(
+    module: nn.Module, plain: Any, names: Sequence[str], held: Mapping[str, nn.Module | None] | None = None
+) -> None:
     """Gives a parametrized module an injected class of its own, which copies, pickles and checks what it loads.
 
     torch lets deep copies share one injected class: then changing one copy breaks the other, and
     `parametrize.cached()` hands one copy's weight to the other.
     """
+    carried = {name: weakref.ref(child) for name, child in (held or {}).items() if child is not None}
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if hasattr(plain, "__deepcopy__"):
             replica = plain.__deepcopy__(self, memo)
-            _inject(replica, plain, list(replica.parametrizations))
+            _inject(replica, plain, list(replica.parametrizations), held_modules(replica.parametrizations))
             return replica
         memo[id(self)] = replica = _rebuild(plain, list(self.parametrizations))  # type: ignore[arg-type]
         replica.__setstate__(copy.deepcopy(plain.__getstate__(self), memo))
@@ -259,21 +265,40 @@ def _inject(module: nn.Module, plain: Any, names: Sequence[str]) -> None:
             value = value.detach()
         plain.__setattr__(self, name, value)
 
-    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any) -> None:
-        for name, _ in _coordinate_lists(self):
-            _check_host(self, name, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")))
-        plain._load_from_state_dict(self, state_dict, prefix, metadata, *args)
+    def load(
+        self: nn.Module,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *args: Any,
+    ) -> None:
+        _check_tree(self, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")), missing_keys)
+        plain._load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, *args)
 
     if plain._load_from_state_dict is nn.Module._load_from_state_dict:
         load.checks_coordinates = True  # type: ignore[attr-defined]
-    check_before_loading()
-    _refuse_norms_by_hooks()
+
+    def set_state(self: nn.Module, state: Any) -> None:
+        plain.__setstate__(self, state)
+        carried.update({name: weakref.ref(coordinate_list) for name, coordinate_list in _coordinate_lists(self)})
+
+    def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        plain.register_parameter(self, name, param)
+        if param is None or name not in carried or coordinate_list_of(self, name) is not None:
+            return
+        gone = carried.pop(name)()
+        if isinstance(gone, CoordinateList):  # torch.nn.utils.parametrize.remove_parametrizations leaves a parameter
+            retire(gone.coordinates.values(), gone.weight, "remove_parametrizations", param, are_coordinates=True)
 
     methods = {
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce_ex,
         "__setattr__": set_attribute,
+        "__setstate__": set_state,
         "_load_from_state_dict": load,
+        "register_parameter": register_parameter,
     }
     properties = {name: _reading(name, found) for name, found in injected_properties(names).items()}
     module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), methods | properties)

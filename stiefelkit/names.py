@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
-from stiefelkit._torch import forward_pre_hooks, held_buffers, held_modules, held_parameters, pruned_name
+from stiefelkit._torch import (
+    forward_pre_hooks,
+    held_buffers,
+    held_modules,
+    held_parameters,
+    inside_checkpoint,
+    pruned_name,
+)
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.host import OrthogonalWeight, check_module, coordinate_list_of, orthogonal_weights
 
@@ -50,7 +57,7 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
     if not isinstance(name, str):
         return Place(str(name), model, name)
     path, _, last = name.rpartition(".")
-    host: Any = model
+    host: Any = inside_checkpoint(model)
     for part in path.split(".") if path else []:
         # Not by getattr, which a wrapper may pass on.
         children = held_modules(host)
@@ -58,6 +65,7 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
         if host is None:
             names = [place.qualified for place in _weights(model)]
             raise UnknownNameError(f"{_kind(model)} has no module {path!r}{_near(name, names)}")
+        host = inside_checkpoint(host)
     return Place(name, host, last)
 
 
@@ -177,6 +185,7 @@ def elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list
 
 def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
     """Every parameter of a model, and every parametrized weight, under each of its names."""
+    module = inside_checkpoint(module)
     held = _parametrized(module)
     for name in [*(name for name, p in held_parameters(module).items() if p is not None), *held]:
         yield Place(prefix + name, module, name)

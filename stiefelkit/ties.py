@@ -4,7 +4,7 @@ from torch import nn
 
 from stiefelkit.attach import bake
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.host import attach_coordinate_list, coordinate_list_of
+from stiefelkit.host import attach_coordinate_list, check_loading_of, coordinate_list_of
 from stiefelkit.names import find_place, find_weight, plain_weight
 from stiefelkit.notices import retire
 
@@ -61,3 +61,4 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
         retire(present.coordinates.values(), present.weight, "sk.tie", coordinate_list, are_coordinates=True)
     coordinate_list.gradients = tuple(kind for kind in gradients if kind in coordinate_list.gradients)
     coordinate_list.weight = weight
+    check_loading_of(other, other_name)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import stiefelkit as sk
-from stiefelkit import errors
+from stiefelkit import entries, errors
 from stiefelkit.testing.seeds import generator
 
 INSIDE = "parametrizations.weight."
@@ -57,6 +57,51 @@ def test_copies_wrappers_and_unpickled_models_are_checked_as_wholes(tmp_path):
         with pytest.raises(errors.NonFiniteError):
             each.load_state_dict({prefix + key: value for key, value in state.items()})  # pyright: ignore
         assert same(each, before)
+
+
+def chosen() -> Any:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Sequential(nn.Linear(4, 4))}))
+    return sk.orthogonal(plain, "1.b.0.weight", init="haar")
+
+
+def made_around() -> Any:
+    return nn.ModuleDict({"plain": nn.Linear(4, 4), "inner": chosen()})
+
+
+@pytest.mark.parametrize("make", [chosen, made_around, lambda: chosen()[1], lambda: copy.deepcopy(made_around())])
+def test_whoever_holds_the_weight_is_checked_as_a_whole(make):
+    ours, state = make(), kept(make())
+    (bad,) = (key for key in state if key.endswith(INSIDE + "original0"))
+    state[bad][0] = torch.nan
+    before = kept(ours)
+    with pytest.raises(errors.NonFiniteError):
+        ours.load_state_dict(state)
+    assert same(ours, before)
+
+
+def test_a_model_around_a_module_that_got_its_weights_later_is_checked_beforehand():
+    outer = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    sk.orthogonal(outer[1], "1.weight")
+    state = kept(outer)
+    state["0.weight"] += 1
+    state["1.0.weight"] += 1
+    state["1.1." + INSIDE + "original0"][0] = torch.nan
+    before = kept(outer)
+    with pytest.raises(errors.NonFiniteError):
+        sk.check_state_dict(outer, state)
+    assert same(outer, before)
+    with pytest.raises(errors.NonFiniteError):
+        outer.load_state_dict(state)
+    assert same(outer[1], {key.removeprefix("1."): value for key, value in before.items() if key.startswith("1.")})
+
+
+def test_a_weight_is_checked_once_a_load(monkeypatch):
+    ours, checks = made_around(), []
+    check_state = entries.check_state
+    monkeypatch.setattr(entries, "check_state", lambda *args: checks.append(1) or check_state(*args))
+    for count in (1, 2):
+        ours.load_state_dict(kept(ours))
+        assert len(checks) == count
 
 
 def test_a_shared_module_is_checked_under_each_of_its_names():

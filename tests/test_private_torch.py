@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -282,6 +282,34 @@ def test_every_convolution_is_one() -> None:
     for kind in (nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d):
         assert issubclass(kind, _torch.Convolution)
     assert not issubclass(nn.Linear, _torch.Convolution)
+
+
+def test_wrappers_of_activation_checkpointing_hold_a_module_under_one_name() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+
+    layer = nn.Linear(2, 2)
+    assert _torch.inside_checkpoint(layer) is layer
+    for wrap in (checkpoint_wrapper, offload_wrapper):
+        wrapped = wrap(layer)
+        assert list(_torch.held_modules(wrapped)) == [_torch.CHECKPOINTED]
+        assert _torch.inside_checkpoint(wrapped) is layer
+
+
+def test_a_transfer_is_seen_by_what_it_walks_through() -> None:
+    layer: Any = parametrize.register_parametrization(nn.Linear(2, 2), "weight", nn.Tanh())
+    list_of: Any = layer.parametrizations.weight
+    list_of.__class__ = Asking
+    parametrize.transfer_parametrizations_and_params(layer, nn.Linear(2, 2), "weight")
+    assert Asking.seen == [True]
+    assert [len(list(list_of)), Asking.seen] == [1, [True, False]]
+
+
+class Asking(parametrize.ParametrizationList):
+    seen: ClassVar[list[bool]] = []
+
+    def __iter__(self) -> Any:
+        self.seen.append(_torch.is_transferring())
+        return super().__iter__()
 
 
 def test_every_name_of_the_room_is_tried_here() -> None:
