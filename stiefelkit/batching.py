@@ -197,7 +197,7 @@ class Group:
             counts = [list(map(write_count, column)) for column in columns]
             self._chart = Reading(columns[self.size :], counts[self.size :])
         if self.lists[0].is_at_rest() and self._may_be_wrong(columns):
-            self._mend(by_value=True)
+            self._mend(by_value=None)
             counts, self._values = [list(map(write_count, column)) for column in columns], None
             self._may_be_wrong(columns)  # so that the next read finds what was looked at here
         return Reading(columns, counts)
@@ -240,7 +240,7 @@ class Group:
         """Forgets what was traced."""
         self.traced = None
 
-    def _mend(self, by_value: bool = False) -> None:
+    def _mend(self, by_value: bool | None = False) -> None:
         for one in self.lists:
             one.mend(by_value)
 

@@ -165,6 +165,8 @@ class CoordinateList(parametrize.ParametrizationList):
             return
         self._notes.restore_()
         own = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
+        if not (written or by_value):
+            own = {name: c for name, c in own.items() if not guard.is_left_between_landings(c)}
         mend_(self.param, own, written, self.weight)
         self.note_written()
         self._notes.may_be_wrong()  # so that the next read finds what was looked at here

@@ -344,7 +344,8 @@ def test_what_does_not_land_at_each_step_lands_before_it_is_saved():
     for k in range(5):
         module.weight.mul(torch.randn(6, 4, generator=seeds.generator(k))).sum().backward()
         optimizer.step()
-    assert not at_the_limit(module)
+    with torch.no_grad():
+        assert not at_the_limit(module)  # evaluating it does not
     made("stiefel").load_state_dict(written(module))
     assert at_the_limit(module)
 
@@ -367,3 +368,25 @@ def test_means_in_inference_mode_are_mended():
     fresh.load_state_dict(averaged.state_dict())
     assert at_the_limit(fresh)
     assert at_the_limit(averaged)
+
+
+CHARTS = {"block_diagonal", "cayley", "fourier", "givens", "householder", "margin", "matrix_exp", "rebased"}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[1] != torch.float64])
+def test_parameters_alone_are_the_weight_where_there_is_no_chart_and_all_tensors_everywhere(name, dtype):
+    online, target = made(name, dtype), made(name, dtype)
+    turned_(online, 1)
+    turned_(target, 2)
+    with torch.no_grad():
+        torch._foreach_copy_(list(target.parameters()), list(online.parameters()))  # pyright: ignore
+        has_chart = name in CHARTS and bool(list(online.buffers()))
+        assert torch.equal(target.weight, online.weight) != has_chart
+        torch._foreach_copy_(everything(target), everything(online))  # pyright: ignore
+        assert torch.equal(target.weight, online.weight)
+
+
+@pytest.mark.parametrize("options", [{"negative": 2}, {"init": "helfrich"}, {"init": "identity"}])
+def test_all_cayley_weights_that_are_made_so_have_one_chart(options):
+    made_alike: Any = [sk.orthogonal(nn.Linear(6, 6), "weight", "cayley", **options) for _ in range(5)]
+    assert len({tuple(layer.parametrizations.weight.signs.tolist()) for layer in made_alike}) == 1
