@@ -292,6 +292,7 @@ def _bake(weight: OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
         )
     trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
     with torch.no_grad():
+        coordinate_list.mend(by_value=True)
         frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
     parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     delattr(module, name)

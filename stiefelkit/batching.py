@@ -14,12 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stiefelkit._torch import (
     has_saved_tensor_hooks,
-    held_buffers,
     held_parameters,
     is_in_backward,
     is_intercepted,
     write_count,
 )
+from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.mending import Values, chart_places
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations.scaled import Scaled
 
@@ -59,7 +60,9 @@ class Carrier(Protocol):
 
     def __len__(self) -> int: ...
 
-    def mend(self) -> None: ...
+    def mend(self, by_value: bool | None = None) -> None: ...
+
+    def is_at_rest(self) -> bool: ...
 
 
 class _Structure:
@@ -168,6 +171,7 @@ class Group:
         self.latest: Evaluation | None = None
         self.traced: Sequence[Tensor] | None = None
         self._chart: Reading | None = None
+        self._values: list[Values] | None = None
         for one, seat in zip(lists, self.seats, strict=True):
             one.seat = seat
 
@@ -192,6 +196,10 @@ class Group:
             self._mend()
             counts = [list(map(write_count, column)) for column in columns]
             self._chart = Reading(columns[self.size :], counts[self.size :])
+        if self.lists[0].is_at_rest() and self._may_be_wrong(columns):
+            self._mend(by_value=None)
+            counts, self._values = [list(map(write_count, column)) for column in columns], None
+            self._may_be_wrong(columns)  # so that the next read finds what was looked at here
         return Reading(columns, counts)
 
     def evaluate(self) -> Evaluation | None:
@@ -205,7 +213,7 @@ class Group:
     def map_rows(self, stack_of_maps: "StackOfMaps", reading: Reading) -> tuple[list[Tensor], Tensor]:
         """The coordinates of all weights that were read, or of some, stacked, and the weights."""
         columns = reading.columns
-        stack_of_maps.follow(columns[self.size :], self._chart)
+        stack_of_maps.follow(columns[self.size :])
         with saved_plainly():
             coordinates = [torch.stack(column) for column in columns[: self.size]]
             return coordinates, stack_of_maps(coordinates)
@@ -232,9 +240,23 @@ class Group:
         """Forgets what was traced."""
         self.traced = None
 
-    def _mend(self) -> None:
+    def _mend(self, by_value: bool | None = False) -> None:
         for one in self.lists:
-            one.mend()
+            one.mend(by_value)
+
+    def _may_be_wrong(self, columns: list[list[Tensor]]) -> bool:
+        """Whether frames or charts of some weight may be, by few reads of all of them together."""
+        if not reads_are_free(columns[0][0]):
+            return False
+        param = self.lists[0].param
+        kinds = [False if name in param.manifolds else None for name in param.coordinates]
+        kinds += [packed for _, _, packed in chart_places(param)]
+        looked_at = [(i, packed) for i, packed in enumerate(kinds) if i >= self.size or packed is not None]
+        with torch.no_grad():
+            stacks = [torch.stack(columns[i]) for i, _ in looked_at]
+        if self._values is None:
+            self._values = [Values(t, packed) for t, (_, packed) in zip(stacks, looked_at, strict=True)]
+        return any([values.may_be_wrong(t) for values, t in zip(self._values, stacks, strict=True)])
 
     def _has_chart(self, columns: list[list[Tensor]], counts: list[list[int]]) -> bool:
         """Whether the map has the present chart."""
@@ -304,19 +326,15 @@ class StackOfMaps:
         self.map = copy.deepcopy(param)
         self.is_vmapped = not maps_stacks(param)
         self.chart: dict[str, Tensor] = {}
-        self._followed: Reading | None = None
 
-    def follow(self, columns: Sequence[Sequence[Tensor]], chart: Reading | None) -> None:
-        """Has the chart of the weights from here on; `chart` is another object where it may have changed."""
-        if chart is self._followed:
-            return
+    def follow(self, columns: Sequence[Sequence[Tensor]]) -> None:
+        """Has the present chart of the weights: writes to it through `.data` leave no other trace."""
         with torch.inference_mode(False), torch.no_grad():
             stacks = [torch.stack(list(column)) for column in columns]
         self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))
         if not self.is_vmapped:
             for held, key in _chart_places(self.map):
                 held[key] = stacks.pop(0)
-        self._followed = chart
 
     def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
         """The weights, stacked."""
@@ -361,9 +379,7 @@ def _coordinate_places(one: Carrier) -> list[Place]:
 
 
 def _chart_places(param: OrthogonalParam) -> list[Place]:
-    return [
-        (held, key) for held in map(held_buffers, param.modules()) for key, value in held.items() if value is not None
-    ]
+    return [(held, key) for held, key, _ in chart_places(param)]
 
 
 def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import entries, guard, notices
-from stiefelkit._torch import held_buffers, is_exported, is_transferring, is_transformed, write_count
+from stiefelkit._torch import (
+    is_exported,
+    is_intercepted,
+    is_transferring,
+    is_transformed,
+    write_count,
+)
 from stiefelkit.batching import Seat, leave_seat, saved_plainly
 from stiefelkit.dtypes import coarser, keep_precision, keeps_values
 from stiefelkit.entries import EXTRA
@@ -18,7 +24,7 @@ from stiefelkit.errors import ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.handed import Handed
-from stiefelkit.mending import Notes, frame_tensors, mend_
+from stiefelkit.mending import Notes, chart_places, frame_tensors, mend_
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.scan.structures import Factored
 from stiefelkit.sharding import is_sharded, placed_like, whole
@@ -90,7 +96,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
-        self.mend()
+        self.mend(by_value=True)
         return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "seat": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -128,19 +134,18 @@ class CoordinateList(parametrize.ParametrizationList):
         """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
         bound = self.param.manifolds
         names = zip(self._originals, self.param.coordinates, strict=True)
-        coordinates = [(self._parameters, key) for key, name in names if name in bound]
-        buffers = [
-            (held_buffers(parametrization), key)
-            for parametrization in self.param.modules()
-            for key in held_buffers(parametrization)
-        ]
-        self._notes.take([*coordinates, *buffers])
+        coordinates = [(self._parameters, key, False) for key, name in names if name in bound]
+        self._notes.take([*coordinates, *chart_places(self.param)])
 
-    def mend(self) -> None:
+    def mend(self, by_value: bool | None = None) -> None:
         """Takes frames that were written to from outside, as averages of weights do, to their nearest.
 
-        What optimizers of frames, assignments and checkpoints write is theirs to keep, and not looked at; nor are the
-        tensors that functional_call brings, which are the caller's.
+        What optimizers of frames, assignments and checkpoints write is theirs to keep, as long as a checkpoint of it
+        would load. Tensors that functional_call brings are the caller's. Writes through `.data`, which no count tells,
+        are found where nothing trains, by a few reads on a CPU, and before the weight is saved or copied.
+
+        Args:
+            by_value: whether to look at all values, whoever has written them; None: as it says above.
 
         Raises:
             NotAFrameError: the chart's signs or permutations have become something else.
@@ -151,9 +156,24 @@ class CoordinateList(parametrize.ParametrizationList):
         if self._buffers.get(EXTRA) is not None:
             self._check_taken()
         written = self._notes.written(guard.was_moved)
-        if written:
-            mend_(self.param, self.coordinates, written, self.weight)
-            self.note_written()
+        if not written and (is_intercepted() or not (self._may_be_wrong() if by_value is None else by_value)):
+            return
+        self._notes.restore_()
+        own = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
+        if not (written or by_value):
+            own = {name: c for name, c in own.items() if not guard.is_left_between_landings(c)}
+        mend_(self.param, own, written, self.weight)
+        self.note_written()
+        self._notes.may_be_wrong()  # so that the next read finds what was looked at here
+
+    def _may_be_wrong(self) -> bool:
+        return self.is_at_rest() and self._notes.may_be_wrong()
+
+    def is_at_rest(self) -> bool:
+        """Whether a read is no part of training: in eval mode, without gradients, of what no optimizer has moved."""
+        if not (self.training and torch.is_grad_enabled()):
+            return True
+        return not self._notes.were_trained and bool(self.param.manifolds)
 
     def _is_own(self, c: Tensor) -> bool:
         """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
@@ -336,7 +356,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self.note_written()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.mend()
+        self.mend(by_value=True)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":

@@ -17,7 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from stiefelkit._torch import write_count
 from stiefelkit.errors import OptimizerError
 
-__all__ = ["MANIFOLDS", "Frame", "coordinate_lists", "frames", "frames_alone", "was_moved", "watch", "watch_frame"]
+__all__ = [
+    "MANIFOLDS",
+    "Frame",
+    "coordinate_lists",
+    "frames",
+    "frames_alone",
+    "is_left_between_landings",
+    "was_moved",
+    "watch",
+    "watch_frame",
+]
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 """The manifolds that optimizers know, each with its metric."""
@@ -101,6 +111,12 @@ def was_moved(frame: Tensor) -> bool:
     """Whether it was an optimizer along its manifold, still alive, that has written to a frame last."""
     count = write_count(frame)
     return any(counts.get(id(frame)) == count for counts in list(_moved.values()))
+
+
+def is_left_between_landings(frame: Tensor) -> bool:
+    """Whether an optimizer moves a frame that takes it back to the manifold after some steps only."""
+    groups = [group for optimizer in list(_moved) for group in optimizer.param_groups if group.get("every", 1) > 1]
+    return any(p is frame for group in groups for p in group["params"])
 
 
 def _install() -> None:

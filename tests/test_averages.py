@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import os
+import pickle
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.functional._reads import without_reads
 from stiefelkit.host import orthogonal_weights
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import seeds
@@ -221,3 +223,170 @@ def test_a_decay_out_of_range_is_refused(decay):
     for make in (sk.optim.average_fn, sk.optim.multi_avg_fn):
         with pytest.raises(errors.OptionError, match="decay"):
             make(decay)
+
+
+def lerp_(averaged, current):
+    for a, c in zip(averaged, current, strict=True):
+        a.data.lerp_(c.data, 0.3)
+
+
+def copied_(averaged, current):
+    for a, c in zip(averaged, current, strict=True):
+        a.data.copy_(0.7 * a.data + 0.3 * c.data)
+
+
+def replaced(averaged, current):
+    for a, c in zip(averaged, current, strict=True):
+        a.data = 0.7 * a.data + 0.3 * c.data
+
+
+def all_at_once_(averaged, current):
+    torch._foreach_lerp_([a.data for a in averaged], [c.data for c in current], 0.3)  # pyright: ignore
+
+
+HIDDEN = [lerp_, copied_, replaced, all_at_once_]
+"""Means that no count of writes tells."""
+
+
+def held(module):
+    return [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+
+
+def everything(module):
+    return [*module.parameters(), *module.buffers()]
+
+
+def hidden_mean(name, dtype, write, k=3):
+    """A copy of a module that is being trained, moved by such means and never read meanwhile."""
+    module = made(name, dtype)
+    averaged = copy.deepcopy(module)
+    for i in range(k):
+        turned_(module, i)
+        write(held(averaged), held(module))
+    return averaged
+
+
+@pytest.mark.parametrize("look", ["eval", "no_grad", "training", "save", "copy", "pickle", "bake"])
+@pytest.mark.parametrize("write", HIDDEN)
+@pytest.mark.parametrize(("name", "dtype"), [("stiefel", t) for t in DTYPES] + [("rebased", t) for t in DTYPES])
+def test_means_through_data_are_mended_before_they_are_read_saved_or_copied(name, dtype, write, look):
+    averaged: Any = hidden_mean(name, dtype, write)
+    if look == "save":
+        state = written(averaged)
+        averaged = made(name, dtype)
+        averaged.load_state_dict(state)
+    elif look == "copy":
+        averaged = copy.deepcopy(averaged)
+    elif look == "pickle":
+        averaged = pickle.loads(pickle.dumps(averaged))
+    elif look == "bake":
+        sk.bake(averaged, "weight")
+    averaged.train(look != "eval" and not (look == "training" and name == "rebased"))
+    with torch.set_grad_enabled(look != "no_grad"):
+        assert orthogonality_error(averaged.weight).item() <= permitted_error(4, dtype)
+
+
+@pytest.mark.parametrize("name", ["stiefel", "rebased"])
+def test_means_through_data_are_mended_in_a_group(name):
+    models: Any = [nn.ModuleList([made(name) for _ in range(3)]) for _ in range(2)]
+    with torch.no_grad():
+        for k in range(3):
+            with sk.grouped(models[0]):
+                assert all(orthogonality_error(one.weight) <= permitted_error(4, torch.float32) for one in models[0])
+            for i, one in enumerate(models[1]):
+                turned_(one, 3 * k + i)
+            lerp_(held(models[0]), held(models[1]))
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "training"])
+@pytest.mark.parametrize("name", ["cayley", "householder", "givens", "rebased"])
+def test_a_group_follows_charts_that_are_copied_through_data(name, mode):
+    online, target = (nn.ModuleList([made(name, shape=(6, 6)) for _ in range(3)]) for _ in range(2))
+    for k in range(3):
+        for i, one in enumerate(online):
+            turned_(one, 3 * k + i)
+        for a, c in zip(
+            [*target.parameters(), *target.buffers()], [*online.parameters(), *online.buffers()], strict=True
+        ):
+            a.data.copy_(c.data)
+        with torch.set_grad_enabled(mode == "training"), sk.grouped(target):
+            assert all(torch.allclose(a.weight, c.weight, atol=1e-6) for a, c in zip(target, online, strict=True))
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.9999])
+@pytest.mark.parametrize("name", ["fourier", "cayley", "givens", "householder"])
+def test_a_chart_that_was_averaged_with_itself_stays_what_it_is(name, decay):
+    """Rounding takes k a + k (1 - a) to less than k, and integers hold what is below: k - 1."""
+    module = made(name, torch.complex64 if name == "fourier" else torch.float32, (60, 60))
+    averaged = AveragedModel(module, avg_fn=lambda a, c, _: decay * a + (1 - decay) * c, use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(module)
+    for a, c in zip(averaged.module.buffers(), module.buffers(), strict=True):
+        a.data.copy_(decay * a.data + (1 - decay) * c.data)
+    averaged.module.state_dict()
+    assert all(map(torch.equal, averaged.module.buffers(), module.buffers()))
+    assert torch.allclose(averaged.module.weight, module.weight, atol=1e-5)
+
+
+@pytest.mark.parametrize("look", [lambda m: m.state_dict(), copy.deepcopy, lambda m: m.eval().weight])
+def test_a_mean_of_other_signs_is_refused_before_it_is_written(look):
+    module, other = made("cayley"), made("cayley")
+    other.parametrizations.weight.signs.neg_()
+    for a, c in zip(module.buffers(), other.buffers(), strict=True):
+        a.data.copy_(0.9 * a.data + 0.1 * c.data)
+    with pytest.raises(errors.NotAFrameError, match="signs of 1 and -1"):
+        look(module)
+
+
+def test_what_does_not_land_at_each_step_lands_before_it_is_saved():
+    module = made("stiefel")
+    optimizer = sk.optim.Landing(sk.optim.parameter_groups(module, lr=0.1), every=100)
+    for k in range(5):
+        module.weight.mul(torch.randn(6, 4, generator=seeds.generator(k))).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert not at_the_limit(module)  # evaluating it does not
+    made("stiefel").load_state_dict(written(module))
+    assert at_the_limit(module)
+
+
+def test_no_value_is_read_to_read_a_weight_where_reads_are_not_free():
+    averaged = hidden_mean("stiefel", torch.float32, lerp_)
+    with without_reads(), torch.no_grad():
+        assert not at_the_limit(averaged)
+    averaged.state_dict()
+    assert at_the_limit(averaged)
+
+
+def test_means_in_inference_mode_are_mended():
+    module = made("stiefel")
+    with torch.inference_mode():
+        averaged = copy.deepcopy(module)
+        turned_(module, 1)
+        lerp_(held(averaged), held(module))
+    fresh = made("stiefel")
+    fresh.load_state_dict(averaged.state_dict())
+    assert at_the_limit(fresh)
+    assert at_the_limit(averaged)
+
+
+CHARTS = {"block_diagonal", "cayley", "fourier", "givens", "householder", "margin", "matrix_exp", "rebased"}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[1] != torch.float64])
+def test_parameters_alone_are_the_weight_where_there_is_no_chart_and_all_tensors_everywhere(name, dtype):
+    online, target = made(name, dtype), made(name, dtype)
+    turned_(online, 1)
+    turned_(target, 2)
+    with torch.no_grad():
+        torch._foreach_copy_(list(target.parameters()), list(online.parameters()))  # pyright: ignore
+        has_chart = name in CHARTS and bool(list(online.buffers()))
+        assert torch.equal(target.weight, online.weight) != has_chart
+        torch._foreach_copy_(everything(target), everything(online))  # pyright: ignore
+        assert torch.equal(target.weight, online.weight)
+
+
+@pytest.mark.parametrize("options", [{"negative": 2}, {"init": "helfrich"}, {"init": "identity"}])
+def test_all_cayley_weights_that_are_made_so_have_one_chart(options):
+    made_alike: Any = [sk.orthogonal(nn.Linear(6, 6), "weight", "cayley", **options) for _ in range(5)]
+    assert len({tuple(layer.parametrizations.weight.signs.tolist()) for layer in made_alike}) == 1

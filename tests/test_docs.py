@@ -20,6 +20,11 @@ def test_the_python_of_the_readme_runs():
     exec(compile("\n".join(blocks), "README.md", "exec"), {"__name__": "readme"})
 
 
+def test_the_python_of_the_page_on_saving_runs():
+    blocks = CELL.findall((ROOT / "docs" / "saving.md").read_text())
+    exec(compile("\n".join(blocks), "saving.md", "exec"), {"__name__": "saving"})
+
+
 def test_readme_names_what_the_registries_hold():
     import stiefelkit as sk
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from optimizers_at_hand import OPTIMIZERS, STATEFUL, Shapes, every_optimizer, excess, frame, gradient, group, run
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -239,3 +240,30 @@ def test_a_gradient_with_outliers_among_its_singular_values_costs_no_orthogonali
         u, v = gradient((n, 2), seed=10 + seed).T
         run(optimizer, w, [(bulk / ratio + 0.7 * torch.outer(u, v)) @ w.detach()])
         assert excess(w) < 2
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(("name", "settings"), [(n, s) for n, cls in OPTIMIZERS.items() for s in cls.examples])
+def test_torchs_distributed_checkpoint_resumes_to_the_same_bits(name, settings, flat):
+    """It refuses states of some parameters alone: frames have one always, others not, nor what had no gradient."""
+
+    def made():
+        torch.manual_seed(0)
+        first = sk.orthogonal(nn.Linear(4, 4), "weight", "stiefel")
+        unused = [] if flat else [nn.Linear(2, 2)]  # which torch's flat form makes a state of dictionaries
+        model = nn.ModuleList([nn.Sequential(first, nn.Linear(4, 3)), *unused])
+        return model, OPTIMIZERS[name](sk.optim.parameter_groups(model, lr=1e-2), **settings)
+
+    def trained(model, optimizer, seed):
+        optimizer.zero_grad()
+        model[0](torch.randn(5, 4, generator=seeds.generator(seed))).square().sum().backward()
+        optimizer.step()
+        return list(model.parameters())
+
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, optimizer = made()
+    trained(model, optimizer, 1)
+    saved = copy.deepcopy(get_state_dict(model, optimizer, options=options))
+    again, other = made()
+    set_state_dict(again, other, model_state_dict=saved[0], optim_state_dict=saved[1], options=options)
+    assert all(map(torch.equal, trained(model, optimizer, 2), trained(again, other, 2)))

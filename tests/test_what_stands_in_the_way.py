@@ -1,7 +1,6 @@
 """Weights that are no plain parameters, and what torch puts on top of ours: it works, or a sentence says what does."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -117,6 +117,18 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         super().add_param_group(param_group)
         ask_readers(self.param_groups[-1])
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.
+
+        `torch.distributed.checkpoint` takes all parameters to have a state, or none.
+        """
+        full = super().state_dict()
+        if full["state"]:
+            for group in full["param_groups"]:
+                for key in group["params"]:
+                    full["state"].setdefault(key, {})
+        return full
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
 

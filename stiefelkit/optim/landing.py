@@ -49,9 +49,9 @@ class Landing(FrameOptimizer):
     Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k
     infinite): it saves three products of seven, and in between W is **no frame**, but as near to one as ||E||_F < 1/2
-    says. Then what reads the weight sees that, and checkpoints made in between are refused when they are loaded, so
-    save, and end, at a multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other
-    groups are moved by torch.optim.Adam.
+    says. What reads the weight sees that; saving or copying its module lands first. So end, and save, at a multiple of
+    k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
+    torch.optim.Adam.
 
     References:
         Ablin, Peyre, Fast and accurate optimization on the orthogonal manifold without retraction, AISTATS 2022.
