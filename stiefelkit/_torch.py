@@ -28,6 +28,7 @@ __all__ = [
     "Convolution",
     "TorchDispatchMode",
     "batched",
+    "call_hooks",
     "check_capture",
     "constant_in_traced_code",
     "copy_each",
@@ -85,6 +86,19 @@ held_buffers = operator.attrgetter("_buffers")
 forward_hooks = operator.attrgetter("_forward_hooks")
 forward_pre_hooks = operator.attrgetter("_forward_pre_hooks")
 load_pre_hooks = operator.attrgetter("_load_state_dict_pre_hooks")
+
+
+def call_hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """Returns the tables of what runs at each call of a module, before, after or in its backward pass.
+
+    A function, since torch.compile traces no attrgetter.
+    """
+    return [
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    ]
 
 
 def held_modules(module: nn.Module) -> dict[str, nn.Module | None]:

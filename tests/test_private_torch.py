@@ -73,6 +73,9 @@ def test_a_module_holds_its_hooks() -> None:
     assert list(_torch.forward_pre_hooks(net).values()) == [print]
     assert list(_torch.forward_hooks(net)) == [handle.id]
     assert len(_torch.load_pre_hooks(net)) == 1
+    net.register_full_backward_pre_hook(lambda *args: None)
+    net.register_full_backward_hook(lambda *args: None)
+    assert [len(hooks) for hooks in _torch.call_hooks(net)] == [1, 1, 1, 1]
 
 
 def test_is_traced_by_make_fx_jit_compile_and_export() -> None:

@@ -1,15 +1,20 @@
 """Orthogonal fine-tuning: frozen linear layers that are rotated by a trained frame, which starts as the identity."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stiefelkit import attach
+from stiefelkit._torch import call_hooks, held_modules, held_parameters, is_cached
 from stiefelkit.dtypes import computing_dtype, working_dtype
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError
-from stiefelkit.names import Where, choose
-from stiefelkit.nn.linear import OrthogonalLinear
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, UnknownNameError
+from stiefelkit.host import coordinate_list_of
+from stiefelkit.names import Place, Where, choose
+from stiefelkit.nn.probing import beyond_affine, in_other_adapters, is_plain, obstacle
+from stiefelkit.nn.recurrent import require_options
 from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
@@ -22,6 +27,25 @@ _BLOCK = 32
 _SIDES = ("in", "out")
 
 
+class _Rotation(nn.Module):
+    """R, applied without being formed; no `nn.Linear`, so that tools that look for these in a model leave it alone."""
+
+    def __init__(
+        self, n: int, parametrization: Parametrization, init: str, like: Tensor, options: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        require_options(OrthogonalAdapter, parametrization, options)
+        self.weight = nn.Parameter(torch.zeros(n, n, dtype=computing_dtype(like.dtype), device=like.device))
+        attach.orthogonal(self, "weight", parametrization, init=init, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = coordinate_list_of(self, "weight")
+        if held is None or len(held) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
+            w = self.weight
+            return F.linear(x.to(w.dtype), w).to(x.dtype)
+        return held(x.to(held.param.dtype)).to(x.dtype)
+
+
 class OrthogonalAdapter(nn.Module):
     """A frozen linear layer and a trained rotation R: y = W R x + b, or y = R W x + b.
 
@@ -31,8 +55,12 @@ class OrthogonalAdapter(nn.Module):
     Norms of neurons and angles between them stay as they were. R is worked out in float32 or better, whatever the dtype
     of the layer.
 
-    `merge` has the layer read one matrix, for inference; the frozen weight stays where it is, bit for bit, and so does
-    the state dict, so that `unmerge` only forgets the product. Not for layers whose singular values should change.
+    The layer is called as a whole: what it does beyond W x + b (a LoRA inside, hooks, a forward of its own) it does to
+    R x; and with side="out", what it gives is rotated but for its bias.
+
+    `merge` reads one matrix, for inference; the frozen weight stays where it is, bit for bit, and so does the state
+    dict, so that `unmerge` only forgets the product. That needs a layer which computes W x + b and no more. Not for
+    layers whose singular values should change.
 
     Args:
         layer: the linear layer; its parameters require no gradient from then on.
@@ -84,10 +112,7 @@ class OrthogonalAdapter(nn.Module):
             is_even = cls is Householder and options["reflections"] % 2 == 0
             init = "paired" if is_even else "identity"
         self.side, self.layer = side, layer.requires_grad_(False)
-        dtype, device = computing_dtype(layer.weight.dtype), layer.weight.device
-        self.rotation = OrthogonalLinear(
-            n, n, False, parametrization=cls, init=init, dtype=dtype, device=device, **options
-        )
+        self.rotation = _Rotation(n, cls, init, layer.weight, options)
         self.register_buffer("merged", None, persistent=False)
         self.register_load_state_dict_post_hook(_merge_anew)
 
@@ -108,49 +133,92 @@ class OrthogonalAdapter(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W R or R W, (out_features, in_features): worked out in float64 and rounded once; gradients go to R."""
-        if self.merged is not None:
-            return self.merged
-        w = self.layer.weight
-        wide, r = w.to(working_dtype(w.dtype)), self.rotation.weight.to(working_dtype(w.dtype))
-        return (wide @ r if self.side == "in" else r @ wide).to(w.dtype)
+        """W R or R W, (out_features, in_features): worked out in float64 and rounded once; gradients go to R.
 
-    @torch.no_grad()
+        It is made at each read: what is written into it is lost.
+
+        Raises:
+            OptionError: the layer computes more than W x + b, which no one matrix tells.
+        """
+        return self._product("weight")
+
     def merge(self) -> None:
-        """Has the layer read `weight`, computed once; a layer that is merged stays so."""
+        """Has the layer read `weight`, computed once; a layer that is merged stays so.
+
+        Raises:
+            OptionError: the layer computes more than W x + b.
+            NonFiniteError: the product holds NaN or infinity.
+        """
         if self.merged is None:
-            self.merged = self.weight
+            self.merged = self._finite_product("merge")
 
     def unmerge(self) -> None:
         """Has the layer read the frozen weight and R again."""
         self.merged = None
 
     def folded(self) -> nn.Linear:
-        """A new plain layer with `weight` and the bias, frozen as the old one."""
-        w, b = self.weight.detach().clone(), self.layer.bias
+        """Returns a new plain layer with `weight` and the bias, frozen as the old one.
+
+        Raises:
+            OptionError: the layer computes more than W x + b, or the adapter has hooks.
+            NonFiniteError: the product holds NaN or infinity.
+        """
+        if not _is_itself(self):
+            self._refuse("an adapter with hooks or a forward put over its own; remove them first", "folded")
+        w, b = self._finite_product("folded"), self.layer.bias
         plain = nn.Linear(*w.shape[::-1], bias=b is not None, device="meta", dtype=w.dtype)
         plain.weight = nn.Parameter(w, False)
         if b is not None:
-            plain.bias = nn.Parameter(b.detach().clone(), False)
+            with torch.inference_mode(False):
+                plain.bias = nn.Parameter(b.detach().clone(), False)
         return plain.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class.
 
         Raises:
-            OptionError: it is merged, and in training.
+            OptionError: it is merged, and in training; or merged, and the layer has got more to do since.
         """
         if self.merged is not None:
             if self.training and torch.is_grad_enabled():
                 raise OptionError("OrthogonalAdapter needs adapter.unmerge() before training, got a merged one.")
+            self._refuse(obstacle(self.layer), "forward while merged")
             return F.linear(x, self.merged, self.layer.bias)
         if self.side == "in":
-            return self.layer(self._rotated(x))
-        y = self._rotated(F.linear(x, self.layer.weight))
-        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+            return self.layer(self.rotation(x))
+        if is_plain(self.layer):
+            y, b = F.linear(x, self.layer.weight), self.layer.bias
+            y = self.rotation(y)
+        else:
+            y, b = self.layer(x), self.layer.bias
+            y = self.rotation(y if b is None else y - b.to(y.dtype))
+        return y if b is None else y + b.to(y.dtype)
 
-    def _rotated(self, x: Tensor) -> Tensor:
-        return self.rotation(x.to(self.rotation.parametrizations["weight"].param.dtype)).to(x.dtype)  # type: ignore[union-attr]
+    def _product(self, who: str) -> Tensor:
+        if self.merged is not None:
+            return self.merged
+        self._refuse(beyond_affine(self.layer), who)
+        w = self.layer.weight
+        wide, r = w.to(working_dtype(w.dtype)), self.rotation.weight.to(working_dtype(w.dtype))
+        return (wide @ r if self.side == "in" else r @ wide).to(w.dtype)
+
+    def _finite_product(self, who: str) -> Tensor:
+        """A copy of the product that is in no graph, and that inference mode does not limit."""
+        with torch.inference_mode(False), torch.no_grad():
+            w = self._product(who).clone()
+            if not w.isfinite().all():
+                raise NonFiniteError(
+                    f"OrthogonalAdapter.{who} needs a finite weight and rotation, got NaN or infinity in their "
+                    "product; load an earlier state first."
+                )
+        return w
+
+    def _refuse(self, found: str | None, who: str) -> None:
+        """Raises OptionError if anything was found beside the layer's weight and bias."""
+        if found is None and not _is_itself(self.rotation):
+            found = "a rotation with hooks; remove them first"
+        if found is not None:
+            raise OptionError(f"OrthogonalAdapter.{who} needs a layer of one weight and a bias, W x + b, got {found}.")
 
     def extra_repr(self) -> str:
         """The side, and whether it is merged."""
@@ -166,6 +234,8 @@ def adapt(
     """Puts an `OrthogonalAdapter` in the place of linear layers, and returns the model; a linear layer itself, adapted.
 
     Parameters of other modules keep their `requires_grad`: `model.requires_grad_(False)` first trains adapters only.
+    What is inside adapters is not meant by patterns, so that a second call adapts what the first has left; a layer
+    that stands in several places is adapted once, in all of them.
 
     Args:
         model: the model.
@@ -175,16 +245,30 @@ def adapt(
 
     Raises:
         UnknownNameError: no weight is meant.
-        DtypeError, OptionError: what `OrthogonalAdapter` raises; nothing is changed then.
+        DtypeError, OptionError: what `OrthogonalAdapter` raises; all layers that are meant have adapters; one is inside
+            a layer of PEFT, which would merge into a weight that is computed; or one shares a parameter with a module
+            that trains it. Nothing is changed then.
 
     >>> net = adapt(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), "*.weight", block_size=4)
     >>> list(adapters(net))
     ['0', '2']
     """
-    hosts = {id(place.host): place for place in choose(model, where)}
+    places = choose(model, where)
+    ours = {id(inner) for adapter in adapters(model).values() for inner in adapter.modules()}
+    hosts = {id(place.host): place for place in places if id(place.host) not in ours}
+    if not hosts:
+        raise OptionError(f"adapt needs layers without an adapter, got {places[0].qualified}, which is in one.")
     wrong = [place.qualified for place in hosts.values() if not isinstance(place.host, nn.Linear)]
     if wrong:
         raise DtypeError(f"adapt needs weights of linear layers, got {', '.join(wrong)}.")
+    others = in_other_adapters(model)
+    for key, place in hosts.items():
+        if key in others:
+            raise OptionError(
+                f"adapt needs layers of the model itself, got {place.qualified}, inside {others[key]}, which merges "
+                "into it; adapt first, so that PEFT finds a plain layer in each adapter, or merge_and_unload first."
+            )
+    _refuse_trained_elsewhere(model, hosts)
     trained = {key: [p.requires_grad for p in place.host.parameters()] for key, place in hosts.items()}
     try:
         made = {key: OrthogonalAdapter(place.host, parametrization, **options) for key, place in hosts.items()}  # type: ignore[arg-type]
@@ -206,6 +290,7 @@ def fold(model: nn.Module) -> nn.Module:
 
     Raises:
         UnknownNameError: the model has no adapter.
+        OptionError, NonFiniteError: what `OrthogonalAdapter.folded` raises; nothing is changed then.
     """
     held = adapters(model).values()
     if not held:
@@ -216,10 +301,39 @@ def fold(model: nn.Module) -> nn.Module:
 def _replaced(model: nn.Module, others: dict[int, Any]) -> Any:
     """Puts others, by the id of what they replace, into all places of a model, or in the place of the model itself."""
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if id(child) in others and others[id(child)] is not module:
+        for name, child in list(held_modules(module).items()):  # named_children leaves out second names
+            if id(child) in others:
                 setattr(module, name, others[id(child)])
     return others.get(id(model), model)
+
+
+def _refuse_trained_elsewhere(model: nn.Module, hosts: dict[int, Place]) -> None:
+    """Raises OptionError if a parameter of the layers is trained by a module that is not among them."""
+    names: dict[int, str] = {}
+    for place in hosts.values():
+        path = place.qualified.rpartition(".")[0]
+        names |= {id(p): f"{path}.{name}".lstrip(".") for name, p in place.host.named_parameters() if p.requires_grad}
+    for name, p in _held_outside(model, hosts):
+        if id(p) in names:
+            raise OptionError(
+                f"adapt needs parameters that it may freeze, got {names[id(p)]}, which is {name} too and trained "
+                "there; model.requires_grad_(False) first, or untie them."
+            )
+
+
+def _held_outside(module: nn.Module, hosts: dict[int, Place], prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields the parameters of a model that are not inside of some of its modules, under all of their names."""
+    if id(module) in hosts:
+        return
+    yield from ((prefix + name, p) for name, p in held_parameters(module).items() if p is not None)
+    for name, child in held_modules(module).items():
+        if child is not None:
+            yield from _held_outside(child, hosts, f"{prefix}{name}.")
+
+
+def _is_itself(module: nn.Module) -> bool:
+    """Whether a call runs the forward of the class and nothing else."""
+    return not any(call_hooks(module)) and "forward" not in vars(module)
 
 
 def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) -> dict[str, Any]:

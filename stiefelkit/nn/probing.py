@@ -1,0 +1,116 @@
+"""Asks modules what they compute: by their structure where it says so, else by calling a copy."""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stiefelkit._torch import call_hooks, held_parameters
+from stiefelkit.dtypes import working_dtype
+
+__all__ = ["agree", "beyond_affine", "has_own_forward", "in_other_adapters", "is_plain", "obstacle", "probes", "twin"]
+
+_PLAIN = (nn.Linear, nn.Embedding)
+_OF_PEFT = ("get_base_layer", "unload_and_optionally_merge_module")
+"""Methods of PEFT's layers, one of which each has: what they wrap they merge into, and put back."""
+_ROWS = 8
+_ROUNDINGS = 4
+"""How many times the error of torch's own product is still that of a product."""
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Returns whether a call runs other code than torch's own layer, on the class or on the instance."""
+    is_torchs = any(type(module).forward is plain.forward for plain in _PLAIN)
+    return not is_torchs or "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Returns whether a call of a layer is torch's own product, with nothing before or after."""
+    return not has_own_forward(layer) and not any(call_hooks(layer))
+
+
+def obstacle(layer: nn.Module) -> str | None:
+    """Returns what a layer visibly has beside one matrix and a bias, as the end of a sentence, or None."""
+    if any(call_hooks(layer)):
+        return f"{type(layer).__name__} with hooks; remove them first"
+    for name, _ in layer.named_parameters():
+        if name not in ("weight", "bias") and not name.startswith("parametrizations."):
+            return f"{type(layer).__name__} with {name} beside them; merge it into the layer first"
+    return None
+
+
+@torch.no_grad()
+def beyond_affine(layer: nn.Module) -> str | None:
+    """Returns what a layer does beyond W x + b of its own weight and bias, as the end of a sentence, or None.
+
+    A forward that is not torch's is run on a copy, in training and not, on the unit vectors and on random ones.
+    """
+    found = obstacle(layer)
+    if found is not None or not has_own_forward(layer):
+        return found
+    w, b = layer.weight, layer.bias
+    if not (isinstance(w, Tensor) and w.is_floating_point() and w.dim() == 2 and isinstance(b, Tensor | None)):
+        return f"{type(layer).__name__} without a matrix of real numbers as its weight"
+    x = torch.randn(_ROWS, w.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([torch.eye(w.shape[1], dtype=x.dtype), x, 64 * x, x / 64, 0 * x[:1]]).to(w.device, w.dtype)
+    wide = working_dtype(w.dtype)
+    exact = F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
+    with _undisturbed(w.device):
+        bound = _ROUNDINGS * torch.linalg.vector_norm(F.linear(x, w, b).to(wide) - exact, dim=-1)
+        bound += _ROUNDINGS * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(exact, dim=-1)
+        for is_training in (False, True):
+            try:
+                y = copy.deepcopy(layer).train(is_training)(x)
+                error = torch.linalg.vector_norm(y.to(wide) - exact, dim=-1)
+            except Exception as error:  # whatever a stranger's forward raises
+                return f"{type(layer).__name__}, which cannot be tried ({type(error).__name__})"
+            if y.shape != exact.shape or not bool((error <= bound).all()):
+                return f"{type(layer).__name__}, whose forward does more"
+    return None
+
+
+def in_other_adapters(model: nn.Module) -> dict[int, str]:
+    """Returns by their id the modules inside layers of PEFT and its like, each with the class of that layer."""
+    return {
+        id(inner): f"{type(module).__module__}.{type(module).__qualname__}"
+        for module in model.modules()
+        if any(callable(getattr(type(module), name, None)) for name in _OF_PEFT)
+        for inner in module.modules()
+        if inner is not module
+    }
+
+
+def twin(module: nn.Module, **values: Tensor) -> nn.Module:
+    """Returns a copy of a module in float64, without hooks and not in training, with other values of parameters."""
+    other = copy.deepcopy(module).double().eval()
+    for hooks in call_hooks(other):
+        hooks.clear()
+    for name, value in values.items():
+        held_parameters(other)[name].copy_(value)  # type: ignore[union-attr]
+    return other
+
+
+def probes(n: int, device: torch.device) -> Tensor:
+    """Returns random vectors of n entries, in float64 and always the same."""
+    return torch.randn(_ROWS, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def agree(one: Tensor, other: Tensor, n: int) -> bool:
+    """Returns whether results on n features are the same but for rounding in float32, in which many modules compute.
+
+    A sum of n numbers by halves has at most log2 n roundings.
+    """
+    bound = _ROUNDINGS * (math.log2(n) + 4) * torch.finfo(torch.float32).eps
+    return bool(torch.dist(one.double(), other.double()) <= bound * torch.linalg.vector_norm(other.double()))
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Context in which random numbers are drawn for nobody else, and autocast is off."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.autocast(device.type, enabled=False):
+        yield
