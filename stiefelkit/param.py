@@ -18,7 +18,7 @@ from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameE
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
 
-__all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "rows_of"]
+__all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "each_frame", "rows_of"]
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
@@ -342,6 +342,11 @@ class OrthogonalParam(nn.Module, ABC):
 
 Parametrization = str | type[OrthogonalParam]
 """What `parametrization=` takes: a registered name, or a class."""
+
+
+def each_frame(frames: Any) -> tuple[Tensor, ...]:
+    """Returns what `frames` and `bare` of a map give, as a tuple; several where they are of several sizes."""
+    return frames if isinstance(frames, tuple) else (frames,)
 
 
 @functools.cache

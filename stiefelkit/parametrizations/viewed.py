@@ -36,9 +36,8 @@ class Viewed(Wrapper):
         self.view = view
 
     def options(self) -> dict[str, Any]:
-        """The inner map's, the view and, for a view of groups, how many there are."""
-        groups = {"groups": self.view.groups} if self.view.is_grouped else {}
-        return {**self.inner.options(), "view": self.view.name, **groups}
+        """The inner map's, and the view with how many groups or blocks there are."""
+        return {**self.inner.options(), **self.view.options()}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the weight."""
