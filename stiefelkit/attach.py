@@ -23,9 +23,7 @@ from stiefelkit.names import (
     groups_of,
     is_convolution,
     is_pattern,
-    of_groups,
-    of_stacks,
-    of_ties,
+    notes_on,
     plain_weight,
 )
 from stiefelkit.notices import retire
@@ -128,9 +126,8 @@ def orthogonal(
     plan = _Plan(cls, view, blocks, dim or 0, gain, {"precision": precision, **options})
     start = Start(init, generator)
     carried = [(places, _carry(plan, places, start)) for places in tied.values()]
-    notes = [*of_groups(view, chosen), *of_ties(module, tied.values())]
-    if blocks is None:
-        notes += of_stacks(chosen, None if "blocks" not in own else cls)
+    inside = f', of "rebased" with {cls.__name__} inside' if "blocks" in own else ""
+    notes = list(notes_on(module, tied.values(), view, inside if blocks is None else None))
     for places, coordinate_list in carried:
         share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
     for note in notes:

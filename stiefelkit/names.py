@@ -24,9 +24,7 @@ __all__ = [
     "instead_of",
     "is_convolution",
     "is_pattern",
-    "of_groups",
-    "of_stacks",
-    "of_ties",
+    "notes_on",
     "plain_weight",
 ]
 
@@ -234,21 +232,6 @@ def _elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> lis
     return [place for place in places if _key(place) not in taken]
 
 
-def of_stacks(chosen: Sequence[Place], cls: type | None) -> list[str]:
-    """Says in which weights several matrices become one frame together; `cls` is of a map with a `blocks=` itself."""
-    stacked: dict[tuple[str, str], list[str]] = {}
-    for place in chosen:
-        kind = _stacked_in(place)
-        if kind is not None:
-            stacked.setdefault(kind, []).append(place.title)
-    inside = "" if cls is None else f', of "rebased" with {cls.__name__} inside'
-    return [
-        f"{', '.join(titles[:3])}{f' and {len(titles) - 3} more' if len(titles) > 3 else ''}: one frame of {held} side "
-        f"by side, none of which is one by itself; {remedy}{inside}; blocks=1 says that one is meant."
-        for (held, remedy), titles in stacked.items()
-    ]
-
-
 def is_convolution(place: Place) -> bool:
     """Whether a weight is the kernel of a convolution of torch."""
     return isinstance(place.host, Convolution) and place.name == "weight"
@@ -259,32 +242,40 @@ def groups_of(place: Place) -> int:
     return int(getattr(place.host, "groups", 1)) if is_convolution(place) else 1
 
 
-def of_groups(view: str | None, chosen: Sequence[Place]) -> list[str]:
-    """Says which convolutions of groups have a view that does not make them isometries."""
-    if view is None or view.startswith("group_"):
-        return []
+def notes_on(
+    module: nn.Module, tied: Iterable[Sequence[Place]], view: str | None, unblocked: str | None
+) -> Iterator[str]:
+    """Yields what is to be said of weights that are made orthogonal, each with all of its places.
+
+    That a convolution of several groups is no isometry by its view; that a parameter stands elsewhere as well, where it
+    stays plain; and, if `unblocked` is a string, which ends the remedy, that several matrices become one frame.
+    """
+    chosen = [place for places in tied for place in places]
     titles = [place.title for place in chosen if groups_of(place) > 1]
-    if not titles:
-        return []
-    return [
-        f"{', '.join(titles)}: a convolution of several groups is no isometry with view={view!r}, which makes one "
-        f'matrix of all groups; view="group_{view}" makes one of each.'
-    ]
-
-
-def of_ties(module: nn.Module, tied: Iterable[Sequence[Place]]) -> list[str]:
-    """Says which weights stand elsewhere in the model as well, where they stay plain."""
-    notes = []
-    for places in tied:
-        first = places[0]
-        for other in _elsewhere(module, plain_weight(first), places):
-            names = [place.qualified for place in (*places, other)]
-            notes.append(
+    if titles and not (view is None or view.startswith("group_")):
+        yield (
+            f"{', '.join(titles)}: a convolution of several groups is no isometry with view={view!r}, which makes one "
+            f'matrix of all groups; view="group_{view}" makes one of each.'
+        )
+    for first, *others in tied:
+        for other in _elsewhere(module, plain_weight(first), [first, *others]):
+            names = [place.qualified for place in (first, *others, other)]
+            yield (
                 f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
                 f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
                 f"where={names!r} in place of the name does; the optimizer is to be made after that."
             )
-    return notes
+    stacked: dict[tuple[str, str], list[str]] = {}
+    for place in chosen if unblocked is not None else ():
+        kind = _stacked_in(place)
+        if kind is not None:
+            stacked.setdefault(kind, []).append(place.title)
+    for (held, remedy), titles in stacked.items():
+        more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+        yield (
+            f"{', '.join(titles[:3])}{more}: one frame of {held} side by side, none of which is one by itself; "
+            f"{remedy}{unblocked}; blocks=1 says that one is meant."
+        )
 
 
 _OWN_WAYS = {"max_norm": "which scales rows", "padding_idx": "whose row would be trained, and part of the frame"}

@@ -297,7 +297,7 @@ class OrthogonalParam(nn.Module, ABC):
         if not isinstance(w, Tensor):
             raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
         if tuple(w.shape) != self.shape:
-            raise ShapeError(f"{name} needs a frame of shape {self.shape}, got {tuple(w.shape)}.")
+            raise ShapeError(f"{name} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
         if not (w.is_floating_point() or w.is_complex()) or (w.is_complex() and not self.is_complex):
             raise DtypeError(f"{name} needs a frame that converts to {self.dtype}, got {w.dtype}.")
         if not torch.isfinite(w).all():

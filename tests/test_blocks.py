@@ -14,8 +14,9 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error, permitted_error
-from stiefelkit.parametrizations import View
-from stiefelkit.testing import seeds
+from stiefelkit.parametrizations import Cayley, Householder, Scaled, View, Viewed
+from stiefelkit.parametrizations._inner import SideBySide
+from stiefelkit.testing import check_parametrization, seeds
 
 GQA = (8, 2, 2)
 """Rows of queries, keys and values where heads share keys and values."""
@@ -77,7 +78,8 @@ def test_each_block_is_the_frame_nearest_to_what_it_was(kind, name, dtype):
     layer.weight = kept
     assert torch.allclose(layer.weight, kept, atol=1e-5)
     layer(torch.ones(2, columns, dtype=dtype)).abs().sum().backward()
-    assert all(torch.isfinite(c.grad).all() for c in sk.coordinates(layer, "weight").values())
+    grads: list[Any] = [c.grad for c in sk.coordinates(layer, "weight").values()]
+    assert all(torch.isfinite(g).all() for g in grads)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,7 +251,7 @@ def test_weights_of_one_kind_are_mapped_together(kind):
         assert together[0]._base is not None
         for a, b in zip(alone, together, strict=True):
             assert torch.allclose(a, b, atol=1e-6)
-        sum(w.square().sum() for w in together).backward()
+        torch.stack([w.square().sum() for w in together]).sum().backward()
     assert all(c.grad is not None for layer in net for c in sk.coordinates(layer, "weight").values())
 
 
@@ -396,8 +398,9 @@ FUSED: dict[str, tuple[Any, str, list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("by", ["name", "where"])
 def test_one_frame_of_what_a_layer_holds_side_by_side_is_warned_about_once_with_the_remedy(kind, by):
     make, name, remedies = FUSED[kind]
+    chosen: dict[str, Any] = {by: name}
     with pytest.warns(UserWarning, match="one frame of .* side by side, none of which is one by itself") as caught:
-        sk.orthogonal(make(), **{by: name})
+        sk.orthogonal(make(), **chosen)
     (said,) = [str(warning.message) for warning in caught]
     assert name.rpartition(".")[0] in said
     for remedy in [*remedies, {"blocks": 1}]:
@@ -406,9 +409,9 @@ def test_one_frame_of_what_a_layer_holds_side_by_side_is_warned_about_once_with_
         assert words + (", dim=1" if dim else "") in said
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            model: Any = sk.orthogonal(make(), **{by: name}, **remedy)
-        (weight,) = sk.host.orthogonal_weights(model)
-        w = getattr(weight.host, weight.name).detach()
+            model: Any = sk.orthogonal(make(), **chosen, **remedy)
+        path, _, last = name.rpartition(".")
+        w = getattr(model.get_submodule(path), last).detach()
         for q in w.chunk(blocks, dim) if isinstance(blocks, int) else w.split(blocks, dim):
             assert orthogonality_error(q if q.shape[0] >= q.shape[1] else q.mT) < 1e-6
 
@@ -447,3 +450,26 @@ def test_attention_of_frames_has_frames_for_q_k_v_and_for_each_head():
     for head in layer.self_attn.out_proj.weight.detach().chunk(4, 1):
         assert orthogonality_error(head) < 1e-6
     assert re.match(r"Viewed", type(layer.self_attn.parametrizations.in_proj_weight.param).__name__)
+
+
+class Split(SideBySide):
+    """A wide and a tall part, in rows, with a learned gain in one."""
+
+    def __init__(self, shape, *, dtype=None, device=None, precision="exact"):
+        made: dict[str, Any] = {"dtype": dtype, "device": device, "precision": precision}
+        wide, tall = View("matrix", (4, 3), blocks=2), (shape[0] - 4, 3)
+        super().__init__([Viewed(Scaled(Cayley((2, 3, 2), **made), "learned", 2), wide), Householder(tall, **made)], -2)
+
+    @classmethod
+    def examples(cls):
+        return [((9, 3), {})]
+
+
+# Those that do not ask for a frame.
+LAWS = ["gradients", "pure", "threads", "finite_gradients", "precision", "schemes", "linear", "checkpoint"]
+LAWS += ["functional_call", "forward_mode", "batched_gradients", "second_derivatives"]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_that_do_not_ask_for_a_frame_hold_of_parts_in_a_row(law):
+    check_parametrization(Split, [law])

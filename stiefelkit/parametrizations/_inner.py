@@ -130,7 +130,9 @@ class SideBySide(OrthogonalParam):
     def parts(self) -> list[OrthogonalParam]:
         return list(self.children())  # type: ignore[arg-type]
 
-    examples = Wrapper.examples
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        return []
 
     @property
     def traits(self) -> Traits:

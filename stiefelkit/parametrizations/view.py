@@ -62,9 +62,10 @@ class View:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
         if self.is_grouped and self.blocks > 1:
             raise OptionError(f"View needs blocks of a weight without groups, got blocks={self.blocks}, {self.name!r}.")
-        if self._parts < 1 or self.shape[self._axis] % self._parts:
-            parts = f"{self._parts} {'groups' if self.is_grouped else 'blocks'}"
-            raise ShapeError(f"View needs a weight of {parts} of equal size, got shape {self.shape}.")
+        axis, parts = self._cut
+        if parts < 1 or self.shape[axis] % parts:
+            kind = "groups" if self.is_grouped else "blocks"
+            raise ShapeError(f"View needs a weight of {parts} {kind} of equal size, got shape {self.shape}.")
         _ = self.is_wide, self._back  # computed here: torch.compile does not trace a cached_property
 
     @property
@@ -73,13 +74,9 @@ class View:
         return self.name.startswith(_GROUPED)
 
     @property
-    def _parts(self) -> int:
-        return self.groups if self.is_grouped else self.blocks
-
-    @property
-    def _axis(self) -> int:
-        """The dimension of the weight that parts are cut from."""
-        return 0 if self.is_grouped else axis_of(self.name, self.shape, self.dim)
+    def _cut(self) -> tuple[int, int]:
+        """The dimension of the weight that parts, groups or blocks, are cut from, and how many there are."""
+        return (0, self.groups) if self.is_grouped else (axis_of(self.name, self.shape, self.dim), self.blocks)
 
     @property
     def is_split(self) -> bool:
@@ -91,14 +88,14 @@ class View:
         """Shape of the weight with a dimension of its own for its parts, in front of the one that they are cut from."""
         if not self.is_split:
             return self.shape
-        before, after = self.shape[: self._axis], self.shape[self._axis + 1 :]
-        return (*before, self._parts, self.shape[self._axis] // self._parts, *after)
+        axis, parts = self._cut
+        return (*self.shape[:axis], parts, self.shape[axis] // parts, *self.shape[axis + 1 :])
 
     @cached_property
     def order(self) -> tuple[int, ...]:
         """Dimensions of `split_shape` in the order in which the matrix has them."""
         rest = list(range(len(self.split_shape)))
-        batch = [rest.pop(self._axis)] if self.is_split else []
+        batch = [rest.pop(self._cut[0])] if self.is_split else []
         out, into = rest[self.out_dim], rest[1 - self.out_dim]
         kind = self.name.removeprefix(_GROUPED)
         if kind == "matrix":
@@ -168,17 +165,7 @@ def axis_of(name: str, shape: Sequence[int], dim: int) -> int:
 
 
 def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple[View, ...]:
-    """Returns a view for each run of blocks of one size in a weight, which stand side by side along a dimension.
-
-    Args:
-        whole: the view of the weight as one.
-        blocks: how many of equal size, or the sizes of all.
-        dim: along which dimension, as in `View`.
-
-    Raises:
-        OptionError: these are no blocks, or there is no such dimension.
-        ShapeError: the weight is not made of such blocks.
-    """
+    """Returns a view for each run of blocks of one size: so many, or of these sizes, side by side in a weight."""
     if isinstance(dim, bool) or dim not in (0, 1):
         raise OptionError(f"blocks= needs dim=0 (rows, outputs) or dim=1 (columns, inputs), got dim={dim!r:.80}.")
     if whole.is_grouped:
@@ -195,8 +182,5 @@ def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple
     if sum(sizes) != length:
         raise ShapeError(f"blocks={blocks!r:.80} needs a dimension {dim} {needs}, got shape {whole.shape}.")
     runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
-    before, after = whole.shape[:axis], whole.shape[axis + 1 :]
-    return tuple(
-        replace(whole, shape=(*before, size * count, *after), blocks=count, dim=dim if count > 1 else 0)
-        for size, count in runs
-    )
+    shapes = [(*whole.shape[:axis], size * count, *whole.shape[axis + 1 :]) for size, count in runs]
+    return tuple(replace(whole, shape=s, blocks=run[1], dim=dim) for s, run in zip(shapes, runs, strict=True))
