@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit import parametrizations
-from stiefelkit._torch import Convolution
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
 from stiefelkit.filling import Start, check_scheme, draw_, start_
@@ -22,14 +21,25 @@ from stiefelkit.host import (
     share_coordinate_list,
     stop_checking,
 )
-from stiefelkit.names import Place, Where, choose, elsewhere, find_place, find_weight, plain_weight
+from stiefelkit.names import (
+    Place,
+    Where,
+    choose,
+    find_place,
+    find_weight,
+    groups_of,
+    is_convolution,
+    is_pattern,
+    notes_on,
+    plain_weight,
+)
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam, Parametrization
-from stiefelkit.parametrizations import check_options, find_parametrization
-from stiefelkit.parametrizations._inner import Wrapper
+from stiefelkit.parametrizations import check_options, find_parametrization, option_names
+from stiefelkit.parametrizations._inner import SideBySide, cores
 from stiefelkit.parametrizations.rebased import Rebased
 from stiefelkit.parametrizations.scaled import Scaled
-from stiefelkit.parametrizations.view import VIEWS, View
+from stiefelkit.parametrizations.view import VIEWS, View, axis_of, views_of_blocks
 from stiefelkit.parametrizations.viewed import Viewed
 
 __all__ = ["assign_", "available", "bake", "coordinates", "orthogonal", "rebase_", "register", "reset_"]
@@ -39,12 +49,14 @@ M = TypeVar("M", bound=nn.Module)
 
 def orthogonal(
     module: M,
-    name: str | None = None,
+    name: Where | None = None,
     parametrization: Parametrization = "cayley",
     *,
     where: Where | None = None,
     init: str | Tensor | None = None,
     view: str | None = None,
+    blocks: int | Sequence[int] | None = None,
+    dim: int | None = None,
     gain: float | str = 1.0,
     precision: str = "exact",
     generator: torch.Generator | None = None,
@@ -65,7 +77,7 @@ def orthogonal(
 
     Args:
         module: the module that owns the weight, or a model that contains it.
-        name: the parameter's name, "weight", or, as `sk.drift` prints it, "encoder.0.weight".
+        name: the parameter's name, "weight", or, as `sk.drift` prints it, "encoder.0.weight"; or what `where` takes.
         parametrization: a registered name (`sk.available()`) or a class.
         where: in place of a name, which weights of two dimensions or more: a pattern of names, "encoder.*.weight" (*
             stands for any characters, dots too), a sequence of them, or a function (name, module that owns it) -> bool.
@@ -74,8 +86,12 @@ def orthogonal(
             frame nearest to the weight, or says why not; a tensor is assigned.
         view: how a convolution's kernel is read: "out_by_rest", "in_by_rest" or "per_tap", with "group_" before it for
             a matrix in each group. The layer keeps norms where patches do not overlap; see `sk.metrics.lipschitz`.
+        blocks: how many weights of equal size stand side by side in this one, or the size of each, as queries, keys and
+            values do: each becomes a frame of its own. Wide ones get orthonormal rows. A map with an option of this
+            name ("block_diagonal") keeps it to itself, as any option.
+        dim: along which dimension of the matrix, or of the kernel, blocks stand: 0, rows or outputs, if left out, or 1.
         gain: the weight is this times a frame: a positive number, as of `torch.nn.init.calculate_gain`, or "learned", a
-            coordinate more, "gain", which is 1 after a draw, and else the mean singular value of the weight.
+            coordinate more, "gain", 1 after a draw, and else the mean singular value of the weight, or of each block.
         precision: "exact", the default, rounds once.
         generator: source of randomness for a drawn init.
         **options: the parametrization's own (`negative=` for "cayley").
@@ -85,7 +101,7 @@ def orthogonal(
 
     Raises:
         UnknownNameError: no parametrization or parameter has this name, or `where` matches none.
-        ShapeError: the weight is no matrix, is empty, or is a kernel without `view`.
+        ShapeError: the weight is no matrix, is empty, is a kernel without `view`, or is not made of such blocks.
         DtypeError: the weight is neither floating nor complex, or the parametrization does not do its field.
         OptionError: an option is unknown or out of range, or the weight is no plain parameter.
         NonFiniteError, NotAFrameError, RankError, ImageError: `init` is a tensor, or "project", that the map cannot
@@ -101,16 +117,24 @@ def orthogonal(
         raise OptionError(
             f"orthogonal needs a weight's name or where=, one of both, got name={name!r:.80} and where={where!r:.80}."
         )
-    chosen = choose(module, where) if name is None else [find_place(module, name, "orthogonal")]  # type: ignore[arg-type]
+    where = name if is_pattern(name) else where
+    chosen = [find_place(module, name, "orthogonal")] if where is None else choose(module, where)  # type: ignore[arg-type]
     if len(chosen) > 1 and isinstance(init, Tensor):
         raise OptionError(f"orthogonal needs init= as a name for {len(chosen)} weights, got a tensor.")
     tied: dict[int, list[Place]] = {}
     for place in chosen:
         tied.setdefault(id(plain_weight(place)), []).append(place)
-    plan = _Plan(find_parametrization(parametrization), view, gain, {"precision": precision, **options})
+    cls = find_parametrization(parametrization)
+    own = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if key in option_names(cls)}
+    options |= {key: value for key, value in own.items() if value is not None}
+    blocks, dim = None if "blocks" in own else blocks, None if "dim" in own else dim
+    if dim is not None and blocks is None:
+        raise OptionError(f"orthogonal needs blocks= of its own beside dim=, got dim={dim!r:.80} with {cls.__name__}.")
+    plan = _Plan(cls, view, blocks, dim or 0, gain, {"precision": precision, **options})
     start = Start(init, generator)
     carried = [(places, _carry(plan, places, start)) for places in tied.values()]
-    notes = [*_of_groups(plan, chosen), *_of_ties(module, tied.values())]
+    inside = f', of "rebased" with {cls.__name__} inside' if "blocks" in own else ""
+    notes = list(notes_on(module, tied.values(), view, inside if blocks is None else None))
     for places, coordinate_list in carried:
         share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
     for place in chosen:
@@ -178,22 +202,26 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     >>> rebase_(layer, "weight")
     """
     coordinate_list = find_weight(module, name, "rebase_").coordinate_list
-    param = coordinate_list.param
-    while isinstance(param, Wrapper):
-        param = param.inner
-    if not isinstance(param, Rebased):
-        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {param.title}.')
+    maps = [(start, param) for start, param in cores(coordinate_list.param) if isinstance(param, Rebased)]
+    if not maps:
+        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {coordinate_list.param.title}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
-    moved = [coordinate_list.coordinates[key] for key in param.coordinates]
+    own = list(coordinate_list.coordinates.values())
+    moved = [c for start, param in maps for c in own[start : start + len(param.coordinates)]]
     if optimizer is not None and not all(id(c) in held for c in moved):
         raise OptionError(
             f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
         )
     coordinate_list.check_assignable()
-    present = coordinate_list.gathered()
-    values, chart = param.rebased(*present[: len(moved)])
-    param.load_chart_(chart)
-    coordinate_list.fill_([*values, *present[len(moved) :]])  # a gain stays
+    present = coordinate_list.gathered()  # of which gains stay
+    charts = []
+    for start, param in maps:
+        shares = slice(start, start + len(param.coordinates))
+        present[shares], chart = param.rebased(*present[shares])
+        charts.append((param, chart))
+    for param, chart in charts:
+        param.load_chart_(chart)
+    coordinate_list.fill_(present)
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
         optimizer.state.clear()
     elif optimizer is not None:
@@ -275,10 +303,12 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
 
 
 class _Plan(NamedTuple):
-    """What is put on each weight: the class of the map, view, gain, and the map's options."""
+    """What is put on each weight: the class of the map, view, blocks, gain, and the map's options."""
 
     cls: type[OrthogonalParam]
     view: str | None
+    blocks: int | Sequence[int] | None
+    dim: int
     gain: float | str
     options: dict[str, Any]
 
@@ -311,7 +341,10 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
                 "parameter in a convolution and in a transposed one; choose one of them, and tie the other to it."
             )
-    param = _build(plan, first, weight, seen)
+    parts = [_build(plan, first, weight, view) for view in seen]
+    param = parts[0]
+    if len(parts) > 1:
+        param = SideBySide(parts, axis_of(seen[0].name, weight.shape, plan.dim) - weight.dim())
     device, dtypes = weight.device, param.coordinate_dtypes
     blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
     coordinate_list = CoordinateList(param, blank, weight.requires_grad)
@@ -329,18 +362,10 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
-def _is_convolution(place: Place) -> bool:
-    return isinstance(place.host, Convolution) and place.name == "weight"
-
-
-def _groups(place: Place) -> int:
-    return int(getattr(place.host, "groups", 1)) if _is_convolution(place) else 1
-
-
-def _seen(plan: _Plan, place: Place) -> View:
-    """How a weight is read; checks that it is a matrix, or kernel, that can be."""
+def _seen(plan: _Plan, place: Place) -> tuple[View, ...]:
+    """How a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
     weight = plain_weight(place)
-    convolution, groups = _is_convolution(place), _groups(place)
+    convolution, groups = is_convolution(place), groups_of(place)
     where = f"{plan.cls.__name__} on {place.title}"
     if weight.dim() < 2:
         raise ShapeError(f"{where} needs a matrix or a batch of matrices, got shape {tuple(weight.shape)}.")
@@ -354,7 +379,13 @@ def _seen(plan: _Plan, place: Place) -> View:
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
         raise DtypeError(f"{where} needs a floating or complex weight of 16 bits or more, got {weight.dtype}.")
     transposed = convolution and bool(getattr(place.host, "transposed", False))
-    return View(plan.view or "matrix", tuple(weight.shape), int(transposed), groups)
+    view = View(plan.view or "matrix", tuple(weight.shape), int(transposed), groups)
+    if plan.blocks is None:
+        return (view,)
+    try:
+        return views_of_blocks(view, plan.blocks, plan.dim)
+    except ShapeError as error:
+        raise ShapeError(f"{where}: {error}") from None
 
 
 def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalParam:
@@ -367,33 +398,5 @@ def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalP
         remedy = f"; make the layer with {words}" if takes_complex else ""
         raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}{remedy}.")
     inner = plan.cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **plan.options)
-    scaled = inner if plan.gain == 1 and not isinstance(plan.gain, bool) else Scaled(inner, plan.gain)
+    scaled = inner if plan.gain == 1 and not isinstance(plan.gain, bool) else Scaled(inner, plan.gain, seen.blocks)
     return scaled if seen.is_plain else Viewed(scaled, seen)
-
-
-def _of_groups(plan: _Plan, chosen: Sequence[Place]) -> list[str]:
-    """Says which convolutions of groups have a view that does not make them isometries."""
-    if plan.view is None or plan.view.startswith("group_"):
-        return []
-    titles = [place.title for place in chosen if _groups(place) > 1]
-    if not titles:
-        return []
-    return [
-        f"{', '.join(titles)}: a convolution of several groups is no isometry with view={plan.view!r}, which makes one "
-        f'matrix of all groups; view="group_{plan.view}" makes one of each.'
-    ]
-
-
-def _of_ties(module: nn.Module, tied: Iterable[Sequence[Place]]) -> list[str]:
-    """Says which weights stand elsewhere in the model as well, where they stay plain."""
-    notes = []
-    for places in tied:
-        first = places[0]
-        for other in elsewhere(module, plain_weight(first), places):
-            names = [place.qualified for place in (*places, other)]
-            notes.append(
-                f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
-                f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
-                f"where={names!r} in place of the name does; the optimizer is to be made after that."
-            )
-    return notes

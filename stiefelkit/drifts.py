@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.host import check_module, orthogonal_weights
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.param import each_frame
 
 __all__ = ["Drift", "drift"]
 
@@ -18,7 +19,7 @@ class Drift:
     """How far a weight is from being a frame.
 
     Attributes:
-        error: ||W^H W - I||_F in float64, the worst of a batch.
+        error: ||W^H W - I||_F in float64, the worst of a batch, or of blocks.
         limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
         bits_lost: binary digits lost beyond that, log2(max(error / limit, 1)).
     """
@@ -42,12 +43,14 @@ def drift(model: nn.Module) -> dict[str, Drift]:
     drifts = {}
     for weight in orthogonal_weights(model):
         coordinate_list = weight.coordinate_list
-        frames = coordinate_list.param.bare(*coordinate_list.gathered())
-        error = orthogonality_error(frames).max().item()
-        if not math.isfinite(error):
-            raise NonFiniteError(
-                f"{weight.qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint."
-            )
-        limit = rounding_limit(frames.shape[-1], frames.dtype)
-        drifts[weight.qualified] = Drift(error, limit, bits_lost(error, limit))
+        frames = each_frame(coordinate_list.param.bare(*coordinate_list.gathered()))
+        drifts[weight.qualified] = max((_drift(q, weight.qualified) for q in frames), key=lambda d: d.error / d.limit)
     return drifts
+
+
+def _drift(frames: Tensor, qualified: str) -> Drift:
+    error = orthogonality_error(frames).max().item()
+    if not math.isfinite(error):
+        raise NonFiniteError(f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint.")
+    limit = rounding_limit(frames.shape[-1], frames.dtype)
+    return Drift(error, limit, bits_lost(error, limit))

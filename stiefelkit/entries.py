@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from stiefelkit import parametrizations
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import OrthogonalParam, each_frame
 from stiefelkit.sharding import local_part, whole
 
 __all__ = ["EXTRA", "check_state", "describe", "in_words", "read_description"]
@@ -293,12 +293,12 @@ def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict
     cast = tuple(c.to(device=device, dtype=dtypes[name]) for name, c in gathered.items())
     buffers = {name: choice.to(device) for name, choice in chart.items()}
     w = torch.func.functional_call(param, buffers, cast)
-    frames = param.frames(w)
-    error = orthogonality_error(frames).max().item()
-    bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))
-    if not error <= bound:
-        kind = CheckpointError if error < float("inf") else NonFiniteError
-        raise kind(
-            f"{weight} needs coordinates whose weight is a frame, ||W^H W - I||_F <= {bound:.2g}, got some of modulus "
-            f"{largest:.2g} that give {error:.2g}."
-        )
+    for frames in each_frame(param.frames(w)):
+        error = orthogonality_error(frames).max().item()
+        bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))
+        if not error <= bound:
+            kind = CheckpointError if error < float("inf") else NonFiniteError
+            raise kind(
+                f"{weight} needs coordinates whose weight is a frame, ||W^H W - I||_F <= {bound:.2g}, got some of "
+                f"modulus {largest:.2g} that give {error:.2g}."
+            )

@@ -10,7 +10,7 @@ from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.dtypes import coarser, working_dtype
 from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, OptionError, RankError, did_you_mean
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.param import OrthogonalParam, each_frame
 
 __all__ = ["Start", "check_scheme", "draw_", "start_"]
 
@@ -95,9 +95,9 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
 
 def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
     """Whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
-    frames = param.frames(weight)
-    return orthogonality_error(frames).max().item() <= frame_tolerance(
-        frames.shape[-1], coarser(frames.dtype, torch.float32)
+    return all(
+        orthogonality_error(q).max().item() <= frame_tolerance(q.shape[-1], coarser(q.dtype, torch.float32))
+        for q in each_frame(param.frames(weight))
     )
 
 

@@ -1,6 +1,7 @@
 """Which weights of a model are meant: qualified names, patterns, predicates; and what stands in the way of one."""
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
 from stiefelkit._torch import (
+    Convolution,
     forward_pre_hooks,
     held_buffers,
     held_modules,
@@ -20,7 +22,19 @@ from stiefelkit._torch import (
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.host import OrthogonalWeight, check_module, coordinate_list_of, orthogonal_weights
 
-__all__ = ["Place", "Where", "choose", "elsewhere", "find_place", "find_weight", "instead_of", "plain_weight"]
+__all__ = [
+    "Place",
+    "Where",
+    "choose",
+    "find_place",
+    "find_weight",
+    "groups_of",
+    "instead_of",
+    "is_convolution",
+    "is_pattern",
+    "notes_on",
+    "plain_weight",
+]
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
@@ -76,6 +90,13 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
         DtypeError: the model is no module.
         UnknownNameError: it has no orthogonal weight of this name.
     """
+    check_module(model, who)
+    held = [weight.qualified for weight in orthogonal_weights(model)]
+    if isinstance(name, str) and is_pattern(name) and name not in held:
+        raise UnknownNameError(
+            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, which only sk.orthogonal takes, "
+            "as where=; sk.drift lists the names."
+        )
     place = find_place(model, name, who)
     if not isinstance(name, str):
         raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
@@ -85,8 +106,7 @@ def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
             f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
         )
     if coordinate_list is None:
-        names = [weight.qualified for weight in orthogonal_weights(model)]
-        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, names)}")
+        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, held)}")
     return OrthogonalWeight(*place, coordinate_list)
 
 
@@ -131,7 +151,8 @@ def plain_weight(place: Place) -> nn.Parameter:
 
     Raises:
         OptionError: it has a parametrization, a norm or a mask already, holds no values before the first forward, is
-            no parameter or a sparse one, or belongs to a torch.nn.RNN and its like, or an embedding with `max_norm`.
+            no parameter or a sparse one, or belongs to a torch.nn.RNN and its like, or an embedding with `max_norm` or
+            `padding_idx`.
         UnknownNameError: there is nothing of this name.
     """
     host, name = place.host, place.name
@@ -157,11 +178,12 @@ def plain_weight(place: Place) -> nn.Parameter:
             f"orthogonal needs a module that reads its weight at each forward, got {_kind(host)}, which keeps its own "
             f"list of weights; use {instead_of(host)}."
         )
-    if getattr(host, "max_norm", None) is not None and isinstance(host, nn.Embedding | nn.EmbeddingBag):
-        raise OptionError(
-            f"orthogonal needs an embedding that leaves its weight alone, got {place.title} with max_norm="
-            f"{host.max_norm:g}, which scales rows; {place.expression}.max_norm = None first."
-        )
+    for key, why in _OWN_WAYS.items():
+        if isinstance(host, nn.Embedding | nn.EmbeddingBag) and getattr(host, key) is not None:
+            raise OptionError(
+                f"orthogonal needs an embedding that leaves its weight alone, got {place.title} with {key}="
+                f"{getattr(host, key):g}, {why}; {place.expression}.{key} = None first."
+            )
     if weight.layout != torch.strided:
         dense = f"{place.expression}.{name} = torch.nn.Parameter({place.expression}.{name}.to_dense())"
         raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
@@ -172,15 +194,104 @@ def instead_of(rnn: nn.RNNBase) -> str:
     """What takes orthogonal weights in the place of a recurrent layer of torch."""
     if isinstance(rnn, nn.LSTM | nn.GRU):
         kind = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
-        return f'sk.models.create("{kind.lower()}", ..., parametrization="cayley"), or torch.nn.{kind}Cell'
+        gates = f"blocks={_GATES[kind]}"
+        return f'sk.models.create("{kind.lower()}", ..., parametrization="cayley"), or torch.nn.{kind}Cell with {gates}'
     return "sk.nn.OrthogonalRNN, or a cell"
 
 
-def elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
+def _stacked_in(place: Place) -> tuple[str, str] | None:
+    """Returns what a layer is known to keep side by side in a weight, and the `blocks=` for it, or None.
+
+    Known are torch's attention and its cells with gates, layers that are called by what they hold, and the `Conv1D` of
+    transformers, whose weight is inputs by outputs. Four times as many outputs as inputs are those of an MLP.
+    """
+    host, name = place.host, place.name
+    kinds = [cls.__name__ for cls in type(host).__mro__]
+    if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
+        return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
+    for kind, gates in _GATES.items():
+        if f"{kind}Cell" in kinds and name in ("weight_ih", "weight_hh"):
+            return "its gates", f"blocks={gates} makes a frame of each"
+    w, is_turned = held_parameters(host).get(name), "Conv1D" in kinds
+    if name != "weight" or w is None or w.dim() < 2 or not (is_turned or isinstance(host, nn.Linear | Convolution)):
+        return None
+    inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
+    dim = ", dim=1" if is_turned else ""
+    called = re.search(_CALLED, place.qualified.rpartition(".")[0].rpartition(".")[2])
+    if called and called.group() == "gate_up":
+        return "gate and up", f"blocks=2{dim} makes a frame of each"
+    if outputs in (2 * inputs, 3 * inputs) and (called or is_turned):
+        count = outputs // inputs
+        each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
+        return f"{count} square ones", f"{each}, blocks={count} * heads{dim} of each head's"
+    return ("several", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
+
+
+def is_pattern(name: object) -> bool:
+    """Whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
+    if isinstance(name, str):
+        return any(letter in name for letter in "*?[")
+    return callable(name) or isinstance(name, Sequence)
+
+
+def _elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
     """Returns where else in a model a parameter stands, beside the places chosen."""
     taken = {_key(place) for place in chosen}
     places = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
     return [place for place in places if _key(place) not in taken]
+
+
+def is_convolution(place: Place) -> bool:
+    """Whether a weight is the kernel of a convolution of torch."""
+    return isinstance(place.host, Convolution) and place.name == "weight"
+
+
+def groups_of(place: Place) -> int:
+    """How many groups a convolution has, 1 for any other weight."""
+    return int(getattr(place.host, "groups", 1)) if is_convolution(place) else 1
+
+
+def notes_on(
+    module: nn.Module, tied: Iterable[Sequence[Place]], view: str | None, unblocked: str | None
+) -> Iterator[str]:
+    """Yields what is to be said of weights that are made orthogonal, each with all of its places.
+
+    That a convolution of several groups is no isometry by its view; that a parameter stands elsewhere as well, where it
+    stays plain; and, if `unblocked` is a string, which ends the remedy, that several matrices become one frame.
+    """
+    chosen = [place for places in tied for place in places]
+    titles = [place.title for place in chosen if groups_of(place) > 1]
+    if titles and not (view is None or view.startswith("group_")):
+        yield (
+            f"{', '.join(titles)}: a convolution of several groups is no isometry with view={view!r}, which makes one "
+            f'matrix of all groups; view="group_{view}" makes one of each.'
+        )
+    for first, *others in tied:
+        for other in _elsewhere(module, plain_weight(first), [first, *others]):
+            names = [place.qualified for place in (first, *others, other)]
+            yield (
+                f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
+                f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
+                f"where={names!r} in place of the name does; the optimizer is to be made after that."
+            )
+    stacked: dict[tuple[str, str], list[str]] = {}
+    for place in chosen if unblocked is not None else ():
+        kind = _stacked_in(place)
+        if kind is not None:
+            stacked.setdefault(kind, []).append(place.title)
+    for (held, remedy), titles in stacked.items():
+        more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+        yield (
+            f"{', '.join(titles[:3])}{more}: one frame of {held} side by side, none of which is one by itself; "
+            f"{remedy}{unblocked}; blocks=1 says that one is meant."
+        )
+
+
+_OWN_WAYS = {"max_norm": "which scales rows", "padding_idx": "whose row would be trained, and part of the frame"}
+"""Options by which embeddings write to rows, or leave one out, with what they do."""
+_GATES = {"LSTM": 4, "GRU": 3}
+_CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
+"""Names of layers whose outputs are cut into parts."""
 
 
 def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:

@@ -18,7 +18,7 @@ from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameE
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
 
-__all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "rows_of"]
+__all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "each_frame", "rows_of"]
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Where a frame is: its coordinates, in order, and the whole chart by name."""
@@ -297,7 +297,7 @@ class OrthogonalParam(nn.Module, ABC):
         if not isinstance(w, Tensor):
             raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
         if tuple(w.shape) != self.shape:
-            raise ShapeError(f"{name} needs a frame of shape {self.shape}, got {tuple(w.shape)}.")
+            raise ShapeError(f"{name} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
         if not (w.is_floating_point() or w.is_complex()) or (w.is_complex() and not self.is_complex):
             raise DtypeError(f"{name} needs a frame that converts to {self.dtype}, got {w.dtype}.")
         if not torch.isfinite(w).all():
@@ -342,6 +342,11 @@ class OrthogonalParam(nn.Module, ABC):
 
 Parametrization = str | type[OrthogonalParam]
 """What `parametrization=` takes: a registered name, or a class."""
+
+
+def each_frame(frames: Any) -> tuple[Tensor, ...]:
+    """Returns what `frames` and `bare` of a map give, as a tuple; several where they are of several sizes."""
+    return frames if isinstance(frames, tuple) else (frames,)
 
 
 @functools.cache

@@ -84,7 +84,7 @@ def test_schemes_are_those_of_the_instance():
 def test_weights_of_a_model_are_found_by_name_host_and_coordinate_list():
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.GRUCell(4, 4))
     sk.orthogonal(model, "0.weight")
-    sk.orthogonal(model, "1.weight_hh", "householder")
+    sk.orthogonal(model, "1.weight_hh", "householder", blocks=3)
     first, second = orthogonal_weights(model)
     assert (first.qualified, first.host, first.name) == ("0.weight", model[0], "weight")
     assert first.coordinate_list is model[0].parametrizations.weight

@@ -84,6 +84,25 @@ def test_weights_are_chosen_by_pattern_names_or_predicate(where, expected):
     assert list(sk.drift(net)) == expected
 
 
+def test_a_pattern_in_the_place_of_a_name_means_the_same_and_is_refused_where_one_weight_is_meant():
+    for pattern in ("encoder.*.weight", ["encoder.0.weight", "encoder.2.*"], lambda name, _: name.startswith("enc")):
+        net = sk.orthogonal(model(), pattern, "stiefel")
+        assert list(sk.drift(net)) == ["encoder.0.weight", "encoder.2.weight"]
+    with pytest.raises(errors.UnknownNameError, match="needs to match a weight"):
+        sk.orthogonal(net, "decoder.*", "stiefel")
+    for function in (sk.reset_, sk.rebase_, sk.bake, sk.coordinates, lambda net, name: sk.assign_(net, name, None)):  # type: ignore[arg-type]
+        with pytest.raises(errors.UnknownNameError, match=r"name of one orthogonal weight, got the pattern .* where="):
+            function(net, "encoder.*.weight")
+    held: Any = sk.orthogonal(nn.ParameterDict({"w[0]": torch.randn(3, 3)}), "w[0]")
+    sk.reset_(held, "w[0]")
+    assert list(sk.drift(held)) == ["w[0]"]
+
+
+def test_a_view_that_is_none_is_answered_by_what_makes_frames_of_heads():
+    with pytest.raises(errors.OptionError, match=r"No view is named 'heads', but blocks= .* a frame of each head"):
+        sk.orthogonal(nn.MultiheadAttention(8, 2), "in_proj_weight", view="heads")
+
+
 def test_all_weights_are_made_orthogonal_or_none():
     net = model()
     before = net.state_dict()

@@ -65,12 +65,26 @@ def test_the_remedy_that_is_printed_works(kind, path):
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_an_embedding_that_scales_its_rows_is_refused_with_a_remedy_that_works(kind):
-    model: Any = nn.Sequential(kind(5, 3, max_norm=0.5))
-    with pytest.raises(errors.OptionError, match=r"max_norm=0\.5, which scales rows") as caught:
-        sk.orthogonal(model, "0.weight", "stiefel")
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"max_norm": 0.5}, r"max_norm=0\.5, which scales rows"),
+        ({"padding_idx": 0}, "padding_idx=0, whose row would be"),
+    ],
+)
+def test_an_embedding_that_writes_to_rows_or_leaves_one_out_is_refused_with_a_remedy_that_works(kind, option, said):
+    model: Any = nn.Sequential(kind(5, 3, **option))
+    head = sk.orthogonal(nn.Linear(3, 5), "weight")
+    for attempt in (
+        lambda: sk.orthogonal(model, "0.weight", "stiefel"),
+        lambda: sk.orthogonal(model, where="*"),
+        lambda: sk.tie(head, "weight", model, "0.weight"),
+    ):
+        with pytest.raises(errors.OptionError, match=said) as caught:
+            attempt()
     exec(re.findall(r"; (.*) first\.$", str(caught.value))[0], {"model": model})
-    sk.orthogonal(model, "0.weight", "stiefel")
+    sk.tie(head, "weight", model, "0.weight")
+    sk.orthogonal(sk.bake(model), "0.weight", "stiefel")
 
 
 def test_a_lazy_weight_is_asked_to_be_made_first():
@@ -126,7 +140,8 @@ def test_parameters_of_lists_and_dicts_are_read_as_before(make):
 
 def test_attention_is_made_orthogonal_by_its_own_names():
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
-    sk.orthogonal(attention, where=["in_proj_weight", "out_proj.weight"])
+    sk.orthogonal(attention, "in_proj_weight", blocks=3)
+    sk.orthogonal(attention, ["out_proj.weight"])
     x = torch.randn(2, 5, 8)
     trained = attention(x, x, x)[0]
     assert torch.allclose(attention.eval()(x, x, x)[0], trained, atol=1e-5)

@@ -32,7 +32,7 @@ class OrthogonalLinear(nn.Linear):
         init: as in `sk.orthogonal`; the map's default scheme when None.
         device: of all tensors.
         dtype: of weight and bias, real or complex.
-        **options: of the map, `precision`, and `gain=`, `generator=` as in `sk.orthogonal`.
+        **options: of the map, `precision`, and `gain=`, `generator=`, `blocks=`, `dim=` as in `sk.orthogonal`.
 
     Raises:
         OptionError: an option is out of range, or the map has none of that name.
@@ -61,7 +61,8 @@ class OrthogonalLinear(nn.Linear):
     ):
         if not isinstance(bias, bool):
             raise OptionError(f"OrthogonalLinear needs bias to be True or False, got {bias!r:.80}.")
-        require_options(type(self), parametrization, options)
+        of_map = {key: value for key, value in options.items() if key not in ("blocks", "dim")}
+        require_options(type(self), parametrization, of_map)
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         if init is None:
             nn.init.zeros_(self.weight)  # which has no nearest frame

@@ -1,7 +1,7 @@
-"""Maps inside maps: how a composite is told of them, how their coordinates are called in it, and maps around one."""
+"""Maps inside maps: how a composite is told of them, how their coordinates are called in it; maps around or in rows."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from stiefelkit.dtypes import computing_dtype
 from stiefelkit.errors import OptionError
-from stiefelkit.param import OrthogonalParam, Parametrization, Position
+from stiefelkit.param import OrthogonalParam, Parametrization, Position, Traits
 from stiefelkit.parametrizations import check_options, find_parametrization
 
-__all__ = ["Composite", "Inner", "Wrapper", "prefixed", "within"]
+__all__ = ["Composite", "Inner", "SideBySide", "Wrapper", "cores", "prefixed", "within"]
 
 T = TypeVar("T")
 
@@ -99,3 +99,112 @@ class Wrapper(OrthogonalParam):
 
     def error_bound(self, *coordinates: Tensor) -> float:
         return self.inner.error_bound(*coordinates)
+
+
+class SideBySide(OrthogonalParam):
+    """A weight of parts side by side along a dimension, counted from the last; each is a weight with its own map.
+
+    Part j has coordinates and chart of its map under the names "j.skew"; `frames` and `bare` give a tuple.
+    """
+
+    coordinate_names = ("*",)
+    stacks = True
+    title = property(lambda self: self.parts[0].title)
+    coordinates = property(lambda self: _numbered([part.coordinates for part in self.parts]))
+    chart = property(lambda self: _numbered([part.chart for part in self.parts]))
+    manifolds = property(lambda self: _numbered([part.manifolds for part in self.parts]))
+    takes_nearest = property(lambda self: all(part.takes_nearest for part in self.parts))
+    return_bound = property(lambda self: sum(part.return_bound for part in self.parts))
+
+    def __init__(self, parts: Sequence[OrthogonalParam], dim: int):
+        torch.nn.Module.__init__(self)
+        self.dtype, self.precision, self.dim = parts[0].dtype, parts[0].precision, dim
+        for j, part in enumerate(parts):
+            self.add_module(str(j), part)
+        self.sizes = [part.shape[dim] for part in parts]
+        shape = [*parts[0].shape]
+        shape[dim] = sum(self.sizes)
+        self.shape = tuple(shape)
+
+    @property
+    def parts(self) -> list[OrthogonalParam]:
+        return list(self.children())  # type: ignore[arg-type]
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        return []
+
+    @property
+    def traits(self) -> Traits:
+        each = [part.traits for part in self.parts]
+        shared = {
+            key: all(vars(t)[key] for t in each) for key in ("onto", "invertible", "exact", "twice_differentiable")
+        }
+        return replace(min(each, key=lambda t: t.component == "connected"), **shared)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        each = [part.schemes for part in self.parts]
+        return tuple(scheme for scheme in each[0] if all(scheme in schemes for schemes in each))
+
+    def options(self) -> dict[str, Any]:
+        return {"parts": [part.options() for part in self.parts], "sizes": self.sizes, "dim": self.dim}
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        flaws = (part.check_chart(within(chart, str(j))) for j, part in enumerate(self.parts))
+        return next((flaw for flaw in flaws if flaw is not None), None)
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.dim)
+
+    def bare(self, *coordinates: Tensor) -> Any:
+        return tuple(part.bare(*own) for part, own in self._shares(coordinates))
+
+    def frames(self, weight: Tensor) -> Any:
+        return tuple(part.frames(own) for part, own in self._cut(weight))
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.dim)
+
+    def project(self, weight: Tensor) -> Tensor:
+        return torch.cat([part.project(own) for part, own in self._cut(weight)], self.dim)
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        return _joined([part.initial(scheme, generator) for part in self.parts])
+
+    def solve(self, w: Tensor) -> Position:
+        self.check_tensor(w)
+        return _joined([part.solve(own) for part, own in self._cut(w)])
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        return max(part.error_bound(*own) for part, own in self._shares(coordinates))
+
+    def _cut(self, weight: Tensor) -> Iterator[tuple[OrthogonalParam, Tensor]]:
+        return zip(self.parts, weight.split(self.sizes, self.dim), strict=True)
+
+    def _shares(self, coordinates: Sequence[Tensor]) -> Iterator[tuple[OrthogonalParam, Sequence[Tensor]]]:
+        start = 0
+        for part in self.parts:
+            stop = start + len(part.coordinates)
+            yield part, coordinates[start:stop]
+            start = stop
+
+
+def _numbered(each: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return prefixed(**{str(j): held for j, held in enumerate(each)})
+
+
+def _joined(positions: Sequence[Position]) -> Position:
+    return tuple(c for own, _ in positions for c in own), _numbered(chart for _, chart in positions)
+
+
+def cores(param: OrthogonalParam, start: int = 0) -> Iterator[tuple[int, OrthogonalParam]]:
+    """The maps under views and gains, each with the place of its first coordinate among those of the weight."""
+    while isinstance(param, Wrapper):
+        param = param.inner
+    if not isinstance(param, SideBySide):
+        yield start, param
+        return
+    for part in param.parts:
+        yield from cores(part, start)
+        start += len(part.coordinates)

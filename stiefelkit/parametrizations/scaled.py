@@ -24,9 +24,14 @@ class Scaled(Wrapper):
     """A parametrization times a gain: the weight is g inner(...).
 
     A fixed g > 0 is an option, as `torch.nn.init.calculate_gain` gives it. A "learned" one is the coordinate `gain`, of
-    shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn. It may take any
-    value; an assigned weight is read with g > 0. Other coordinates, chart and traits are those of the inner map, but
-    that a weight is no frame.
+    shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn, or of shape (k,)
+    for each of k blocks. It may take any value; an assigned weight is read with g > 0. Other coordinates, chart and
+    traits are those of the inner map, but that a weight is no frame.
+
+    Args:
+        inner: the map of the frames.
+        gain: g, or "learned".
+        blocks: k, the first dimension of the frames, where each of these has a learned gain of its own.
 
     Raises:
         OptionError: the gain is neither, or the map has a coordinate of that name.
@@ -35,7 +40,7 @@ class Scaled(Wrapper):
     coordinate_names: ClassVar[tuple[str, ...]] = ("*", GAIN)
     stacks: ClassVar[bool] = True
 
-    def __init__(self, inner: OrthogonalParam, gain: float | str):
+    def __init__(self, inner: OrthogonalParam, gain: float | str, blocks: int = 1):
         super().__init__(inner, inner.shape)
         number = isinstance(gain, int | float) and not isinstance(gain, bool) and 0 < gain < math.inf
         if not number and gain != "learned":
@@ -45,6 +50,7 @@ class Scaled(Wrapper):
                 f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {gain!r}."
             )
         self.gain: float | None = None if isinstance(gain, str) else float(gain)
+        self.blocks = blocks
 
     @property
     def traits(self) -> Traits:
@@ -54,7 +60,7 @@ class Scaled(Wrapper):
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """Those of the inner map, and `gain` if it is learned."""
-        return self.inner.coordinates | ({GAIN: (1,)} if self.gain is None else {})
+        return self.inner.coordinates | ({GAIN: (self.blocks,)} if self.gain is None else {})
 
     def options(self) -> dict[str, Any]:
         """The inner map's and the gain."""
@@ -63,9 +69,7 @@ class Scaled(Wrapper):
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the weight."""
         unscaled, gain = self._split(coordinates)
-        if isinstance(gain, Tensor) and gain.dim() > 1:  # a stack of gains
-            gain = gain.reshape(-1, *(1,) * len(self.shape))
-        return (self.inner(*unscaled) * gain).to(self.dtype)
+        return (self.inner(*unscaled) * self._spread(gain)).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Applies the inner map, and scales."""
@@ -80,8 +84,8 @@ class Scaled(Wrapper):
     def frames(self, weight: Tensor) -> Tensor:
         """The weight divided by its gain; by its own scale, if the gain is learned."""
         gain = self._gain_of(weight)
-        if gain == 0:
-            return self.inner.frames(weight)
+        if isinstance(gain, Tensor):
+            gain = self._spread(gain.masked_fill(gain == 0, 1.0))
         return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
@@ -92,11 +96,11 @@ class Scaled(Wrapper):
     def nearest(self, weight: Tensor) -> Tensor:
         """The nearest frame times the gain; a learned one is the mean of the singular values, which is nearest."""
         q = self.inner.nearest(weight)
-        return q * self._gain_along(q, weight)
+        return q * self._spread(self._gain_along(q, weight))
 
     def project(self, weight: Tensor) -> Tensor:
         """The nearest weight that the inner map may have, times the gain."""
-        gain = self._gain_along(self.inner.nearest(weight), weight) if self.gain is None else self.gain
+        gain = self._spread(self._gain_along(self.inner.nearest(weight), weight) if self.gain is None else self.gain)
         return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
@@ -108,12 +112,12 @@ class Scaled(Wrapper):
         """
         self.check_tensor(w)
         gain = self._gain_of(w)
-        if gain == 0:
+        if isinstance(gain, Tensor) and bool((gain == 0).any()):
             raise NotAFrameError(
                 f'{self.title} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
                 "plain one, which may be zero."
             )
-        frame = w.to(working_dtype(w.dtype)) / gain
+        frame = w.to(working_dtype(w.dtype)) / self._spread(gain)
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
         try:
@@ -125,9 +129,9 @@ class Scaled(Wrapper):
     def error_bound(self, *coordinates: Tensor) -> float:
         """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
         unscaled, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
-        square, root = float(torch.as_tensor(gain).detach()) ** 2, math.sqrt(self.shape[-1])
+        squares, root = torch.as_tensor(gain).detach().cpu().double() ** 2, math.sqrt(self.shape[-1])
         rounding = 1.1 * torch.finfo(self.dtype).eps * root
-        return square * (self.inner.error_bound(*unscaled) + rounding) + abs(square - 1) * root
+        return (squares * (self.inner.error_bound(*unscaled) + rounding) + (squares - 1).abs() * root).max().item()
 
     @property
     def return_bound(self) -> float:
@@ -142,8 +146,12 @@ class Scaled(Wrapper):
     def _joined(self, unscaled: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:
         if self.gain is not None:
             return tuple(unscaled)
-        first = torch.as_tensor(gain, dtype=torch.float64, device=unscaled[0].device).reshape(1)
-        return (*unscaled, first.to(coordinate_dtype(self.dtype)))
+        first = torch.as_tensor(gain, dtype=torch.float64, device=unscaled[0].device).reshape(-1)
+        return (*unscaled, first.expand(self.blocks).to(coordinate_dtype(self.dtype)))
+
+    def _spread(self, gain: Any) -> Any:
+        """A learned gain, or a stack of it, in as many dimensions as what it multiplies."""
+        return gain.reshape(*gain.shape, *(1,) * (len(self.shape) - 1)) if isinstance(gain, Tensor) else gain
 
     def _gain_of(self, weight: Tensor) -> float | Tensor:
         """The gain of a weight that is a frame times one: halfway between its extreme singular values."""
@@ -151,9 +159,9 @@ class Scaled(Wrapper):
             return self.gain
         exact = weight.detach().to(working_dtype(weight.dtype))
         if not torch.isfinite(exact).all():
-            return math.nan
-        s = torch.linalg.svdvals(exact)
-        return (s.max() + s.min()) / 2
+            return exact.real.new_full((self.blocks,), math.nan)
+        s = torch.linalg.svdvals(exact).reshape(self.blocks, -1)
+        return (s.amax(-1) + s.amin(-1)) / 2
 
     def _in_words(self, w: Tensor) -> str:
         """Why a weight is refused: it is a frame times another number, or times none."""
@@ -177,7 +185,7 @@ class Scaled(Wrapper):
         """The gain that brings the frames Q as near as can be to a weight of which they are the polar factor."""
         if self.gain is not None:
             return self.gain
-        return (q.conj() * weight).real.sum() / (q.numel() / self.shape[-2])
+        return (q.conj() * weight).real.reshape(self.blocks, -1).sum(-1) / (q.numel() / self.blocks / self.shape[-2])
 
     def extra_repr(self) -> str:
         """The gain and the weight's shape."""

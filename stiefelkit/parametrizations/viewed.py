@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, ShapeError
+from stiefelkit.errors import ShapeError
 from stiefelkit.param import OrthogonalParam, Position
 from stiefelkit.parametrizations._inner import Wrapper
 from stiefelkit.parametrizations.view import View
@@ -36,9 +36,8 @@ class Viewed(Wrapper):
         self.view = view
 
     def options(self) -> dict[str, Any]:
-        """The inner map's, the view and, for a view of groups, how many there are."""
-        groups = {"groups": self.view.groups} if self.view.is_grouped else {}
-        return {**self.inner.options(), "view": self.view.name, **groups}
+        """The inner map's, and the view with how many groups or blocks there are."""
+        return {**self.inner.options(), **self.view.options()}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the weight."""
@@ -46,10 +45,7 @@ class Viewed(Wrapper):
 
     def solve(self, w: Tensor) -> Position:
         """Hands the frames in the weight to the inner map; see `OrthogonalParam.right_inverse`."""
-        if not isinstance(w, Tensor):
-            raise DtypeError(f"{self.title} needs a tensor, got {type(w).__name__}.")
-        if tuple(w.shape) != self.shape:
-            raise ShapeError(f"{self.title} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
+        self.check_tensor(w)
         return self.inner.solve(self.view.to_frame(w))
 
     def nearest(self, weight: Tensor) -> Tensor:
