@@ -16,6 +16,26 @@ class Slack(LBFGS):
         return None if here.norm < 1e-5 else super().iterate(objective, here, memory)
 
 
+class Early(LBFGS):
+    """Takes gradients for rounding that are not."""
+
+    def iterate(self, objective, here, memory):
+        return (
+            None
+            if here.norm < 1e-3 * here.floor / torch.finfo(torch.float64).eps ** 0.5
+            else super().iterate(objective, here, memory)
+        )
+
+
+class Boasting(LBFGS):
+    """Calls every end a minimum."""
+
+    def step(self, closure=None):
+        returned = super().step(closure)
+        self.progress = dataclasses.replace(self.progress, is_done=True, stopped="rounding")
+        return returned
+
+
 class Leaping(ConjugateGradient):
     """Goes a fixed step, downhill or not."""
 
@@ -92,6 +112,8 @@ class Unchecked(LBFGS):
     ("saboteur", "law"),
     [
         (Slack, "convergence"),
+        (Early, "invariance"),
+        (Boasting, "kinks"),
         (Leaping, "descent"),
         (Leaving, "frames"),
         (Counting, "resume"),

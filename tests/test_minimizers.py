@@ -3,8 +3,10 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer, load_wine
 from torch import nn
 
 import stiefelkit as sk
@@ -169,6 +171,41 @@ def test_frames_and_what_moves_freely_are_minimised_together(name):
     torch.testing.assert_close(b.detach(), shift)
 
 
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine], ids=["cancer", "wine"])
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_principal_components_of_raw_data_in_single_precision_end_at_the_best_value(name, load):
+    """Variances from 4e5 to 1e-6: five components are found as far as the rounding of the loss goes."""
+    c = torch.from_numpy(np.cov(load().data.T)).float()
+    exact = c.double()
+    best = torch.linalg.eigvalsh(exact)[-5:].sum().item()
+    # The value of a gradient of 4 eps sqrt(p) ||G||, at the curvature 2 (lambda_5 - lambda_6).
+    rounding = 4 * torch.finfo(c.dtype).eps * best
+    for seed in range(6 if name == "trust_region" else 1):
+        w0, losses = sk.init.haar((len(c), 5), torch.float32, generator(seed)), []
+        for most in (20, 1000):
+            found = sk.optim.minimize(lambda w: -(w * (c @ w)).sum(), w0, name, max_iter=most)
+            w = found.point.double()
+            losses.append(best - (w * (exact @ w)).sum().item())
+            assert found.is_converged == (found.stopped in ("gradient", "rounding"))
+            assert not found.is_converged or losses[-1] <= rounding
+        assert found.stopped == "rounding"
+        assert losses[1] <= min(rounding, losses[0] + rounding)
+
+
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_gradient_that_vanishes_at_the_minimum_is_measured_against_the_rounding_there(name, dtype):
+    """An exact fit: dL/dW itself goes to zero, and what it rounds to does not tell its size."""
+    x, truth = drawn((40, 6), number=1).to(dtype), sk.init.haar((6, 3), dtype, generator(2))
+    y = x @ truth
+    found = sk.optim.minimize(
+        lambda w: (x @ w - y).square().sum(), sk.init.haar((6, 3), dtype, generator(3)), name, tolerance_grad=0.0
+    )
+    assert found.stopped == "rounding"
+    assert found.iterations < 200
+    assert torch.dist(found.point, truth) < 20 * torch.finfo(dtype).eps
+
+
 def test_a_frame_that_somebody_else_has_moved_starts_anew():
     a, w = spread(6), nn.Parameter(frame((6, 2)))
     optimizer = sk.optim.LBFGS(sk.optim.frames(w), max_iter=5)
@@ -198,11 +235,76 @@ def test_minimize_returns_where_it_ends_and_leaves_the_start_alone():
     assert result.products > 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", ">f8"])
+def test_minimize_takes_arrays(dtype):
+    start = np.asfortranarray(frame((6, 2)).numpy()).astype(dtype)
+    kept, a = start.copy(), spread(6)
+    start.setflags(write=False)
+    found = sk.optim.minimize(lambda w: (w.conj() * (a.to(w.dtype) @ w)).sum().real, start)
+    assert np.array_equal(start, kept)
+    assert found.is_converged
+    assert found.value == pytest.approx(3, rel=1e-5)
+    assert found.point.numpy().dtype == start.dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_minimize_takes_several_points_each_on_its_manifold(name):
+    x, truth, shift = drawn((40, 5)), frame((5, 3)), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    y = x @ truth + shift
+    found = sk.optim.minimize(
+        lambda w, b: (x @ w + b - y).square().sum(),
+        (sk.init.identity((5, 3)), np.zeros(3)),
+        name,
+        manifold=("stiefel:euclidean", None),
+    )
+    w, b = found.point
+    torch.testing.assert_close(w, truth)
+    torch.testing.assert_close(b, shift)
+    m = drawn((6, 5))
+    both = sk.optim.minimize(lambda u, v: -torch.trace(u.mT @ m @ v), [frame((6, 2)), frame((5, 2))], name)
+    assert both.value == pytest.approx(-torch.linalg.svdvals(m)[:2].sum().item())
+    with pytest.raises(errors.OptionError, match="a manifold for each point, got 1 of 2"):
+        sk.optim.minimize(lambda u, v: u.sum() + v.sum(), [frame((6, 2)), frame((5, 2))], manifold=[None])
+
+
+def test_a_minimum_is_printed_by_its_figures():
+    found = sk.optim.minimize(lambda w: (w * (spread(6) @ w)).sum(), frame((6, 2)))
+    assert "tensor" not in f"{found}"
+    assert f"value={found.value}" in repr(found)
+    assert "is_converged=True, stopped='gradient'" in repr(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(5, 5), (1, 1)], ids=str)
+def test_an_end_in_the_wrong_component_of_the_orthogonal_group_is_named(shape, dtype):
+    b = drawn(shape).to(dtype)
+
+    def loss(w):
+        return (w - b).square().sum()
+
+    best = (shape[0] + b.square().sum() - 2 * torch.linalg.svdvals(b).sum()).item()
+    right = sk.init.haar(shape, dtype, generator(4))
+    right[:, 0] *= torch.sign(torch.det(right) * torch.det(b))
+    wrong = right.clone()
+    wrong[:, 0] *= -1
+    found = sk.optim.minimize(loss, right)
+    assert found.reflected is None
+    assert found.value == pytest.approx(best, rel=1e-5)
+    with pytest.warns(UserWarning, match="the other determinant"):
+        found = sk.optim.minimize(loss, wrong)
+    assert found.value > best + 0.01
+    assert sk.optim.minimize(loss, found.reflected).value == pytest.approx(best, rel=1e-5)
+
+
 def test_minimize_refuses_what_it_cannot_minimise():
     with pytest.raises(errors.UnknownNameError, match="trust_region"):
         sk.optim.minimize(torch.sum, frame((4, 2)), "trust_regoin")
     with pytest.raises(errors.DtypeError, match="list"):
-        sk.optim.minimize(torch.sum, [[1.0]])  # pyright: ignore[reportArgumentType]
+        sk.optim.minimize(torch.sum, [[1.0]])
+    with pytest.raises(errors.DtypeError, match="int64"):
+        sk.optim.minimize(torch.sum, np.eye(3, dtype=int))
+    with pytest.raises(errors.DtypeError, match="int64"):
+        sk.optim.minimize(torch.sum, torch.eye(3, dtype=torch.int64))
     with pytest.raises(errors.NotAFrameError):
         sk.optim.minimize(torch.sum, 2 * frame((4, 2)))
     with pytest.raises(errors.OptimizerError, match="returns the loss"):

@@ -119,11 +119,51 @@ def law_convergence(case: MinimizerCase) -> None:
         require_within(progress.gradient_norm, 1e-9, "the gradient ends at a length of")
 
 
+def law_invariance(case: MinimizerCase) -> None:
+    """Where W and W Q have the same loss, whose curvatures lie 1e4 apart, it ends at the least, up to rounding."""
+    n, p = 12, 4
+    basis = init.haar((n, n), working_dtype(case.dtype), seeds.generator(5))
+    values = torch.tensor([1e4, 300.0, 100.0, 30.0, 3.0, *[1.0] * (n - 5)], dtype=torch.float64)
+    a = ((basis * values) @ basis.mH).to(case.dtype)
+    w = nn.Parameter(init.haar((n, p), working_dtype(case.dtype), seeds.generator(6)).to(case.dtype))
+    optimizer = case.make([{"params": [w], "manifold": MANIFOLDS[0]}], max_iter=3000)
+    optimizer.step(lambda: -(w.conj() * (a @ w)).sum().real)
+    progress: Any = optimizer.progress
+    require(progress.is_done, f"it ends ({progress.stopped}) at a gradient of {progress.gradient_norm:.3g}")
+    exact = a.to(working_dtype(case.dtype))
+    least = torch.linalg.eigvalsh(exact)[-p:].sum().item()
+    end = w.detach().to(exact.dtype)
+    gap = least - (end.conj() * (exact @ end)).sum().real.item()
+    size = 2 * torch.linalg.vector_norm(values[:p]).item() * p**0.5
+    require_within(gap, 8 * torch.finfo(case.dtype).eps * size, "above the least value by")
+
+
+def law_kinks(case: MinimizerCase) -> None:
+    """Where a loss has kinks, a step does not claim to be done, and ends at the least loss that it saw."""
+    a = torch.randn(30, 6, dtype=case.dtype, generator=seeds.generator(7))
+    w = nn.Parameter(init.haar((6, 3), working_dtype(case.dtype), seeds.generator(8)).to(case.dtype))
+    optimizer, seen = case.make([{"params": [w], "manifold": MANIFOLDS[0]}], max_iter=60), []
+
+    def closure() -> Tensor:
+        y = a @ w
+        loss = (y.real.abs() + y.imag.abs() if y.is_complex() else y.abs()).sum()
+        seen.append(loss.item())
+        return loss
+
+    optimizer.step(closure)
+    progress: Any = optimizer.progress
+    require(progress.gradient_norm > 0.1, "the gradient at a kink is short", progress.gradient_norm, 0.1)
+    claim = f"it claims to be done ({progress.stopped}) at a gradient of {progress.gradient_norm:.3g}"
+    require(not progress.is_done, claim, progress.gradient_norm, 0.0)
+    noise = 100 * torch.finfo(case.dtype).eps * min(seen)
+    require_within(closure().item() - min(seen), noise, "above the least loss that it saw by")
+
+
 def law_descent(case: MinimizerCase) -> None:
     """No iteration raises the loss by more than rounding."""
     problem = Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=1)
-    before, noise = problem().item(), 1e4 * torch.finfo(case.dtype).eps * abs(problem.least)
+    before, noise = problem().item(), 100 * torch.finfo(case.dtype).eps * abs(problem.least)
     for _ in range(30):
         optimizer.step(problem)
         after = problem().item()
@@ -301,6 +341,8 @@ def law_settings(case: MinimizerCase) -> None:
 MINIMIZER_LAWS: dict[str, Callable[[MinimizerCase], None]] = named(
     {
         "convergence": law_convergence,
+        "invariance": law_invariance,
+        "kinks": law_kinks,
         "descent": law_descent,
         "frames": law_frames,
         "resume": law_resume,

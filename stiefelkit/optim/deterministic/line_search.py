@@ -32,21 +32,21 @@ class Trial:
 class Wolfe:
     """What a step has to be: f(t) <= f(0) + decrease t f'(0), and |f'(t)| <= curvature |f'(0)|.
 
-    Where f(t) and f(0) differ by no more than rounding, the first is f'(t) <= (2 decrease - 1) f'(0) instead, which is
-    the same for a parabola.
+    Where f(t) and the least loss of any start differ by no more than rounding, the first is
+    f'(t) <= (2 decrease - 1) f'(0) instead, which is the same for a parabola.
     """
 
     decrease: float
     curvature: float
 
-    def holds(self, start: Position, slope: float, trial: Trial) -> bool:
-        """Whether a trial is such."""
+    def holds(self, start: Position, slope: float, trial: Trial, is_low: bool) -> bool:
+        """Returns whether a trial is such; `is_low` tells whether `Objective.allows` its loss."""
         loss = trial.position.loss
         if not abs(trial.slope) <= self.curvature * abs(slope):
             return False
         if loss <= start.loss + self.decrease * trial.t * slope:
             return True
-        return loss <= start.loss + start.noise and trial.slope <= (2 * self.decrease - 1) * slope
+        return is_low and trial.slope <= (2 * self.decrease - 1) * slope
 
 
 def search(objective: Objective, start: Position, u: Tensor, slope: float, t: float, wolfe: Wolfe) -> Trial | None:
@@ -69,9 +69,9 @@ def search(objective: Objective, start: Position, u: Tensor, slope: float, t: fl
         place = path.at(t)
         position = objective.at(place.points)
         trial = Trial(t, place, position, place.slope(position.gradients))
-        if wolfe.holds(start, slope, trial):
+        is_low = objective.allows(position, start.noise)
+        if wolfe.holds(start, slope, trial, is_low):
             return trial
-        is_low = position.loss <= start.loss + start.noise
         if is_low and position.norm < math.inf and (best is None or abs(trial.slope) < abs(best.slope)):
             best = trial
         if is_low and trial.slope < 0:

@@ -1,12 +1,16 @@
 """A loss and a start, and the minimum: an optimizer of deterministic losses as a function."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import DtypeError
+from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.deterministic.registry import minimizers
 from stiefelkit.optim.groups import frames
 
@@ -15,50 +19,61 @@ __all__ = ["Minimum", "minimize"]
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where `minimize` has ended.
+    """Where `minimize` has ended, and why there.
 
     Attributes:
-        point: the frame, of the shape and dtype of the start.
+        point: the frame, of the shape and dtype of the start; of several points a tuple. Not shown by `print`.
         value: the loss there.
         gradient_norm: length of the Riemannian gradient there.
         iterations: how many it took.
         evaluations: how often the loss and its gradient were computed.
         products: how many products with the Hessian were.
         is_converged: whether the gradient is as short as was asked for, or as rounding lets it be.
+        stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent"; see `Progress`.
+        reflected: for square real frames, whose determinant no step changes: a point like this one with the other
+            determinant, where the loss is lower already. None where none was found, which does not rule one out.
     """
 
-    point: Tensor
+    point: Tensor | tuple[Tensor, ...] = field(repr=False)
     value: float
     gradient_norm: float
     iterations: int
     evaluations: int
     products: int
     is_converged: bool
+    stopped: str = "gradient"
+    reflected: Tensor | tuple[Tensor, ...] | None = field(default=None, repr=False)
 
 
 def minimize(
-    f: Callable[[Tensor], Tensor],
-    x0: Tensor,
+    f: Callable[..., Tensor],
+    x0: Any,
     method: str = "trust_region",
     *,
-    manifold: str = "stiefel:canonical",
+    manifold: str | Sequence[str | None] | None = "stiefel:canonical",
     max_iter: int = 1000,
     **settings: Any,
 ) -> Minimum:
-    r"""Minimises a function of a frame, or of a batch of them, whose values are added up.
+    r"""Minimises a function of a frame, or of a batch of them, whose values are added up, or of several points.
+
+    Steps are continuous, and so never leave the component of O(n) that a square real frame starts in. Where a
+    reflection of the end is lower, the result has it as `reflected`, and a warning says so.
 
     Args:
-        f: gives a real number, by operations that torch differentiates: twice, for "trust_region".
-        x0: where to start: a frame of shape (*, n, p), n >= p, float32 or better, real or complex. It is not changed.
+        f: gives a real number, by operations that torch differentiates: twice, for "trust_region". It takes one tensor,
+            or as many as x0 has.
+        x0: where to start: a frame of shape (*, n, p), n >= p, float32 or better, real or complex, as a tensor or a
+            NumPy array; or a tuple or list of such, of one precision. It is not changed.
         method: a name in `sk.optim.minimizers`: "trust_region", "lbfgs", "conjugate_gradient".
-        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric.
+        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric, or None for a point that moves
+            freely; of several points, one for all or one for each.
         max_iter: iterations at most.
         **settings: of the method, as `tolerance_grad=1e-8`.
 
     Raises:
-        NotAFrameError, ShapeError, OptionError: x0 is no frame.
+        NotAFrameError, ShapeError, OptionError: x0 is no frame, or there are not as many manifolds as points.
         UnknownNameError: no method has that name.
-        DtypeError: x0 is no tensor.
+        DtypeError: x0 is no tensor, no array of numbers, and no tuple of them.
         NonFiniteError: the value or the gradient at x0 is not finite.
         OptimizerError: f does not return a tensor that depends on its argument.
 
@@ -68,19 +83,80 @@ def minimize(
     >>> round(result.value, 12), result.is_converged
     (-11.0, True)
     """
-    if not isinstance(x0, Tensor):
-        raise DtypeError(f"sk.optim.minimize needs a tensor to start from, got {type(x0).__name__}.")
+    are_several = isinstance(x0, tuple | list)
+    points = [_parameter(x) for x in (x0 if are_several else [x0])]
+    manifolds = [manifold] * len(points) if isinstance(manifold, str | None) else list(manifold)
+    if not points or len(manifolds) != len(points):
+        raise OptionError(f"sk.optim.minimize needs a manifold for each point, got {len(manifolds)} of {len(points)}.")
     cls = minimizers.get(method)
-    w = nn.Parameter(x0.detach().clone())
-    optimizer = cls(frames(w, manifold=manifold), max_iter=max_iter, **settings)
-    optimizer.step(lambda: f(w))
+    groups = [
+        {"params": [w]} if name is None else frames(w, manifold=name)[0]
+        for w, name in zip(points, manifolds, strict=True)
+    ]
+    optimizer = cls(groups, max_iter=max_iter, **settings)
+    optimizer.step(lambda: f(*points))
     end = optimizer.progress
+    assert end is not None
+
+    def given(ws: Sequence[Tensor]) -> Any:
+        return tuple(ws) if are_several else ws[0]
+
+    found = None
+    if end.stopped != "max_iter":
+        found = _reflected(f, points, [name is not None for name in manifolds], end.loss)
+    if found is not None:
+        warnings.warn(
+            "sk.optim.minimize ended where a reflection is lower: a frame of the other determinant, which no step "
+            "reaches; start again from `reflected` of the result.",
+            stacklevel=2,
+        )
     return Minimum(
-        point=w.detach(),
+        point=given([w.detach() for w in points]),
         value=end.loss,
         gradient_norm=end.gradient_norm,
         iterations=end.iterations,
         evaluations=end.evaluations,
         products=end.products,
         is_converged=end.is_done,
+        stopped=end.stopped,
+        reflected=None if found is None else given(found),
     )
+
+
+def _parameter(x: Any) -> nn.Parameter:
+    """Returns a copy of a tensor or an array, to be moved."""
+    if not isinstance(x, Tensor):
+        if not isinstance(x, np.ndarray) or x.dtype.kind not in "fc":
+            got = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise DtypeError(f"sk.optim.minimize needs a tensor or an array of numbers to start from, got {got}.")
+        x = torch.from_numpy(np.array(x, dtype=x.dtype.newbyteorder("=")))
+    if not (x.is_floating_point() or x.is_complex()):
+        raise DtypeError(f"sk.optim.minimize needs floating-point numbers to start from, got {x.dtype}.")
+    return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format))
+
+
+def _reflected(
+    f: Callable[..., Tensor], points: list[nn.Parameter], are_frames: list[bool], value: float
+) -> list[Tensor] | None:
+    """Returns points with square real frames reflected where that lowers the loss most, if it does, or None.
+
+    W (I - 2 v v^T) changes a linear loss by -2 v^T sym(W^T G) v: v is the eigenvector of the largest eigenvalue.
+    """
+    square = [i for i, w in enumerate(points) if are_frames[i] and not w.is_complex() and w.shape[-1] == w.shape[-2]]
+    if not square:
+        return None
+    gs = torch.autograd.grad(f(*points), [points[i] for i in square], materialize_grads=True)
+    turned = [w.detach().clone() for w in points]
+    for i, g in zip(square, gs, strict=True):
+        w = turned[i]
+        s = w.mT @ g
+        gains, vectors = torch.linalg.eigh((s + s.mT).double())
+        v = vectors[..., -1:].to(w.dtype)
+        turned[i] = torch.where(gains[..., -1:, None] > 0, w - 2 * (w @ v) @ v.mT, w)
+    with torch.no_grad():
+        after = float(f(*turned))
+    eps = torch.finfo(points[0].dtype).eps
+    lengths = sum(
+        torch.linalg.vector_norm(g).item() * points[i].shape[-1] ** 0.5 for i, g in zip(square, gs, strict=True)
+    )
+    return turned if after < value - NOISE * eps * max(abs(value), lengths) else None

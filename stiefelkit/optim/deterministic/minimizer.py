@@ -28,6 +28,8 @@ OF_ALL = (
     Setting("tolerance_grad", 1e-10, at_least(0), "length of the Riemannian gradient at which a step ends."),
 )
 """What every minimizer has."""
+_IDLE = 20
+"""Iterations without a lower loss or a shorter gradient after which rounding is measured; twice as many next time."""
 _KEPT = ("manifold", "name", "params", "param_names", "weight_decay", "lr")
 """What groups may have of their own; settings are the same in all."""
 
@@ -43,6 +45,10 @@ class Progress:
         evaluations: how often it asked the closure.
         products: how many products with the Hessian it needed.
         is_done: whether the gradient is as short as was asked for, or as rounding lets it be.
+        stopped: why the last step ended. "gradient": it is as short as `tolerance_grad` asks for; "rounding": it is as
+            short as the rounding of the loss, in its dtype, lets it be; "max_iter": as many iterations as allowed are
+            made; "no_descent": nothing lower was found, though the gradient is longer than rounding, as at a kink of
+            the loss, or where the gradient is not that of the values.
     """
 
     loss: float
@@ -51,15 +57,17 @@ class Progress:
     evaluations: int
     products: int
     is_done: bool
+    stopped: str
 
 
 class Minimizer(torch.optim.Optimizer, ABC):
     """Minimises a loss that is the same whenever it is asked for; frames stay frames, other parameters move freely.
 
     All parameters are one point of one product of manifolds. `step(closure)` takes iterations until the gradient is
-    short enough or `max_iter` of them are made, and returns what the closure gave first, as torch.optim.LBFGS does. The
-    closure returns the loss; it may call `backward()`, after clearing the gradients, or leave that to the step.
-    `progress` tells how far the last step has come. Whatever the dtype, points and vectors are worked with in float64.
+    short enough, nothing lower is found or `max_iter` of them are made, goes to the best point that it saw, and returns
+    what the closure gave first, as torch.optim.LBFGS does. The closure returns the loss; it may call `backward()`,
+    after clearing the gradients, or leave that to the step. `progress` tells how far the last step has come, and why it
+    ended. Whatever the dtype, points and vectors are worked with in float64.
 
     A subclass has settings, and `iterate`. Losses are read on the host, on every device; this is no optimizer for
     batches that are drawn anew, for frames that are sharded (FSDP2), or for graphs that are captured.
@@ -175,26 +183,50 @@ class Minimizer(torch.optim.Optimizer, ABC):
         likes = [p.detach().to(working_dtype(p.dtype)) for p in params]
         objective = Objective(name, closure, params, Space(likes, manifolds), self.needs_products)
         memory = self._recall(params)
-        is_done, iterations = False, 0
+        iterations, idle, patience, stopped = 0, 0, _IDLE, ""
         try:
             with FullPrecision(params[0].device):
                 first = here = objective.start()
                 for iterations in range(settings["max_iter"] + 1):
-                    is_done = here.norm <= max(settings["tolerance_grad"], here.floor)
-                    if is_done or iterations == settings["max_iter"]:
+                    stopped = _verdict(here, settings["tolerance_grad"])
+                    if stopped or iterations == settings["max_iter"]:
                         break
+                    best, objective.reached = objective.best, min(objective.reached, here.loss)
                     there = self.iterate(objective, here, memory)
-                    if there is None:
-                        is_done = True
+                    idle = idle + 1 if objective.best is best else 0
+                    if there is not None and idle < patience:
+                        here = there
+                        continue
+                    # Nothing is gained any more, as far as the losses tell.
+                    shortest, has_grown = objective.measured(objective.best or here)
+                    stopped = _verdict(shortest, settings["tolerance_grad"])
+                    if stopped or (there is None and not has_grown):
+                        here, stopped = objective.on_manifold(shortest), stopped or "no_descent"
+                        memory.clear()
                         break
-                    here = there
+                    if has_grown:
+                        memory.clear()
+                    idle, patience = 0, 2 * patience
+                    here = objective.at((there or here).points)
+                if objective.best and here.loss > objective.lowest + here.noise:
+                    here = objective.on_manifold(objective.best)
+                    memory.clear()
+                    stopped = stopped and (_verdict(here, settings["tolerance_grad"]) or "no_descent")
                 objective.write(here.points)
         except BaseException:
             for p, w in zip(params, before, strict=True):
                 p.copy_(w)
             raise
         self._keep(params, memory)
-        self.progress = Progress(here.loss, here.norm, iterations, objective.evaluations, objective.products, is_done)
+        self.progress = Progress(
+            here.loss,
+            here.norm,
+            iterations,
+            objective.evaluations,
+            objective.products,
+            is_done=stopped in ("gradient", "rounding"),
+            stopped=stopped or "max_iter",
+        )
         return first.returned
 
     def _recall(self, params: list[Tensor]) -> dict[str, Any]:
@@ -244,6 +276,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
         self._versions = {}
         for group in self.param_groups:
             ask_readers(group)
+
+
+def _verdict(here: Position, tolerance: float) -> str:
+    """Returns why a gradient is short enough, or nothing where it is not."""
+    return "gradient" if here.norm <= tolerance else "rounding" if here.norm <= here.floor else ""
 
 
 def _check_kept(who: str, value: Any, size: int) -> None:

@@ -14,10 +14,14 @@ from stiefelkit.optim.deterministic.space import Place, Space
 
 __all__ = ["Objective", "Position", "dot"]
 
-NOISE = 1e3
-"""What rounding may do to a loss, over eps and its size."""
+NOISE = 8.0
+"""Rounding of a loss, at most, over eps and its size: 0.2 of a sum, and more where its terms cancel."""
 UNREACHED = 4.0
 """Norm of a gradient that is nothing but rounding, over eps sqrt(p) and the norm of the Euclidean one."""
+_PROBES = 2
+"""Points at the distance of rounding where a loss is asked for to measure its rounding."""
+_SAFELY = 2.0
+"""Rounding that is allowed for, over the largest that was measured."""
 
 _CANCELLED = 1e-3
 """Share of the Euclidean gradient below which what is left of it is projected once more."""
@@ -72,6 +76,13 @@ class Objective:
         self.who, self.space, self.evaluations, self.products = who, space, 0, 0
         self._closure, self._params, self._is_curved = closure, params, is_curved
         self.eps = torch.finfo(params[0].dtype).eps
+        self.lowest = math.inf
+        """The least loss of all positions so far."""
+        self.reached = math.inf
+        """The least loss of those from which iterations began."""
+        self.best: Position | None = None
+        """The position with the shortest gradient of those whose losses differ from the least by rounding only."""
+        self._noise, self._steepest = NOISE, 0.0
 
     def write(self, points: Sequence[Tensor]) -> None:
         """Sets the parameters."""
@@ -100,7 +111,41 @@ class Objective:
 
     def settled(self, place: Place, there: Position) -> Position:
         """A position at a place, once it is the next: without what rounding has put beside the manifold."""
-        return replace(there, points=self.space.settled(place.points))
+        return self.on_manifold(replace(there, points=place.points))
+
+    def on_manifold(self, there: Position) -> Position:
+        """Returns a position without what rounding has put beside the manifold."""
+        return replace(there, points=self.space.settled(there.points))
+
+    def allows(self, there: Position, noise: float) -> bool:
+        """Returns whether a loss is no higher, up to rounding, than where any iteration began."""
+        return there.loss <= self.reached + noise
+
+    def measured(self, here: Position) -> tuple[Position, bool]:
+        """Measures what rounding does at a position, by asking for points that differ from it by rounding.
+
+        Needed where a closure rounds more than the norm of its gradient tells: it takes differences of large numbers,
+        or its gradient vanishes at a minimum while the Hessian does not. Gradients that differ in more than half of
+        their digits are those at a kink of the loss, which is no rounding.
+
+        Returns:
+            The position with the floor that was measured, and whether losses have more noise than was assumed, which
+            is then assumed of the positions that follow.
+        """
+        draws = torch.Generator().manual_seed(0)
+        floor = noise = 0.0
+        for _ in range(_PROBES):
+            signs = [torch.randint(2, w.shape, generator=draws).to(w.device) * 2 - 1 for w in here.points]
+            near = [w * (1 + self.eps * sign) for w, sign in zip(here.points, signs, strict=True)]
+            there = self.at(self.space.settled(near))
+            floor = max(floor, torch.dist(there.gradient, here.gradient).item())
+            noise = max(noise, abs(there.loss - here.loss))
+        if floor < math.inf:
+            here = replace(here, floor=max(here.floor, min(_SAFELY * floor, math.sqrt(self.eps) * self._steepest)))
+        before = self._noise
+        if here.noise < noise < math.inf:
+            self._noise *= _SAFELY * noise / here.noise
+        return here, self._noise > before
 
     def hessian(self, here: Position) -> Callable[[Tensor], Tensor]:
         """The flat Hessian at a position, as a map of flat vectors.
@@ -145,18 +190,28 @@ class Objective:
         if norm < _CANCELLED * size:
             flat = self.space.tangent(points, flat)
             norm = torch.linalg.vector_norm(flat).item()
-        loss = float(returned)
-        return Position(
+        loss = float(returned.detach() if isinstance(returned, Tensor) else returned)
+        position = Position(
             points=points,
             loss=loss,
             gradients=gradients,
             gradient=flat,
             norm=norm,
-            noise=NOISE * self.eps * max(abs(loss), size * self.space.length(points)),
+            noise=self._noise * self.eps * max(abs(loss), size * self.space.length(points)),
             floor=UNREACHED * self.eps * self.space.reach * size,
             graph=graph if is_curved else None,
             returned=returned,
         )
+        if math.isfinite(loss + norm):
+            self._remember(position, size)
+        return position
+
+    def _remember(self, position: Position, size: float) -> None:
+        self.lowest, self._steepest = min(self.lowest, position.loss), max(self._steepest, size)
+        best, noise = self.best, position.noise
+        is_low = position.loss <= self.lowest + noise
+        if best is None or position.loss < best.loss - noise or (is_low and position.norm < best.norm):
+            self.best = replace(position, graph=None, returned=None)
 
     def _graph(self, returned: Any) -> tuple[list[Tensor], bool]:
         """The gradients that the closure has left, or those of the loss, and whether they can be differentiated."""

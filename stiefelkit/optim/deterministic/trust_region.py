@@ -16,10 +16,6 @@ __all__ = ["Model", "TrustRegion", "truncated"]
 
 _ACCEPTED = 0.1
 """What a step has to gain, over what the model says."""
-_PATIENCE = 3
-"""Iterations in a row, of gains that are rounding, that may leave the gradient as long as it is."""
-_LONGER = 10.0
-"""By what such an iteration may make it longer."""
 _WHOLE = Check("a whole {key} >= 1, or None", lambda value: value is None or (type(value) is int and value >= 1))
 
 
@@ -32,8 +28,7 @@ class TrustRegion(Minimizer):
     where the closure leaves differentiation to the step, or calls `backward(create_graph=True)`; otherwise from
     differences of gradients, at one gradient each.
 
-    Both parts of the ratio of gains have 1e3 eps |f| added: without that, rounding would decide about steps as soon as
-    they gain no more.
+    What is gained is a difference of losses, or, where that is rounding, the mean of the slopes at both ends.
 
     References:
         Absil, Baker, Gallivan, Trust-region methods on Riemannian manifolds, Found. Comput. Math. 7, 2007.
@@ -70,15 +65,16 @@ class TrustRegion(Minimizer):
             settings["max_inner"] or space.size,
             max(here.floor / here.norm, objective.eps ** (0.4 if here.graph is None else 0.8)),
         )
+        if not model.gain > 0:
+            return None
         place = space.path(here.points, model.u).at(1.0)
         there = objective.at(place.points)
-        if model.gain <= here.noise:  # the loss tells no more
-            memory["idle"] = 0 if there.norm < here.norm else memory.get("idle", 0) + 1
-            if memory["idle"] > _PATIENCE:
-                return None
-        gained = here.loss - there.loss + here.noise
-        ratio = gained / (model.gain + here.noise) if math.isfinite(there.loss + there.norm) else -math.inf
-        if model.gain <= here.noise and not there.norm < _LONGER * here.norm:
+        if model.gain <= here.noise:
+            # The losses differ by rounding only: what is gained is the mean of the slopes, exactly so of a parabola.
+            ratio = (dot(here.gradient, model.u) + place.slope(there.gradients)) / (-2 * model.gain)
+        else:
+            ratio = (here.loss - there.loss + here.noise) / (model.gain + here.noise)
+        if not (math.isfinite(there.loss + there.norm) and objective.allows(there, here.noise)):
             ratio = -math.inf
         if ratio < 0.25:
             radius *= 0.25
