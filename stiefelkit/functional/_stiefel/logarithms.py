@@ -50,9 +50,10 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
         metric: "canonical" or "euclidean".
 
     Returns:
-        U of the same shape, at the frame nearest to W and to that nearest to Y, and which were found, shape (*): those whose geodesic was checked to end at Y; NaN in the
-        others, which are square real frames with different determinants, what is no frame, and tall frames that
-        shooting did not join. U has no derivative, and raises NotImplementedError when asked for one.
+        U of the same shape, which leads from the frame nearest to W to that nearest to Y, and which were found, shape
+        (*): those whose geodesic was checked to end there; NaN in the others, which are square real frames with
+        different determinants, what is no frame, and tall frames that shooting did not join. U has no derivative, and
+        raises NotImplementedError when asked for one.
 
     Raises:
         ShapeError: W has more columns than rows, or Y another shape.
