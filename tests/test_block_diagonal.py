@@ -72,6 +72,20 @@ def test_a_block_diagonal_frame_is_kept_and_another_refused_or_projected():
     assert torch.dist(host.weight, torch.block_diag(*nearest).float()) < 1e-6
 
 
+@pytest.mark.parametrize(("blocks", "scheme"), [(1, None), (1, "project"), (3, "project")])
+def test_blocks_of_rotations_take_the_nearest_rotation_of_a_weight_that_is_no_frame(blocks, scheme):
+    size = 12 // blocks
+    weights = torch.randn(blocks, size, size, generator=seeds.generator())
+    weights[..., 0] *= -torch.linalg.det(weights).sign()[:, None]
+    host: Any = nn.Linear(12, 12)
+    with torch.no_grad():
+        host.weight.copy_(torch.block_diag(*weights))
+    sk.orthogonal(host, "weight", "block_diagonal", blocks=blocks, inner="matrix_exp", init=scheme)
+    # The rotation R nearest to M, det M < 0, has tr(R^T M) = s_1 + ... - s_n.
+    s = torch.linalg.svdvals(weights)
+    torch.testing.assert_close((host.weight * torch.block_diag(*weights)).sum(), s.sum() - 2 * s[:, -1].sum())
+
+
 @pytest.mark.parametrize("blocks", [0, 5, True, 2.0, "3"])
 def test_blocks_divide_both_sizes(blocks):
     with pytest.raises(errors.OptionError, match="divide n = 12 and p = 12"):

@@ -7,7 +7,8 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors, init
-from stiefelkit.metrics import orthogonality_error, rounding_limit
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.parametrizations import Rebased
 from stiefelkit.testing import seeds
 
 
@@ -119,6 +120,29 @@ def test_any_frame_fits_a_rebased_map_and_wide_weights_too():
     before = wide.weight.detach().clone()
     sk.rebase_(wide, "weight")
     assert torch.dist(wide.weight, before) <= 8 * rounding_limit(3, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("shape", [(8, 8), (8, 4), (2, 6, 6)])
+@pytest.mark.parametrize(
+    ("inner", "options"),
+    [
+        ("matrix_exp", {}),
+        ("householder", {"reflections": 1}),
+        ("block_diagonal", {"blocks": 2, "inner": "matrix_exp"}),
+        ("rebased", {"inner": "block_diagonal", "inner_options": {"blocks": 2}}),
+    ],
+)
+def test_the_base_takes_every_frame_whatever_the_inner_map_reaches(inner, options, shape, dtype):
+    w = init.haar(shape, working_dtype(dtype), seeds.generator())
+    if shape[-1] == shape[-2] and not dtype.is_complex:
+        w[..., 0] *= -torch.linalg.det(w).sign()[..., None]
+    param = Rebased(shape, dtype=dtype, inner=inner, inner_options=options)
+    with torch.no_grad():
+        back = param(*param.right_inverse(w.to(dtype)))
+        assert torch.linalg.matrix_norm(back - w.to(dtype)).max() <= param.return_bound
+        base = param.base if not dtype.is_complex else torch.view_as_complex(param.base)
+        assert orthogonality_error(base).max() <= 2 * rounding_limit(shape[-2], torch.float32)
 
 
 def test_rebase_needs_a_rebased_map():

@@ -84,9 +84,26 @@ def test_distance_on_spheres_is_the_angle():
         torch.testing.assert_close(MANIFOLD.dist(w, y), (w.mH @ y).real.flatten().arccos())
 
 
-def test_poles_of_spheres_are_half_a_great_circle_apart():
-    w = init.haar((5, 4, 1), REAL, generator())
-    torch.testing.assert_close(MANIFOLD.dist(w, -w), torch.full((5,), math.pi, dtype=REAL))
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+def test_poles_of_spheres_are_half_a_great_circle_apart(dtype):
+    w = init.haar((5, 4, 1), dtype, generator())
+    u = MANIFOLD.logmap(w, -w)
+    torch.testing.assert_close(MANIFOLD.norm(w, u), torch.full((5,), math.pi, dtype=REAL))
+    assert torch.linalg.matrix_norm(MANIFOLD.expmap(w, u) + w).max() <= 3e-12
+
+
+@pytest.mark.parametrize("dtype", [REAL, COMPLEX])
+@pytest.mark.parametrize("n", [2, 6])
+@pytest.mark.parametrize("short", [0.0, 1e-9, 1e-7, 1e-3, 1.0])
+def test_points_of_spheres_are_joined_up_to_the_opposite_pole(n, dtype, short):
+    w, u = directed((5, n, 1), dtype, 1.0)
+    u = (math.pi - short) * u / MANIFOLD.norm(w, u, keepdim=True)
+    y = MANIFOLD.expmap(w, u)
+    found = MANIFOLD.logmap(w, y)
+    torch.testing.assert_close(MANIFOLD.norm(w, found), torch.full((5,), math.pi - short, dtype=REAL))
+    assert torch.linalg.matrix_norm(MANIFOLD.expmap(w, found) - y).max() <= 3e-12
+    if short >= 1e-3:  # Nearer to the pole the rounding of Y decides on the direction.
+        assert torch.linalg.matrix_norm(found - u).max() <= 1e-10
 
 
 def test_opposite_frames_are_joined_or_nan():

@@ -207,6 +207,38 @@ def test_what_is_no_frame_has_no_logarithm_and_spoils_no_other(shape, wrong):
     assert torch.linalg.matrix_norm(found - u)[[0, 2]].max() <= 1e-10
 
 
+@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, REAL])
+@pytest.mark.parametrize("shape", [(3, 1), (64, 16), (12, 12)])
+def test_every_point_that_the_manifold_takes_for_a_frame_has_a_logarithm(shape, dtype, metric):
+    # As far off a frame as `check_point_on_manifold` permits, which what float32 leaves of a U V^H is not by far.
+    manifold, p = Stiefel(metric), shape[-1]
+    w, u = directed((4, *shape), COMPLEX if dtype.is_complex else REAL, 1.0)
+    y = manifold.expmap(w, u)
+    s = torch.randn(4, p, p, dtype=w.dtype, generator=generator(1))
+    s = s + s.mH
+    s = s / torch.linalg.matrix_norm(s, keepdim=True) * 0.98e-5 * (1 + p**0.5)
+    eye = torch.eye(p, dtype=w.dtype)
+    x, y = (w @ (eye + s / 2)).to(dtype), (y @ (eye - s / 2)).to(dtype)
+    manifold.assert_check_point_on_manifold(x)
+    manifold.assert_check_point_on_manifold(y)
+    found = manifold.logmap(x, y)
+    # A point and the frame that it stands for are half its defect apart; u moves with both.
+    off = 4e-5 * (1 + p**0.5)
+    assert torch.linalg.matrix_norm(found.to(u.dtype) - u).max() <= off
+    assert (manifold.dist(x, y) - manifold.norm(w, u)).abs().max() <= off
+    assert torch.linalg.matrix_norm(manifold.expmap(x, found) - y).max() <= off
+
+
+@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
+def test_what_an_svd_in_float32_leaves_has_a_logarithm(metric):
+    near = torch.eye(64, 16) + 0.05 * torch.randn(6, 64, 16, generator=generator())
+    left, _, right = torch.linalg.svd(near, full_matrices=False)
+    x, y = (left @ right).chunk(2)
+    manifold = Stiefel(metric)
+    assert torch.linalg.matrix_norm(manifold.expmap(x, manifold.logmap(x, y)) - y).max() <= 1e-5
+
+
 def test_an_unknown_choice_for_what_is_missing_is_refused():
     w, y = haar_pairs((5, 2), REAL)
     with pytest.raises(errors.OptionError, match="missing"):

@@ -15,7 +15,7 @@ MAPS = ("cayley", "householder", "givens", "stiefel")
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(4, 4), (5, 3), (2, 4, 4)])
-@pytest.mark.parametrize(("u", "v"), itertools.product(MAPS, [*MAPS, "matrix_exp"]))
+@pytest.mark.parametrize(("u", "v"), [*itertools.product(MAPS, [*MAPS, "matrix_exp"]), ("matrix_exp", "cayley")])
 def test_a_weight_comes_back(u, v, shape, dtype):
     map = Margin(shape, dtype=dtype, margin=0.1, u=u, v=v)
     working, p = working_dtype(dtype), shape[-1]

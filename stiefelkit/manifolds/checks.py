@@ -11,7 +11,7 @@ __all__ = ["DTYPES", "checked", "judged", "members", "remedy", "widened", "wrong
 
 _REACH = 3e-5
 """Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
-of it, below half the rounding limit of float32 up to p = 600."""
+of it, below half the rounding limit of float32 up to p = 600, and what `geodesic_logarithm` takes for frames."""
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -72,6 +72,6 @@ def remedy(w: Tensor, y: Tensor) -> str:
     """Why no geodesic joins frames, or what does."""
     if w.shape[-2] == w.shape[-1] and not w.is_complex() and torch.linalg.det(w.mH @ y).lt(0).any():
         return "their determinants differ"
-    if all((orthogonality_error(z) <= _REACH).all() for z in (w, y)):
+    if all((orthogonality_error(z) <= _REACH * (1 + z.shape[-1] ** 0.5)).all() for z in (w, y)):
         return 'metric="canonical" joins all'
     return "projx gives the nearest frames"

@@ -158,9 +158,13 @@ class BlockDiagonal(Composite):
         rows = x.reshape(-1, k, c).transpose(0, 1)  # (k, rows, c): one product for each block
         return torch.bmm(rows, q.mT).transpose(0, 1).reshape(*x.shape[:-1], k * b)
 
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The nearest frame, of one block the nearest that the inner map takes."""
+        return self.project(weight) if self.blocks == 1 else super().nearest(weight)
+
     def project(self, weight: Tensor) -> Tensor:
-        """The nearest block-diagonal frame: each block's nearest."""
-        return self._assembled(nearest_frame(self._split(weight.to(working_dtype(self.dtype)))))
+        """The nearest block-diagonal frame: each block's nearest that the inner map takes."""
+        return self._assembled(self.inner.project(self._split(weight.to(working_dtype(self.dtype)))))
 
     def invert(self, w: Tensor) -> Position:
         """Inverts the inner map at all blocks; what is outside of them must be zero, to rounding."""

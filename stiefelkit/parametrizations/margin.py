@@ -197,9 +197,10 @@ class Margin(Composite):
         u, s, vh = torch.linalg.svd(w, full_matrices=False)
         if (s - 1).abs().max().item() <= 4 * rounding_limit(self.shape[-1], computing_dtype(self.dtype)):
             u, s, vh = nearest_frame(w), torch.ones_like(s), torch.eye(s.shape[-1], dtype=w.dtype).expand_as(vh)
-        elif not w.is_complex():
-            # A column of U and one of V may change sign together: make det V = 1, which suits every map.
-            sign = torch.linalg.det(vh).sign()[..., None]
+        if not w.is_complex():
+            # A column of U and one of V may change sign together: make det V = 1, or det U where only V's map takes -1.
+            for_u = self.u.traits.component == "rotations" != self.v.traits.component
+            sign = torch.linalg.det(u if for_u else vh).sign()[..., None]
             u, vh = u.clone(), vh.clone()
             u[..., -1] *= sign
             vh[..., -1, :] *= sign

@@ -121,7 +121,8 @@ class MatrixExp(OrthogonalParam):
         a, exists = skew_logarithm(w)
         if not exists.all():
             raise ImageError(
-                'MatrixExp needs determinant 1 for square real frames, got -1; "cayley" and "householder" take both.'
+                'MatrixExp needs determinant 1 for square real frames, got -1; "cayley" takes both, and so does '
+                '"rebased" with inner="matrix_exp".'
             )
         return (pack_skew(a),), {}
 

@@ -154,11 +154,13 @@ class Rebased(Composite):
 
     def invert(self, w: Tensor) -> Position:
         """Takes W into the base, completed by any other columns, with the coordinates of the identity."""
-        q, _ = torch.linalg.qr(w, mode="complete")
-        q[..., : w.shape[-1]] = w
         coordinates, chart = self.inner.initial("identity")
         coordinates = tuple(c.to(w.device) for c in coordinates)
-        return coordinates, {"base": to_buffer(q)} | prefixed(inner=chart)
+        chart = {name: value.to(w.device) for name, value in chart.items()}
+        # Not the first columns of the identity where the inner map cannot be that, as tall blocks on a diagonal.
+        q = torch.func.functional_call(self.inner, chart, self.inner.rounded(coordinates)).to(w.dtype)
+        base = _completed(w) @ _completed(nearest_frame(q)).mH
+        return coordinates, {"base": to_buffer(base)} | prefixed(inner=chart)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame for the base."""
@@ -174,3 +176,10 @@ class Rebased(Composite):
             w = self._frame(*coordinates)
             self.check_tensor(w)
             return self.invert(nearest_frame(w.to(working_dtype(w.dtype))))
+
+
+def _completed(w: Tensor) -> Tensor:
+    """A square frame whose first columns are W."""
+    q, _ = torch.linalg.qr(w, mode="complete")
+    q[..., : w.shape[-1]] = w
+    return q

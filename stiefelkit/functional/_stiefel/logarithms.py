@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stiefelkit import init
 from stiefelkit.functional._function import Function
+from stiefelkit.functional._polish import polished
 from stiefelkit.functional._shapes import check_alike
 from stiefelkit.functional._stiefel.completion import nearest_completion, shorten, skew_from, spectrum
 from stiefelkit.functional._stiefel.geodesics import geodesic
@@ -37,20 +38,22 @@ def geodesic_logarithm(w: Tensor, y: Tensor, metric: str = "canonical") -> tuple
     than sqrt(2) pi, the length of W e^{it}; some tangent vectors of length 0.66 pi are not the shortest.
 
     In the Euclidean metric tall frames are joined by shooting: U is the only shortest one if it is real and shorter
-    than pi; if longer there may be a shorter one, and some pairs have none.
+    than pi; if longer there may be a shorter one, and some pairs have none. The frames of one column are a sphere in
+    that metric, complex ones too, and real ones in both: U is the great circle in closed form, up to the opposite pole.
 
     Costs some 10 to 20 Hermitian eigenvalue problems of m x m for each start; by shooting 4 to 100 problems and up to
     60 times eight products of m x m for each.
 
     Args:
-        w: frames of shape (*, n, p), float64 or complex128.
+        w: frames of shape (*, n, p), float64 or complex128, ||W^H W - I||_F <= 1e-9 (1 + sqrt p)^2.
         y: frames of the same shape.
         metric: "canonical" or "euclidean".
 
     Returns:
-        U of the same shape, and which were found, shape (*): those whose geodesic was checked to end at Y; NaN in the
-        others, which are square real frames with different determinants, what is no frame, and tall frames that
-        shooting did not join. U has no derivative, and raises NotImplementedError when asked for one.
+        U of the same shape, which leads from the frame nearest to W to that nearest to Y, and which were found, shape
+        (*): those whose geodesic was checked to end there; NaN in the others, which are square real frames with
+        different determinants, what is no frame, and tall frames that shooting did not join. U has no derivative, and
+        raises NotImplementedError when asked for one.
 
     Raises:
         ShapeError: W has more columns than rows, or Y another shape.
@@ -90,7 +93,7 @@ def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
     frames = exists.nonzero().squeeze(-1)
     if not len(frames):
         return u, exists
-    w, y = w[frames], y[frames]
+    w, y = polished(w[frames]), polished(y[frames])
     n, p = w.shape[-2:]
     u_frames = w @ skew_from(*spectrum(w.mH @ y), w.dtype) if n == p else _tall(w, y, metric)
     off = torch.linalg.matrix_norm(geodesic(w, u_frames, metric=metric)[0] - y)
@@ -100,7 +103,8 @@ def _logarithm(w: Tensor, y: Tensor, metric: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_frame(w: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(defect(w)) <= 1e-9
+    # What is left, by `polished`, of the frames that manifolds move; one step more takes it below the end's tolerance.
+    return torch.linalg.matrix_norm(defect(w)) <= 1e-9 * (1 + w.shape[-1] ** 0.5) ** 2
 
 
 def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
@@ -108,7 +112,9 @@ def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
     q, _ = torch.linalg.qr(torch.cat([w, y], dim=-1))
     # Q holds W up to a unitary factor, and as many columns of a basis of the rest of both as there are.
     basis = torch.cat([w, q[..., p:]], dim=-1)
-    if metric == "euclidean" and (p > 1 or w.is_complex()):
+    if p == 1 and (metric == "euclidean" or not w.is_complex()):
+        return basis @ _great_circle(basis.mH @ y)
+    if metric == "euclidean":
         return basis @ shoot(basis.mH @ y, METRICS[metric])
     v = nearest_completion(basis.mH @ y)
     log, rest = shorten(v, p)
@@ -122,6 +128,16 @@ def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
             better = (other_rest <= 1e-11) & ((rest[which] > 1e-11) | (_length(other) < _length(log[which]) - 1e-9))
             log[which[better]], rest[which[better]] = other[better], other_rest[better]
     return basis @ log[..., :p]
+
+
+def _great_circle(y: Tensor) -> Tensor:
+    """The tangent vector at the first unit vector that leads to Y (b, 2, 1), of length one, around a sphere."""
+    along, x = y[..., :1, :].real, y.clone()
+    x[..., :1, :] -= along
+    sine = torch.linalg.matrix_norm(x, keepdim=True)
+    # At the opposite pole every direction leads there.
+    x[..., 1:, :] += (sine == 0) & (along < 0)
+    return x * torch.atan2(sine, along) / torch.where(sine == 0, 1.0, sine)
 
 
 def _length(log: Tensor) -> Tensor:
