@@ -125,16 +125,15 @@ def orthogonal(
     for place in chosen:
         tied.setdefault(id(plain_weight(place)), []).append(place)
     cls = find_parametrization(parametrization)
-    own = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if key in option_names(cls)}
-    options |= {key: value for key, value in own.items() if value is not None}
-    blocks, dim = None if "blocks" in own else blocks, None if "dim" in own else dim
+    given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
+    own = {key: value for key, value in given.items() if key in option_names(cls)}
+    options, blocks, dim = options | own, None if "blocks" in own else blocks, None if "dim" in own else dim
     if dim is not None and blocks is None:
         raise OptionError(f"orthogonal needs blocks= of its own beside dim=, got dim={dim!r:.80} with {cls.__name__}.")
     plan = _Plan(cls, view, blocks, dim or 0, gain, {"precision": precision, **options})
     start = Start(init, generator)
     carried = [(places, _carry(plan, places, start)) for places in tied.values()]
-    inside = f', of "rebased" with {cls.__name__} inside' if "blocks" in own else ""
-    notes = list(notes_on(module, tied.values(), view, inside if blocks is None else None))
+    notes = list(notes_on(module, tied.values(), view, cls if blocks is None else None))
     for places, coordinate_list in carried:
         share_coordinate_list([(place.host, place.name) for place in places], coordinate_list)
     for place in chosen:
@@ -342,9 +341,8 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
                 "parameter in a convolution and in a transposed one; choose one of them, and tie the other to it."
             )
     parts = [_build(plan, first, weight, view) for view in seen]
-    param = parts[0]
-    if len(parts) > 1:
-        param = SideBySide(parts, axis_of(seen[0].name, weight.shape, plan.dim) - weight.dim())
+    axis = axis_of(seen[0].name, weight.shape, plan.dim) - weight.dim()
+    param = parts[0] if len(parts) == 1 else SideBySide(parts, plan.blocks, plan.dim, axis)  # type: ignore[arg-type]
     device, dtypes = weight.device, param.coordinate_dtypes
     blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
     coordinate_list = CoordinateList(param, blank, weight.requires_grad)

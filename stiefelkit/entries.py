@@ -73,6 +73,11 @@ def read_description(state: Any, weight: str) -> dict[str, Any]:
 
 def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
     """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
+    if not _is_same(there := _blocks(theirs), here := _blocks(ours)):
+        raise CheckpointError(
+            f"{weight} needs a checkpoint {here}, got one {there}; a weight that sk.orthogonal makes {there} takes it, "
+            "and made plain by sk.bake it becomes the nearest one of this kind."
+        )
     (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
     _check_same(rest, bare, weight)
     if not _is_same(gain, wanted):
@@ -115,6 +120,14 @@ def _unscaled(described: Any, depth: int = 1) -> Any:
         return inner[0]
     below = _unscaled(inner[0], depth - 1) if depth else inner[0]
     return described if below is inner[0] else {**described, "inner": [below]}
+
+
+def _blocks(description: dict[str, Any]) -> str:
+    """Says of which blocks side by side a weight is, by its options."""
+    options = description.get("options")
+    if not (isinstance(options, dict) and {"blocks", "dim"} <= options.keys()):
+        return "without blocks"
+    return f"with blocks={in_words(options['blocks'])}, dim={in_words(options['dim'])}"
 
 
 def _with(gain: Any) -> str:

@@ -21,6 +21,7 @@ from stiefelkit._torch import (
 )
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.host import OrthogonalWeight, check_module, coordinate_list_of, orthogonal_weights
+from stiefelkit.parametrizations import option_names
 
 __all__ = [
     "Place",
@@ -252,12 +253,12 @@ def groups_of(place: Place) -> int:
 
 
 def notes_on(
-    module: nn.Module, tied: Iterable[Sequence[Place]], view: str | None, unblocked: str | None
+    module: nn.Module, tied: Iterable[Sequence[Place]], view: str | None, unblocked: type | None
 ) -> Iterator[str]:
     """Yields what is to be said of weights that are made orthogonal, each with all of its places.
 
     That a convolution of several groups is no isometry by its view; that a parameter stands elsewhere as well, where it
-    stays plain; and, if `unblocked` is a string, which ends the remedy, that several matrices become one frame.
+    stays plain; and, if `unblocked` is the class of a map without blocks, that several matrices become one frame.
     """
     chosen = [place for places in tied for place in places]
     titles = [place.title for place in chosen if groups_of(place) > 1]
@@ -280,10 +281,11 @@ def notes_on(
         if kind is not None:
             stacked.setdefault(kind, []).append(place.title)
     for (held, remedy), titles in stacked.items():
+        remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
         more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
         yield (
             f"{', '.join(titles[:3])}{more}: one frame of {held} side by side, none of which is one by itself; "
-            f"{remedy}{unblocked}; blocks=1 says that one is meant."
+            f"{remedy}; blocks=1 says that one is meant."
         )
 
 

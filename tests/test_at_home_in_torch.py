@@ -53,7 +53,7 @@ def test_detached_by_torch_it_is_a_plain_parameter_and_the_copy_keeps_its_map(na
 def test_several_weights_are_detached_one_by_one_and_the_class_comes_back_with_the_last():
     cell = nn.LSTMCell(4, 4)
     for key in ("weight_hh", "weight_ih"):
-        sk.orthogonal(cell, key)
+        sk.orthogonal(cell, key, blocks=4)
     parametrize.register_parametrization(cell, "bias_hh", nn.Tanh(), unsafe=True)
     for key in ("weight_hh", "bias_hh", "weight_ih"):
         assert type(cell) is not nn.LSTMCell

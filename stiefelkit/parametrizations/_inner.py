@@ -102,9 +102,10 @@ class Wrapper(OrthogonalParam):
 
 
 class SideBySide(OrthogonalParam):
-    """A weight of parts side by side along a dimension, counted from the last; each is a weight with its own map.
+    """A weight of parts side by side, runs of blocks of one size, along `axis`, which is counted from the last.
 
-    Part j has coordinates and chart of its map under the names "j.skew"; `frames` and `bare` give a tuple.
+    `blocks` and `dim` are what `sk.orthogonal` was given, and stand in checkpoints. Part j has coordinates and chart of
+    its own map under the names "j.skew"; `frames` and `bare` give a tuple.
     """
 
     coordinate_names = ("*",)
@@ -116,14 +117,15 @@ class SideBySide(OrthogonalParam):
     takes_nearest = property(lambda self: all(part.takes_nearest for part in self.parts))
     return_bound = property(lambda self: sum(part.return_bound for part in self.parts))
 
-    def __init__(self, parts: Sequence[OrthogonalParam], dim: int):
+    def __init__(self, parts: Sequence[OrthogonalParam], blocks: Sequence[int], dim: int, axis: int):
         torch.nn.Module.__init__(self)
-        self.dtype, self.precision, self.dim = parts[0].dtype, parts[0].precision, dim
+        self.dtype, self.precision = parts[0].dtype, parts[0].precision
+        self.blocks, self.dim, self.axis = list(blocks), dim, axis
         for j, part in enumerate(parts):
             self.add_module(str(j), part)
-        self.sizes = [part.shape[dim] for part in parts]
+        self.sizes = [part.shape[axis] for part in parts]
         shape = [*parts[0].shape]
-        shape[dim] = sum(self.sizes)
+        shape[axis] = sum(self.sizes)
         self.shape = tuple(shape)
 
     @property
@@ -148,14 +150,14 @@ class SideBySide(OrthogonalParam):
         return tuple(scheme for scheme in each[0] if all(scheme in schemes for schemes in each))
 
     def options(self) -> dict[str, Any]:
-        return {"parts": [part.options() for part in self.parts], "sizes": self.sizes, "dim": self.dim}
+        return {"parts": [part.options() for part in self.parts], "blocks": self.blocks, "dim": self.dim}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         flaws = (part.check_chart(within(chart, str(j))) for j, part in enumerate(self.parts))
         return next((flaw for flaw in flaws if flaw is not None), None)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
-        return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.dim)
+        return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.axis)
 
     def bare(self, *coordinates: Tensor) -> Any:
         return tuple(part.bare(*own) for part, own in self._shares(coordinates))
@@ -164,10 +166,10 @@ class SideBySide(OrthogonalParam):
         return tuple(part.frames(own) for part, own in self._cut(weight))
 
     def nearest(self, weight: Tensor) -> Tensor:
-        return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.dim)
+        return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.axis)
 
     def project(self, weight: Tensor) -> Tensor:
-        return torch.cat([part.project(own) for part, own in self._cut(weight)], self.dim)
+        return torch.cat([part.project(own) for part, own in self._cut(weight)], self.axis)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         return _joined([part.initial(scheme, generator) for part in self.parts])
@@ -180,7 +182,7 @@ class SideBySide(OrthogonalParam):
         return max(part.error_bound(*own) for part, own in self._shares(coordinates))
 
     def _cut(self, weight: Tensor) -> Iterator[tuple[OrthogonalParam, Tensor]]:
-        return zip(self.parts, weight.split(self.sizes, self.dim), strict=True)
+        return zip(self.parts, weight.split(self.sizes, self.axis), strict=True)
 
     def _shares(self, coordinates: Sequence[Tensor]) -> Iterator[tuple[OrthogonalParam, Sequence[Tensor]]]:
         start = 0
