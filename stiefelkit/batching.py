@@ -19,8 +19,7 @@ from stiefelkit._torch import (
     is_intercepted,
     write_count,
 )
-from stiefelkit.functional._reads import reads_are_free
-from stiefelkit.mending import Values, chart_places
+from stiefelkit.mending import Stacks, chart_places
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.parametrizations.scaled import Scaled
 
@@ -164,14 +163,14 @@ class Group:
         self.map = StackOfMaps(lists[0].param)
         self.can_skip_weight = _applies_without_weight(lists[0].param)
         self.is_bound = bool(lists[0].param.manifolds)
-        rows = [[*_coordinate_places(one), *_chart_places(one.param)] for one in lists]
+        rows = [[*_coordinate_places(one), *(place[:2] for place in chart_places(one.param))] for one in lists]
         self.size = lists[0].ntensors
         self.columns = [tuple(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
         self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
         self.latest: Evaluation | None = None
         self.traced: Sequence[Tensor] | None = None
         self._chart: Reading | None = None
-        self._values: list[Values] | None = None
+        self._stacks = Stacks(lists[0].param)
         for one, seat in zip(lists, self.seats, strict=True):
             one.seat = seat
 
@@ -196,10 +195,10 @@ class Group:
             self._mend()
             counts = [list(map(write_count, column)) for column in columns]
             self._chart = Reading(columns[self.size :], counts[self.size :])
-        if self.lists[0].is_at_rest() and self._may_be_wrong(columns):
+        if self.lists[0].is_at_rest() and self._stacks.may_be_wrong(columns):
             self._mend(by_value=None)
-            counts, self._values = [list(map(write_count, column)) for column in columns], None
-            self._may_be_wrong(columns)  # so that the next read finds what was looked at here
+            counts = [list(map(write_count, column)) for column in columns]
+            self._stacks.may_be_wrong(columns, anew=True)  # so that the next read finds what was looked at here
         return Reading(columns, counts)
 
     def evaluate(self) -> Evaluation | None:
@@ -243,20 +242,6 @@ class Group:
     def _mend(self, by_value: bool | None = False) -> None:
         for one in self.lists:
             one.mend(by_value)
-
-    def _may_be_wrong(self, columns: list[list[Tensor]]) -> bool:
-        """Whether frames or charts of some weight may be, by few reads of all of them together."""
-        if not reads_are_free(columns[0][0]):
-            return False
-        param = self.lists[0].param
-        kinds = [False if name in param.manifolds else None for name in param.coordinates]
-        kinds += [packed for _, _, packed in chart_places(param)]
-        looked_at = [(i, packed) for i, packed in enumerate(kinds) if i >= self.size or packed is not None]
-        with torch.no_grad():
-            stacks = [torch.stack(columns[i]) for i, _ in looked_at]
-        if self._values is None:
-            self._values = [Values(t, packed) for t, (_, packed) in zip(stacks, looked_at, strict=True)]
-        return any([values.may_be_wrong(t) for values, t in zip(self._values, stacks, strict=True)])
 
     def _has_chart(self, columns: list[list[Tensor]], counts: list[list[int]]) -> bool:
         """Whether the map has the present chart."""
@@ -333,7 +318,7 @@ class StackOfMaps:
             stacks = [torch.stack(list(column)) for column in columns]
         self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))
         if not self.is_vmapped:
-            for held, key in _chart_places(self.map):
+            for held, key, _ in chart_places(self.map):
                 held[key] = stacks.pop(0)
 
     def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
@@ -375,11 +360,7 @@ def _applies_without_weight(param: OrthogonalParam) -> bool:
 
 
 def _coordinate_places(one: Carrier) -> list[Place]:
-    return [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]
-
-
-def _chart_places(param: OrthogonalParam) -> list[Place]:
-    return [(held, key) for held, key, _ in chart_places(param)]
+    return [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]  # type: ignore[misc]
 
 
 def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:

@@ -24,7 +24,7 @@ from stiefelkit.errors import ImageError, OptionError, UnfilledError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.handed import Handed
-from stiefelkit.mending import Notes, chart_places, frame_tensors, mend_
+from stiefelkit.mending import Notes, frame_tensors
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.scan.structures import Factored
 from stiefelkit.sharding import is_sharded, placed_like, whole
@@ -132,48 +132,35 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def note_written(self) -> None:
         """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
-        bound = self.param.manifolds
-        names = zip(self._originals, self.param.coordinates, strict=True)
-        coordinates = [(self._parameters, key, False) for key, name in names if name in bound]
-        self._notes.take([*coordinates, *chart_places(self.param)])
+        self._notes.take(self.param, self._parameters, self._originals)
 
     def mend(self, by_value: bool | None = None) -> None:
         """Takes frames that were written to from outside, as averages of weights do, to their nearest.
 
-        What optimizers of frames, assignments and checkpoints write is theirs to keep, as long as a checkpoint of it
-        would load. Tensors that functional_call brings are the caller's. Writes through `.data`, which no count tells,
-        are found where nothing trains, by a few reads on a CPU, and before the weight is saved or copied.
-
-        Args:
-            by_value: whether to look at all values, whoever has written them; None: as it says above.
+        What optimizers, assignments and checkpoints write may stay, if it would load; what functional_call brings is
+        the caller's. Of writes through `.data` no count tells: values are looked at, all (`by_value`) or few (None).
 
         Raises:
             NotAFrameError: the chart's signs or permutations have become something else.
             RankError: a frame has become so dependent that none is nearest.
         """
-        if torch.compiler.is_compiling() or is_transformed():
+        if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
             return
         if self._buffers.get(EXTRA) is not None:
             self._check_taken()
         written = self._notes.written(guard.was_moved)
-        if not written and (is_intercepted() or not (self._may_be_wrong() if by_value is None else by_value)):
+        looks = by_value or (by_value is None and self.is_at_rest())
+        if not written and (not looks or is_intercepted() or not (by_value or self._notes.may_be_wrong())):
             return
-        self._notes.restore_()
         own = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
-        if not (written or by_value):
-            own = {name: c for name, c in own.items() if not guard.is_left_between_landings(c)}
-        mend_(self.param, own, written, self.weight)
+        self._notes.mend_(self.param, own, written, self.weight, bool(by_value))
         self.note_written()
-        self._notes.may_be_wrong()  # so that the next read finds what was looked at here
-
-    def _may_be_wrong(self) -> bool:
-        return self.is_at_rest() and self._notes.may_be_wrong()
+        self._notes.may_be_wrong()  # remembers what was looked at here
 
     def is_at_rest(self) -> bool:
         """Whether a read is no part of training: in eval mode, without gradients, of what no optimizer has moved."""
-        if not (self.training and torch.is_grad_enabled()):
-            return True
-        return not self._notes.were_trained and bool(self.param.manifolds)
+        trains = self.training and torch.is_grad_enabled()
+        return not (trains and (self._notes.were_trained or not self.param.manifolds))
 
     def _is_own(self, c: Tensor) -> bool:
         """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""

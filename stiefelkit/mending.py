@@ -1,8 +1,9 @@
 """Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +13,14 @@ from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import NotAFrameError, RankError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.guard import is_left_between_landings
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.sharding import is_sharded
 
-__all__ = ["Notes", "Values", "chart_places", "frame_tensors", "mend_"]
+__all__ = ["Notes", "Stacks", "chart_places", "frame_tensors"]
 
-Place = tuple[Mapping[str, Tensor | None], str, bool | None]
+Place = tuple[MutableMapping[str, Tensor | None], str, bool | None]
 """The dictionary that holds a tensor, its key, and for a frame whether it is complex and stored as [Re, Im]."""
 _MENDED_FROM = 32
 """Rounding limits from which a frame is mended: what optimizers leave in precision "fast" is 30."""
@@ -101,10 +103,18 @@ class Notes:
     def __init__(self) -> None:
         self._noted: list[_Note] = []
 
-    def take(self, places: Iterable[Place]) -> None:
-        """Notes tensors as they are now and forgets those before."""
+    def take(self, param: OrthogonalParam, parameters: Any, keys: Iterable[str]) -> None:
+        """Notes frames and the chart of a map as they are now, and forgets those before.
+
+        Args:
+            param: the map.
+            parameters: the dictionary that holds its coordinates.
+            keys: those of the coordinates.
+        """
         self._noted = []
-        for held, key, packed in places:
+        names = zip(keys, param.coordinates, strict=True)
+        frames = [(parameters, key, False) for key, name in names if name in param.manifolds]
+        for held, key, packed in [*frames, *chart_places(param)]:
             t = held.get(key)
             if t is not None and not (t.is_meta or is_sharded(t)):
                 count = None if t.is_inference() else write_count(t)
@@ -131,10 +141,76 @@ class Notes:
         """Whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
         return any([note.values.may_be_wrong(t) for note, t in self._present() if reads_are_free(t)])
 
-    def restore_(self) -> None:
-        """Takes back integers that a mean with themselves has rounded down."""
+    @torch.no_grad()
+    def mend_(
+        self,
+        param: OrthogonalParam,
+        coordinates: Mapping[str, Tensor],
+        written: Sequence[Tensor],
+        weight: str,
+        by_value: bool,
+    ) -> None:
+        """Takes frames that are frames no more to their nearest, and integers that were rounded to what they were.
+
+        Those that are known to have been written to are mended from 32 rounding limits on, others, which optimizers and
+        checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they are
+        mended between landings, too.
+
+        Raises:
+            NotAFrameError: the chart's signs or permutations have become something else.
+            RankError: a frame has become so dependent that none is nearest.
+        """
         for note, t in self._present():
             note.values.restore_(t)
+        keys = {id(t) for t in written}
+        for t, packed in frame_tensors(param, coordinates):
+            lands_later = not (written or by_value) and is_left_between_landings(t)
+            if t.is_meta or is_sharded(t) or lands_later:
+                continue
+            w = torch.view_as_complex(t) if packed else t
+            p, dtype = w.shape[-1], w.dtype
+            own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
+            if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
+                try:
+                    with torch.inference_mode(t.is_inference()), torch.no_grad():
+                        w.copy_(nearest_frame(w.to(working_dtype(dtype))))
+                except RankError as cause:
+                    raise RankError(
+                        f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
+                        "written from outside; sk.reset_ draws a frame."
+                    ) from cause
+        if any(t.is_meta for t in param.chart.values()):
+            return
+        reason = param.check_chart(param.chart)
+        if reason is not None:
+            raise NotAFrameError(
+                f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may "
+                "be."
+            )
+
+
+class Stacks:
+    """Values of the frames and charts of many weights of one map and shape, which are looked at together.
+
+    Args:
+        param: one of the maps.
+    """
+
+    def __init__(self, param: OrthogonalParam):
+        kinds = [False if name in param.manifolds else None for name in param.coordinates]
+        self._kinds = [*enumerate([*kinds, *(packed for _, _, packed in chart_places(param))])]
+        self._kinds = [(i, packed) for i, packed in self._kinds if i >= len(kinds) or packed is not None]
+        self._values: list[Values] | None = None
+
+    @torch.no_grad()
+    def may_be_wrong(self, columns: Sequence[list[Tensor]], anew: bool = False) -> bool:
+        """Whether those of some weight may be; `columns` are coordinates, then charts, of all weights each."""
+        if not reads_are_free(columns[0][0]):
+            return False
+        stacks = [(torch.stack(columns[i]), packed) for i, packed in self._kinds]
+        if anew or self._values is None:
+            self._values = [Values(t, packed) for t, packed in stacks]
+        return any([values.may_be_wrong(t) for values, (t, _) in zip(self._values, stacks, strict=True)])
 
 
 def chart_places(param: OrthogonalParam) -> list[Place]:
@@ -153,39 +229,3 @@ def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> 
     bound = param.manifolds
     tensors = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
     return tensors + [(held[key], packed) for held, key, packed in chart_places(param) if packed is not None]  # type: ignore[misc]
-
-
-@torch.no_grad()
-def mend_(param: OrthogonalParam, coordinates: Mapping[str, Tensor], written: Iterable[Tensor], weight: str) -> None:
-    """Takes frames that are frames no more to their nearest.
-
-    Those that are known to have been written to are mended from 32 rounding limits on, others, which optimizers and
-    checkpoints may have left as they are, from where a checkpoint of them would be refused.
-
-    Raises:
-        NotAFrameError: the chart's signs or permutations have become something else.
-        RankError: a frame has become so dependent that none is nearest.
-    """
-    keys = {id(t) for t in written}
-    for t, packed in frame_tensors(param, coordinates):
-        if t.is_meta or is_sharded(t):
-            continue
-        w = torch.view_as_complex(t) if packed else t
-        p, dtype = w.shape[-1], w.dtype
-        own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
-        if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
-            try:
-                with torch.inference_mode(t.is_inference()), torch.no_grad():
-                    w.copy_(nearest_frame(w.to(working_dtype(dtype))))
-            except RankError as cause:
-                raise RankError(
-                    f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
-                    "written from outside; sk.reset_ draws a frame."
-                ) from cause
-    if any(t.is_meta for t in param.chart.values()):
-        return
-    reason = param.check_chart(param.chart)
-    if reason is not None:
-        raise NotAFrameError(
-            f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may be."
-        )

@@ -310,7 +310,7 @@ def test_a_group_follows_charts_that_are_copied_through_data(name, mode):
         ):
             a.data.copy_(c.data)
         with torch.set_grad_enabled(mode == "training"), sk.grouped(target):
-            assert all(torch.allclose(a.weight, c.weight, atol=1e-6) for a, c in zip(target, online, strict=True))
+            assert all(torch.allclose(a.weight, c.weight, atol=1e-6) for a, c in zip(target, online, strict=True))  # pyright: ignore
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.9999])
@@ -325,7 +325,7 @@ def test_a_chart_that_was_averaged_with_itself_stays_what_it_is(name, decay):
         a.data.copy_(decay * a.data + (1 - decay) * c.data)
     averaged.module.state_dict()
     assert all(map(torch.equal, averaged.module.buffers(), module.buffers()))
-    assert torch.allclose(averaged.module.weight, module.weight, atol=1e-5)
+    assert torch.allclose(averaged.module.weight, module.weight, atol=1e-5)  # pyright: ignore
 
 
 @pytest.mark.parametrize("look", [lambda m: m.state_dict(), copy.deepcopy, lambda m: m.eval().weight])

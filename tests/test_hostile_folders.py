@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,7 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Iterator[Path]:
+def outside(tmp_path: Path) -> Path:
     """A folder of the user's, which must be found as it was left."""
     place = tmp_path / "outside"
     (place / "folder").mkdir(parents=True)

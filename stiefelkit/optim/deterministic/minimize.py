@@ -34,7 +34,7 @@ class Minimum:
             determinant, where the loss is lower already. None where none was found, which does not rule one out.
     """
 
-    point: Tensor | tuple[Tensor, ...] = field(repr=False)
+    point: Any = field(repr=False)
     value: float
     gradient_norm: float
     iterations: int
