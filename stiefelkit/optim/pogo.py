@@ -67,6 +67,9 @@ class POGO(TangentOptimizer):
     shortened.
     Other groups are moved by torch.optim.Adam.
 
+    The authors' direction is (G W^H - W G^H) W / 2, half of R in the default, canonical metric: a rate here moves a
+    frame twice as far as in their code, so take half of theirs.
+
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
     lr ||R||_2 is below 0.1.
 
