@@ -60,7 +60,7 @@ def require_frames(w: torch.Tensor, kind: str, scale: float = 1.0) -> None:
     ],
 )
 def test_each_block_is_the_frame_nearest_to_what_it_was(kind, name, dtype):
-    torch.manual_seed(0)
+    seeds.reseed()
     (rows, columns), blocks, dim = KINDS[kind]
     layer: Any = nn.Linear(columns, rows, bias=False, dtype=dtype)
     old = layer.weight.detach().clone()
@@ -211,7 +211,7 @@ def test_signs_that_are_asked_for_are_those_of_each_block(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["cayley", "stiefel"])
 def test_a_gain_is_each_blocks_own(kind, name):
-    torch.manual_seed(0)
+    seeds.reseed()
     require_frames(made(kind, name, gain=1.5).weight, kind, 1.5)
     (rows, columns), blocks, dim = KINDS[kind]
     plain: Any = nn.Linear(columns, rows, bias=False)

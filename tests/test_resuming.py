@@ -184,7 +184,7 @@ def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_full_disk_is_told_and_the_run_can_go_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, root: Path | None = None) -> None:
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "run"

@@ -113,7 +113,8 @@ def law_convergence(case: MinimizerCase) -> None:
     require(isinstance(returned, Tensor) and progress is not None, "a step returns no loss, or tells no progress")
     assert progress is not None
     off, permitted = progress.loss - problem.least, _SAME[case.dtype.to_real()] * abs(problem.least)
-    require(progress.is_done, f"2000 iterations do not end, at a gradient of {progress.gradient_norm:.3g}")
+    length = progress.gradient_norm
+    require(progress.is_done, f"2000 iterations do not end, at a gradient of {length:.3g}", length, permitted)
     require_within(off, permitted, "above the least value by")
     if case.dtype == working_dtype(case.dtype):
         require_within(progress.gradient_norm, 1e-9, "the gradient ends at a length of")
