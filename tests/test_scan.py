@@ -1,14 +1,17 @@
 """The scan: every backend gives the values and gradients of the plain loop, under every transform of torch."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from stiefelkit import errors
+from stiefelkit.functional import modrelu
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.scan import scan
+from stiefelkit.scan.activations.modrelu import ComplexModReLU
 from stiefelkit.scan.engines import chunks
 
 DOUBLE = torch.float64
@@ -179,6 +182,56 @@ def test_complex_states_of_any_size_are_those_of_the_loop():
         }
         own, expected = (run(arguments, backend=backend)[1] for backend in ("inplace", "reference"))
         assert torch.allclose(own, expected, rtol=1e-6, atol=0), b
+
+
+@pytest.mark.parametrize("ratio", [-1.5, -0.5, 0.0, 0.5, 1e6])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(name, dtype) for name in ("inplace", "careful") for dtype in (torch.complex64, torch.complex128)]
+    + [("triton", torch.complex64)],
+)
+def test_complex_modrelu_and_its_gradients_scale_with_the_states_in_every_backend(dtype, backend, ratio, monkeypatch):
+    if backend == "triton":
+        pytest.importorskip("triton")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if backend == "careful":  # what stands in for `step` where a ratio was cut off, and on GPUs
+        monkeypatch.setattr(ComplexModReLU, "step", ComplexModReLU.careful)
+        backend = "inplace"
+    # By powers of two nothing is rounded anew, from the least normal numbers to the largest.
+    info = torch.finfo(dtype)
+    least, most = math.frexp(info.tiny)[1] + 4, math.frexp(info.max)[1] - 24
+    exponents = torch.linspace(least, most, 40, dtype=DOUBLE).round()
+    angles = torch.linspace(0.1, 6, 40, dtype=DOUBLE)
+    one = torch.polar(torch.ones(40, dtype=DOUBLE), angles)
+    scale = exponents.exp2()
+
+    def values(size: torch.Tensor, backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        arguments = {
+            "x": (one * size).to(dtype).reshape(1, 1, -1),
+            "w": torch.eye(len(one), dtype=dtype),
+            "h0": torch.zeros(1, len(one), dtype=dtype),
+            "activation_bias": (ratio * size).to(dtype.to_real()),
+        }
+        cotangent = torch.full_like(arguments["h0"], 0.6 - 0.8j)
+        found = gradients(arguments, (cotangent.unsqueeze(0), None), backend=backend)
+        return [run(arguments, backend=backend)[1].flatten(), found["x"].flatten(), found["activation_bias"]]
+
+    h, *others = values(scale, backend, dtype)
+    expected, *rest = values(torch.ones_like(scale), "reference", torch.complex128)
+    assert h.isfinite().all()
+    own, close = 16 * info.eps, torch.testing.assert_close
+    close(h.to(expected.dtype) / scale, expected, rtol=own, atol=own)
+    for found, there in zip(others, rest, strict=True):
+        close(found.to(there.dtype), there, rtol=own, atol=own * (1 + abs(ratio)))
+
+
+def test_complex_modrelu_of_rows_is_that_of_numbers_at_every_size():
+    modulus = torch.cat([torch.zeros(1), torch.logspace(-44, 38, 83)])
+    z = torch.polar(modulus, torch.linspace(0.1, 6, len(modulus)))
+    for bias in (-0.5, 0.0, 0.5, 1e-30, -1e30):
+        b = torch.full_like(modulus, bias)
+        found = torch.complex(*ComplexModReLU.of_rows(torch.cat([z.real, z.imag]), b).chunk(2))
+        torch.testing.assert_close(found, modrelu(z, b), rtol=1e-6, atol=0)
 
 
 def test_conjugate_views_are_taken_for_what_they_are():

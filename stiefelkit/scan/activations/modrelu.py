@@ -8,8 +8,6 @@ from stiefelkit.scan.activations.activation import Activation, Step
 
 __all__ = ["ComplexModReLU", "ModReLU"]
 
-ILL = 1e9
-"""A complex bias over the modulus above which the square of the modulus may have underflowed."""
 STEEPEST = 1e18
 """The largest ratio of a complex bias to the modulus whose derivative is told apart."""
 
@@ -69,22 +67,30 @@ class ComplexModReLU(Activation):
     @staticmethod
     def of_rows(z: Tensor, b: Tensor) -> Tensor:
         """ModReLU of [Re z | Im z]."""
-        re, im = z.chunk(2, dim=-1)
-        modulus = torch.sqrt(re * re + im * im)
-        scale = torch.where(modulus > 0, torch.relu(modulus + b) / modulus, torch.zeros_like(modulus))
-        return torch.cat([scale * re, scale * im], dim=-1)
+        pairs = z.unflatten(-1, (2, -1))
+        # ONNX has no hypot: of the pair divided by the larger one the squares neither overflow nor vanish.
+        largest = pairs.abs().amax(-2, keepdim=True)
+        unit = pairs / torch.where(largest > 0, largest, 1.0)
+        length = unit.square().sum(-2, keepdim=True).sqrt().clamp_min(1)
+        modulus = largest * length
+        size = torch.where(modulus < torch.finfo(z.dtype).tiny, 0.0, torch.relu(modulus + b.unsqueeze(-2)))
+        return (unit / length * size).flatten(-2)
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """By the square of the modulus on a CPU, which may underflow."""
+        """Four calls on a CPU, where b / |z| may overflow."""
         if like.device.type != "cpu":
             return self.careful(like, bias)
-        bias = _nonzero(bias).expand(len(like), -1).contiguous()
+        assert bias is not None
+        # A zero would meet 1 / |z| = inf at z = 0: the least negative number gives -1 there, and no more than a
+        # rounding anywhere else.
+        least = -torch.finfo(bias.dtype).smallest_normal * torch.finfo(bias.dtype).eps
+        bias = torch.where(bias == 0, least, bias).expand(len(like), -1).contiguous()
         ratio = torch.empty_like(bias)
 
         def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
-            torch.mul(re, re, out=ratio)
-            ratio.addcmul_(im, im).rsqrt_().mul_(bias)
-            torch.clamp_min(ratio, -1, out=saved)
+            torch.hypot(re, im, out=ratio)
+            torch.div(bias, ratio, out=ratio)
+            torch.clamp(ratio, -1, STEEPEST, out=saved)
             pairs.addcmul_(pairs, scale)
 
         return apply
@@ -96,7 +102,8 @@ class ComplexModReLU(Activation):
 
     def careful(self, like: Tensor, bias: Tensor | None) -> Step:
         """By the modulus itself."""
-        bias, tiny = _nonzero(bias), torch.finfo(like.dtype).tiny
+        assert bias is not None
+        tiny = torch.finfo(like.dtype).tiny
 
         def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
             modulus = torch.hypot(re, im)
@@ -110,37 +117,26 @@ class ComplexModReLU(Activation):
         return apply
 
     def is_ill(self, saved: Tensor) -> bool:
-        """Whether a square has underflowed."""
-        # Zeros whose bias is positive have given inf, and NaN a step later.
-        return saved.device.type == "cpu" and saved.numel() > 0 and not bool(saved.amax() <= ILL)
+        """Whether b / |z| was cut off."""
+        # Zeros whose bias is positive have given inf, and zeros without subnormal numbers NaN.
+        return saved.device.type == "cpu" and saved.numel() > 0 and not bool(saved.amax() < STEEPEST)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The Jacobian (1 + q) I - q e e^T of z (1 + b / |z|), e = h / |h|."""
-        # Its entries are 1 + q (Im e)^2, 1 + q (Re e)^2 and -q Re e Im e. With the smallest normal number added to both
-        # squares and to their sum, h = 0 gives 1 + q = 0.
-        re, im = h.chunk(2, -1)
-        tiny = torch.finfo(h.dtype).tiny
-        diagonal = torch.empty_like(h)
-        across, along = diagonal.chunk(2, -1)
-        torch.mul(im, im, out=across).add_(tiny)
-        torch.mul(re, re, out=along)
-        scale = torch.add(across, along)
-        along.add_(tiny)
-        torch.div(saved, scale, out=scale)
-        across.mul_(scale).add_(1)
-        along.mul_(scale).add_(1)
-        return diagonal, torch.mul(re, im).mul_(scale).neg_()
+        """The Jacobian (1 + q) I - q e e^T of z (1 + b / |z|), e = h / |h|; 0 where |z| = |h| / (1 + q) is tiny."""
+        # Its entries are 1 + q (Im e)^2, 1 + q (Re e)^2 and -q Re e Im e.
+        modulus, unit = _polar(h)
+        still = modulus <= torch.add(saved, 1).mul_(torch.finfo(h.dtype).tiny)
+        re, im = unit.unbind(-2)
+        other = torch.mul(re, im).mul_(saved).neg_().masked_fill_(still, 0)
+        diagonal = unit.square_().flip(-2).mul_(saved.unsqueeze(-2)).add_(1)
+        return diagonal.masked_fill_(still.unsqueeze(-2), 0).flatten(-2), other
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
         """The part of the gradient in the direction of h."""
-        re, im = h.chunk(2, -1)
-        first, second = delta.chunk(2, -1)
-        # At h = 0 delta is 0.
-        inverse = torch.mul(re, re).addcmul_(im, im).add_(torch.finfo(h.dtype).tiny).rsqrt_()
-        return torch.mul(re, first).addcmul_(im, second).mul_(inverse)
+        return _polar(h)[1].mul_(delta.unflatten(-1, (2, -1))).sum(-2)
 
 
-def _nonzero(bias: Tensor | None) -> Tensor:
-    """The bias without zeros, which would meet 1 / |z| = inf at z = 0: tiny and negative, it gives q = -1 there."""
-    assert bias is not None
-    return torch.where(bias == 0, -torch.finfo(bias.dtype).tiny, bias)
+def _polar(h: Tensor) -> tuple[Tensor, Tensor]:
+    """The moduli (*, n) of rows [Re h | Im h], by squares that neither overflow nor vanish, and h / |h| (*, 2, n)."""
+    modulus, pairs = torch.hypot(*h.chunk(2, -1)), h.unflatten(-1, (2, -1))
+    return modulus, pairs / torch.where(modulus == 0, 1.0, modulus).unsqueeze(-2)
