@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
-BLOCKS = {
-    re.search(r"(?:import|from) (\w+)", block)[1]: block for block in re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
-}  # type: ignore[index]
+SHOWN = re.findall(r"```py\n((?:import|from) (\w+).*?)```", PAGE, re.DOTALL)
+BLOCKS = {library: block for block, library in SHOWN}
 
 
 class Attention(nn.Module):
