@@ -25,8 +25,9 @@ class StiefelAdam(SplitOptimizer):
     The momentum W Y + V is that of `StiefelSGD`, dampened: Y <- b1 Y + (1 - b1) (W^H G - G^H W) and V alike. Its
     entries are divided by the roots of means of their squares plus eps, both corrected as in Adam; Y stays skew by
     that, and V is projected on the complement of W. Along what comes of it the frame goes as in `StiefelSGD`, which
-    takes the momentum along. Complex entries count by their moduli; what
-    cannot be told from the rounding of G is zero. Other groups are moved by torch.optim.Adam.
+    takes the momentum along. Complex entries count by their moduli. What cannot be told from rounding is zero: entries
+    of W^H G - G^H W and of V up to 4 eps ||G||, and steps of entries whose root mean square is no larger. Other groups
+    are moved by torch.optim.Adam.
 
     A step changes each of the entries by about lr, and so is about lr sqrt(p (n - p / 2)) long, where that of
     `CayleyAdam` is lr: rates are smaller by that. It depends on the basis, as Adam does.
@@ -64,12 +65,13 @@ class StiefelAdam(SplitOptimizer):
         norms = zip(gradient.rotation_norms, gradient.rest_norms, strict=True)
         if bucket.is_read and not all([o * o + r * r < most for o, r in norms]):
             raise OverflowError
-        # Noise would come out as large as anything else.
-        noise = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True) * (_ROUNDING * torch.finfo(g.dtype).eps)
+        momentum = riemannian_gradient(w, bucket.state("exp_avg"), metric)
+        # Noise would come out as large as anything else: of G, and of what products with W make of the momentum.
+        noise = _rounding(g)
         gradient.rotation = gradient.rotation * (gradient.rotation.abs() > noise)
         if gradient.rest is not None:
             gradient.rest = gradient.rest * (gradient.rest.abs() > noise)
-        momentum = riemannian_gradient(w, bucket.state("exp_avg"), metric)
+        noise = torch.maximum(noise, _rounding(bucket.state("exp_avg")))
         momentum.rotation = momentum.rotation * first + gradient.rotation * (1 - first)
         if momentum.rest is not None and gradient.rest is not None:
             momentum.rest = momentum.rest * first + gradient.rest * (1 - first)
@@ -82,7 +84,8 @@ class StiefelAdam(SplitOptimizer):
             squares = bucket.state(key, is_real=True, of_columns=of_columns).mul(second)
             squares.add_(part.abs().square_(), alpha=1 - second)
             bucket.stage(key, squares)
-            return moment / (squares.sqrt() * roots).add_(group["eps"])
+            root = squares.sqrt() * roots
+            return torch.where(root > noise, moment / root.add(group["eps"]), 0.0)
 
         if momentum.rest is None or gradient.rest is None:
             rotation = divided("exp_avg_sq", momentum.rotation, gradient.rotation)
@@ -95,3 +98,8 @@ class StiefelAdam(SplitOptimizer):
         along = Moving(rotation, rest, *norms_of(rotation, rest, s), momentum=momentum)
         along.rest, momentum.rest = turned(group, along, steps, along.rest, momentum.rest)
         return along, steps
+
+
+def _rounding(x: Tensor) -> Tensor:
+    """Returns what rounding leaves of an entry of the tangent part of each matrix, (*, 1, 1)."""
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) * (_ROUNDING * torch.finfo(x.dtype).eps)
