@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from stiefelkit import errors
-from stiefelkit.optim import CayleyAdam, CayleySGD, Check
+from stiefelkit.functional import norms_of, riemannian_gradient
+from stiefelkit.optim import CayleyAdam, CayleySGD, Check, StiefelAdam
 from stiefelkit.testing import OPTIMIZER_LAWS, LawBroken, check_optimizer
 
 
@@ -47,6 +48,16 @@ class Lowered(CayleySGD):
                 if p.grad is not None and p.dim() == 2:
                     p.grad = p.grad @ torch.eye(p.shape[1], dtype=p.dtype)
         return super().step(closure)
+
+
+class Magnifying(StiefelAdam):
+    """Turns the columns by whatever there is of a rotation, rounding or not."""
+
+    def direction(self, group, bucket, w, g):
+        along, steps = super().direction(group, bucket, w, g)
+        along.rotation = 1e4 * riemannian_gradient(w, g).rotation
+        along.rotation_norms = norms_of(along.rotation)[0]
+        return along, steps
 
 
 class FirstOfBatch(CayleyAdam):
@@ -190,6 +201,7 @@ class Unnamed(CayleySGD):
         (Leaving, "frames"),
         (Coarse, "precision"),
         (Lowered, "precision"),
+        (Magnifying, "invariance"),
         (FirstOfBatch, "batch"),
         (Counting, "resume"),
         (Unsafe, "resume"),
