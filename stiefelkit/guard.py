@@ -2,7 +2,7 @@
 
 A coordinate list of such frames announces itself once, and so does who has a frame without a module. Nothing is stored
 in the tensors, which FSDP2 and casts replace: which parameter is a frame is looked up when it matters, among the
-coordinate lists and the tensors that are still alive.
+coordinate lists and the tensors that are still alive. Only geoopt's parameters say themselves where they live.
 """
 
 import itertools
@@ -23,10 +23,11 @@ __all__ = [
     "coordinate_lists",
     "frames",
     "frames_alone",
-    "is_left_between_landings",
+    "manifold_of",
     "was_moved",
     "watch",
     "watch_frame",
+    "watch_manifold",
 ]
 
 MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
@@ -61,6 +62,8 @@ class Frame(NamedTuple):
 
 _coordinate_lists: weakref.WeakSet[SupportsCoordinates] = weakref.WeakSet()
 _alone: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+_manifolds: list[type] = []
+"""Classes of manifolds; the tensors that say they are on one are watched too."""
 _hooks: list[Any] = []
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
 """How often each frame had been written to after its optimizer's last step, by id."""
@@ -77,6 +80,28 @@ def watch_frame(frame: Tensor, manifold: str) -> None:
     key = id(frame)
     _alone[key] = weakref.ref(frame, lambda _: _alone.pop(key, None)), manifold
     _install()
+
+
+def watch_manifold(manifold: type) -> None:
+    """Adds a class of manifolds in geoopt's interface, whose tensors no other optimizer may move."""
+    _manifolds.append(manifold)
+    _install()
+
+
+def manifold_of(p: Any) -> str | None:
+    """Returns the manifold that a tensor of geoopt's says it is on; None for any other, and in Euclidean space.
+
+    One of `MANIFOLDS`, of ours and of geoopt's own, or the name of one that no optimizer here knows.
+    """
+    manifold, geoopt = getattr(p, "manifold", None), sys.modules.get("geoopt")
+    if manifold is None or geoopt is None or not isinstance(manifold, geoopt.Manifold):
+        return None
+    if isinstance(manifold, geoopt.Euclidean):
+        return None
+    if isinstance(manifold, (geoopt.Stiefel, *_manifolds)):
+        canonical = getattr(manifold, "metric", manifold.name) in ("canonical", geoopt.CanonicalStiefel.name)
+        return MANIFOLDS[not canonical]
+    return manifold.name or type(manifold).__name__
 
 
 def coordinate_lists() -> list[Any]:
@@ -136,13 +161,14 @@ def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Raises OptimizerError before a step that would take a frame off its manifold."""
-    if getattr(optimizer, "moves_frames", False) or not (_coordinate_lists or _alone):
+    if getattr(optimizer, "moves_frames", False) or not (_coordinate_lists or _alone or _manifolds):
         return
-    watched = frames()
+    watched, manifolds = frames(), tuple(_manifolds)
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if id(p) in watched and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
-                raise OptimizerError(_in_words(optimizer, p, watched[id(p)]))
+            is_bound = id(p) in watched or isinstance(getattr(p, "manifold", None), manifolds)
+            if is_bound and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
+                raise OptimizerError(_in_words(optimizer, p, watched.get(id(p)) or Frame(None, "stiefel", "")))
 
 
 def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:
@@ -150,7 +176,7 @@ def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:
     mixin, tensor = sys.modules.get("geoopt.optim.mixin"), sys.modules.get("geoopt.tensor")
     if mixin is None or tensor is None or not isinstance(optimizer, mixin.OptimMixin):
         return False
-    return p is None or isinstance(p, tensor.ManifoldParameter)
+    return p is None or isinstance(p, tensor.ManifoldTensor)
 
 
 def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:

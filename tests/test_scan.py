@@ -225,6 +225,20 @@ def test_complex_modrelu_and_its_gradients_scale_with_the_states_in_every_backen
         close(found.to(there.dtype), there, rtol=own, atol=own * (1 + abs(ratio)))
 
 
+@pytest.mark.parametrize("bias", [0.0, 1e-38, 1e-24, 0.5, -0.5])
+def test_complex_states_below_the_normal_numbers_count_as_zero_in_every_backend(bias):
+    arguments = {
+        "x": torch.tensor([[[1e-45 + 0j, 1e-40j, 3e-39 + 4e-39j]]]),
+        "w": torch.eye(3, dtype=torch.complex64),
+        "h0": torch.zeros(1, 3, dtype=torch.complex64),
+        "activation_bias": torch.full((3,), bias),
+    }
+    for backend in ("inplace", "reference"):
+        out, last = run(arguments, backend=backend)
+        found = gradients(arguments, (torch.ones_like(out), None), backend=backend)
+        assert not any(t.any() for t in (last, found["x"], found["activation_bias"]))
+
+
 def test_complex_modrelu_of_rows_is_that_of_numbers_at_every_size():
     modulus = torch.cat([torch.zeros(1), torch.logspace(-44, 38, 83)])
     z = torch.polar(modulus, torch.linspace(0.1, 6, len(modulus)))

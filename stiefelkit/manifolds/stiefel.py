@@ -17,6 +17,7 @@ from stiefelkit.functional import (
     riemannian_hessian,
     tangent_part,
 )
+from stiefelkit.guard import watch_manifold
 from stiefelkit.manifolds.checks import checked, members, remedy, widened
 from stiefelkit.manifolds.frames import Frames
 
@@ -39,6 +40,8 @@ class Stiefel(Frames):
     Steps are taken from frames only: from what is further off than three times the tolerance of
     `check_point_on_manifold` they raise NotAFrameError on the CPU; on other devices, where no value is read, and under
     torch.func and torch.compile they end in NaN.
+    A parameter on it, `geoopt.ManifoldParameter(w, Stiefel())`, is refused by optimizers that would take it off, at
+    their first step; geoopt's take it, and so do those of `stiefelkit.optim`, in its metric.
     `logmap` and `dist` are not differentiable, all else is any number of times; derivatives by a frame are right for
     its tangent directions.
 
@@ -216,3 +219,6 @@ class Stiefel(Frames):
         moved, *carried = along(w, *wide)
         moved = moved if single else polish(moved)
         return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
+
+
+watch_manifold(Stiefel)

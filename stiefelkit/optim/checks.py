@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
-from stiefelkit.guard import MANIFOLDS, frames, watch_frame
+from stiefelkit.guard import MANIFOLDS, Frame, frames, manifold_of, watch_frame
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import OF_TORCH
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ask_readers",
+    "by_manifold",
     "check_gradients",
     "check_group",
     "check_members",
@@ -67,6 +68,37 @@ def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> 
             raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, names)}")
 
 
+def by_manifold(name: str, group: Any) -> list[Any]:
+    """Splits a group that names no manifold by those that its tensors say they are on, as geoopt's do.
+
+    Frames get no weight decay, since they cannot shrink.
+
+    Raises:
+        OptimizerError: a tensor is on a manifold that no optimizer here knows.
+    """
+    if not isinstance(group, dict) or isinstance(group.get("params"), set):
+        return [group]
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    group = {**group, "params": params}
+    if "manifold" in group:
+        return [group]
+    parts: dict[str | None, list[Any]] = {}
+    for entry in params:
+        manifold = manifold_of(entry[1] if isinstance(entry, tuple) else entry)
+        if manifold not in (None, *MANIFOLDS):
+            raise OptimizerError(
+                f"{name} needs frames and parameters that may move freely, got one on the manifold {manifold}; "
+                "geoopt.optim.RiemannianAdam moves it."
+            )
+        parts.setdefault(manifold, []).append(entry)
+    return [
+        {**group, "params": members}
+        if manifold is None
+        else {"name": "frames", **group, "params": members, "manifold": manifold, "weight_decay": 0.0}
+        for manifold, members in (parts or {None: []}).items()
+    ]
+
+
 def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
     """Raises unless the frames of a group are frames, and a group without a manifold holds none.
 
@@ -77,12 +109,13 @@ def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
     if manifold is None:
         watched = frames()
         for p in params:
-            if id(p) in watched:
-                alone = watched[id(p)].coordinate_list is None
+            frame = watched.get(id(p)) or (Frame(None, "stiefel", "") if manifold_of(p) in MANIFOLDS else None)
+            if frame is not None:
+                alone = frame.coordinate_list is None
                 remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
                 raise OptimizerError(
-                    f"{name} needs groups that name the manifold of frames, got {watched[id(p)].title} in one without; "
-                    f"give it {remedy}."
+                    f"{name} needs groups that name the manifold of frames, got {frame.title} in one without; give it "
+                    f"{remedy}."
                 )
         return
     if len({id(p) for p in params}) != len(params):

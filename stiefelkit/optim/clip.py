@@ -12,7 +12,7 @@ from stiefelkit.errors import NonFiniteError, OptionError
 from stiefelkit.functional import riemannian_gradient
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free
-from stiefelkit.guard import frames
+from stiefelkit.guard import MANIFOLDS, frames, manifold_of
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.bucket import buckets
 from stiefelkit.sharding import whole
@@ -35,7 +35,7 @@ def clip_grad_norm_(
 
     Args:
         parameters: a module, an optimizer, parameter groups, parameters, or one parameter; frames are known by their
-            group's manifold, or because a module holds them.
+            group's manifold, because a module holds them, or as they are geoopt's parameters on a Stiefel manifold.
         max_norm: the largest norm that is left as it is; infinity to measure only.
         error_if_nonfinite: raise if the norm is NaN or infinite; else the gradients get a factor of 0 or NaN, as from
             torch.nn.utils.clip_grad_norm_.
@@ -97,8 +97,8 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
             if p.grad is None or id(p) in seen:
                 continue
             seen.add(id(p))
-            manifold = group.get("manifold") or manifolds.get(id(p))
-            (plain if manifold is None else by_manifold.setdefault(manifold, [])).append(p)
+            manifold = group.get("manifold") or manifolds.get(id(p)) or manifold_of(p)
+            (plain if manifold not in MANIFOLDS else by_manifold.setdefault(manifold, [])).append(p)
     return plain, by_manifold
 
 

@@ -18,6 +18,7 @@ from stiefelkit.guard import frames
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import (
     ask_readers,
+    by_manifold,
     check_gradients,
     check_group,
     check_members,
@@ -97,25 +98,30 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its manifold, its settings and its frames were checked.
 
+        Of a group that names no manifold, tensors that say which one they are on, as `geoopt.ManifoldParameter` does,
+        become a group of their own.
+
         Raises:
             OptionError: a setting is out of range, or nearly spelled like another.
             ShapeError: a parameter of a manifold is no tall or square matrix.
             NotAFrameError: a parameter of a manifold is no frame.
-            OptimizerError: a group without a manifold holds a frame of some module, or one with gradient="half" a
-                frame whose gradient cannot be halved.
+            OptimizerError: a group without a manifold holds a frame of some module, one with gradient="half" a frame
+                whose gradient cannot be halved, or a tensor is on a manifold that is not known here.
         """
-        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), Tensor | set):
-            param_group = {**param_group, "params": list(param_group["params"])}
-        if isinstance(param_group, dict):
-            full = {**self.defaults, **param_group}
-            check_spelling(type(self).__name__, set(param_group), [*self.defaults, "params", "name", "param_names"])
-            check_group(type(self), full)
-            entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
-            members = [p[1] if isinstance(p, tuple) else p for p in entries]
-            check_members(type(self).__name__, full["manifold"], members)
-            check_readers(type(self).__name__, full, members)
-        super().add_param_group(param_group)
-        ask_readers(self.param_groups[-1])
+        name = type(self).__name__
+        groups = by_manifold(name, param_group)
+        for group in groups:
+            if isinstance(group, dict):
+                full = {**self.defaults, **group}
+                check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
+                check_group(type(self), full)
+                entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
+                members = [p[1] if isinstance(p, tuple) else p for p in entries]
+                check_members(name, full["manifold"], members)
+                check_readers(name, full, members)
+        for group in groups:
+            super().add_param_group(group)
+            ask_readers(self.param_groups[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.

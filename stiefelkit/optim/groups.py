@@ -16,10 +16,8 @@ from stiefelkit.parametrizations.scaled import GAIN
 __all__ = ["frames", "parameter_groups"]
 
 
-def frames(
-    params: Tensor | Iterable[Tensor], *, manifold: str = "stiefel:canonical", **settings: Any
-) -> list[dict[str, Any]]:
-    """Makes a list of one parameter group, of frames that need no module, for the optimizers of this package.
+def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **settings: Any) -> list[dict[str, Any]]:
+    """Makes parameter groups, one a manifold, of frames that need no module, for the optimizers of this package.
 
     What PCA, Procrustes or ICA need: a leaf tensor with orthonormal columns, a loss, an optimizer.
 
@@ -31,7 +29,8 @@ def frames(
 
     Args:
         params: a frame or several, leaf tensors of shape (*, n, p), n >= p, float32 or better, real or complex.
-        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric.
+        manifold: "stiefel:canonical" or "stiefel:euclidean", which differ in the metric; when None that on which a
+            `geoopt.ManifoldParameter` says it is, and canonical for any other.
         **settings: the group's, `lr=0.01`.
 
     Raises:
@@ -59,9 +58,9 @@ def frames(
             raise DtypeError(
                 f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
             )
-    if manifold not in MANIFOLDS:
+    if manifold not in (None, *MANIFOLDS):
         raise OptionError(f"No manifold is named {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
-    check_members("sk.optim.frames", manifold, members)
+    check_members("sk.optim.frames", manifold or MANIFOLDS[0], members)
     for p in members:
         if not (p.is_leaf and p.requires_grad):
             got = "one that does not require grad" if p.is_leaf else "one that was computed"
@@ -69,10 +68,16 @@ def frames(
                 f"sk.optim.frames needs tensors to train, got {got}; torch.nn.Parameter(w.detach()) does."
             )
     watched = guard.frames()
+    groups: dict[str, list[Tensor]] = {}
     for p in members:
+        own = manifold or guard.manifold_of(p) or MANIFOLDS[0]
+        groups.setdefault(own, []).append(p)
         if id(p) not in watched:
-            guard.watch_frame(p, manifold)
-    return [{"params": members, "name": "frames", "weight_decay": 0.0, "manifold": manifold, **settings}]
+            guard.watch_frame(p, own)
+    return [
+        {"params": some, "name": "frames", "weight_decay": 0.0, "manifold": own, **settings}
+        for own, some in groups.items()
+    ]
 
 
 def parameter_groups(
@@ -83,7 +88,8 @@ def parameter_groups(
     Coordinates get `weight_decay=0` unless asked otherwise: shrinking them does not regularise a frame, it moves it. A
     learned gain is one, the group "gain".
     Where a coordinate must stay on a manifold (`"stiefel"`), the group names it: "manifold", "stiefel:canonical" unless
-    asked otherwise. Any torch optimizer takes the other groups; these need one that moves along the manifold.
+    asked otherwise. A `geoopt.ManifoldParameter` on a Stiefel manifold is such a one, in the metric that it names. Any
+    torch optimizer takes the other groups; these need one that moves along the manifold.
 
     Args:
         model: the model.
@@ -118,11 +124,12 @@ def parameter_groups(
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
-    alone = {key: frame for key, frame in guard.frames().items() if frame.coordinate_list is None}
+    alone = {key: frame.manifold for key, frame in guard.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
-        if id(p) in alone and id(p) not in taken:
+        manifold = alone.get(id(p)) or guard.manifold_of(p)
+        if manifold in MANIFOLDS and id(p) not in taken:
             taken.add(id(p))
-            by_name.setdefault((alone[id(p)].name, alone[id(p)].manifold), []).append(p)
+            by_name.setdefault(("stiefel", manifold), []).append(p)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
     _check_names(set(settings), {name for name, _ in by_name})
     plain: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": _checked(lr)}

@@ -14,7 +14,7 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, O
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim.checks import ask_readers, check_members, check_spelling
+from stiefelkit.optim.checks import ask_readers, by_manifold, check_members, check_spelling
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
 from stiefelkit.optim.settings import Setting, at_least, signature, told, whole
@@ -124,10 +124,12 @@ class Minimizer(torch.optim.Optimizer, ABC):
             ShapeError, NotAFrameError: a parameter of a manifold is no frame.
             OptimizerError: a frame stands in a group without a manifold.
         """
+        for group in by_manifold(type(self).__name__, param_group):
+            self._add_group(group)
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         name = type(self).__name__
         if isinstance(param_group, dict):
-            if not isinstance(param_group.get("params"), Tensor | set):
-                param_group = {**param_group, "params": list(param_group["params"])}
             full = {**self.defaults, **param_group}
             check_spelling(name, set(param_group), [*self.defaults, *_KEPT])
             self._check_group(full)

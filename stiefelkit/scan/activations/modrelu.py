@@ -77,18 +77,19 @@ class ComplexModReLU(Activation):
         return (unit / length * size).flatten(-2)
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """Four calls on a CPU, where b / |z| may overflow."""
+        """By b / |z| on a CPU, which may overflow."""
         if like.device.type != "cpu":
             return self.careful(like, bias)
         assert bias is not None
+        tiny, eps = torch.finfo(bias.dtype).tiny, torch.finfo(bias.dtype).eps
         # A zero would meet 1 / |z| = inf at z = 0: the least negative number gives -1 there, and no more than a
         # rounding anywhere else.
-        least = -torch.finfo(bias.dtype).smallest_normal * torch.finfo(bias.dtype).eps
-        bias = torch.where(bias == 0, least, bias).expand(len(like), -1).contiguous()
-        ratio = torch.empty_like(bias)
+        bias = torch.where(bias == 0, -tiny * eps, bias).expand(len(like), -1).contiguous()
+        ratio, below = torch.empty_like(bias), tiny * (1 - eps)
 
         def apply(z: Tensor, saved: Tensor, re: Tensor, im: Tensor, pairs: Tensor, scale: Tensor) -> None:
             torch.hypot(re, im, out=ratio)
+            torch.threshold_(ratio, below, 0)
             torch.div(bias, ratio, out=ratio)
             torch.clamp(ratio, -1, STEEPEST, out=saved)
             pairs.addcmul_(pairs, scale)
@@ -122,21 +123,36 @@ class ComplexModReLU(Activation):
         return saved.device.type == "cpu" and saved.numel() > 0 and not bool(saved.amax() < STEEPEST)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The Jacobian (1 + q) I - q e e^T of z (1 + b / |z|), e = h / |h|; 0 where |z| = |h| / (1 + q) is tiny."""
-        # Its entries are 1 + q (Im e)^2, 1 + q (Re e)^2 and -q Re e Im e.
-        modulus, unit = _polar(h)
-        still = modulus <= torch.add(saved, 1).mul_(torch.finfo(h.dtype).tiny)
-        re, im = unit.unbind(-2)
-        other = torch.mul(re, im).mul_(saved).neg_().masked_fill_(still, 0)
-        diagonal = unit.square_().flip(-2).mul_(saved.unsqueeze(-2)).add_(1)
-        return diagonal.masked_fill_(still.unsqueeze(-2), 0).flatten(-2), other
+        """The Jacobian (1 + q) I - q e e^T of z (1 + b / |z|), e = h / |h|."""
+        # Its entries are 1 + q (Im e)^2, 1 + q (Re e)^2 and -q Re e Im e. With the smallest normal number added to both
+        # squares and to their sum, h = 0 gives 1 + q = 0.
+        re, im = _directions(h).chunk(2, -1)
+        tiny = torch.finfo(h.dtype).tiny
+        diagonal = torch.empty_like(h)
+        across, along = diagonal.chunk(2, -1)
+        torch.mul(im, im, out=across).add_(tiny)
+        torch.mul(re, re, out=along)
+        scale = torch.add(across, along)
+        along.add_(tiny)
+        torch.div(saved, scale, out=scale)
+        across.mul_(scale).add_(1)
+        along.mul_(scale).add_(1)
+        return diagonal, re.mul_(im).mul_(scale).neg_()
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
         """The part of the gradient in the direction of h."""
-        return _polar(h)[1].mul_(delta.unflatten(-1, (2, -1))).sum(-2)
+        re, im = _directions(h).chunk(2, -1)
+        first, second = delta.chunk(2, -1)
+        # At h = 0 delta is 0.
+        inverse = torch.mul(re, re).addcmul_(im, im).add_(torch.finfo(h.dtype).tiny).rsqrt_()
+        return torch.mul(re, first).addcmul_(im, second).mul_(inverse)
 
 
-def _polar(h: Tensor) -> tuple[Tensor, Tensor]:
-    """The moduli (*, n) of rows [Re h | Im h], by squares that neither overflow nor vanish, and h / |h| (*, 2, n)."""
-    modulus, pairs = torch.hypot(*h.chunk(2, -1)), h.unflatten(-1, (2, -1))
-    return modulus, pairs / torch.where(modulus == 0, 1.0, modulus).unsqueeze(-2)
+def _directions(h: Tensor) -> Tensor:
+    """Rows [Re h | Im h] with each pair divided by its larger modulus: squares neither overflow nor vanish."""
+    pairs = h.abs()
+    re, im = pairs.chunk(2, -1)
+    largest = torch.maximum(re, im).clamp_min_(torch.finfo(h.dtype).tiny)
+    for of, out in zip(h.chunk(2, -1), (re, im), strict=True):
+        torch.div(of, largest, out=out)
+    return pairs
