@@ -23,6 +23,7 @@ __all__ = [
     "coordinate_lists",
     "frames",
     "frames_alone",
+    "is_left_between_landings",
     "manifold_of",
     "was_moved",
     "watch",
@@ -166,7 +167,9 @@ def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     watched, manifolds = frames(), tuple(_manifolds)
     for group in optimizer.param_groups:
         for p in group["params"]:
-            is_bound = id(p) in watched or isinstance(getattr(p, "manifold", None), manifolds)
+            # geoopt's are of classes of its own, and an attribute of a thousand plain ones takes time
+            says = type(p) is not nn.Parameter and isinstance(getattr(p, "manifold", None), manifolds)
+            is_bound = says or id(p) in watched
             if is_bound and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
                 raise OptimizerError(_in_words(optimizer, p, watched.get(id(p)) or Frame(None, "stiefel", "")))
 
