@@ -64,11 +64,11 @@ def test_copies_and_tensors_that_are_no_parameters_are_guarded_too():
     saved.seek(0)
     leaf = Stiefel().random(5, 2).requires_grad_()
     for w in (copy.deepcopy(net).w, torch.load(saved, weights_only=False), leaf):
-        backward(w)
+        backward(w)  # pyright: ignore
         with pytest.raises(errors.OptimizerError):
-            torch.optim.SGD([w], lr=0.1).step()
+            torch.optim.SGD([w], lr=0.1).step()  # pyright: ignore
         geoopt.optim.RiemannianSGD([w], lr=0.1).step()
-        assert is_frame(w)
+        assert is_frame(w)  # pyright: ignore
 
 
 def test_frozen_and_free_ones_may_stand_in_any_optimizer():
