@@ -57,12 +57,12 @@ def test_a_parameter_on_our_manifold_is_guarded_from_the_first_step(metric, cls)
 
 
 def test_copies_and_tensors_that_are_no_parameters_are_guarded_too():
-    net = nn.Linear(2, 2)
+    net: Any = nn.Linear(2, 2)
     net.w = parameter(Stiefel())
     saved = io.BytesIO()
     torch.save(net.w, saved)
     saved.seek(0)
-    leaf = Stiefel().random(5, 2).requires_grad_()
+    leaf: Any = Stiefel().random(5, 2).requires_grad_()
     for w in (copy.deepcopy(net).w, torch.load(saved, weights_only=False), leaf):
         backward(w)  # pyright: ignore
         with pytest.raises(errors.OptimizerError):
