@@ -57,7 +57,9 @@ class POGO(TangentOptimizer):
     r"""Moves frames without a retraction: X = W - lr R, then W <- X - X (X^H X - I) / 2. Only products, no inverse.
 
     R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment
-    for each matrix. X is off the manifold by lr^2 R^H R, and the step back leaves 3/4 of the square of that.
+    for each matrix. In "stiefel:canonical", the default, R = G - W G^H W, twice the direction of the paper and of its
+    authors' code, (G W^H W - W G^H W) / 2: a rate of theirs is half as large here. X is off the manifold by lr^2 R^H R,
+    and the step back leaves 3/4 of the square of that.
 
     The published algorithm takes one step back, after which ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4. Here further
     steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact", in float64).
