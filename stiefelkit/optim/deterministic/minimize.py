@@ -34,7 +34,7 @@ class Minimum:
             determinant, where the loss is lower already. None where none was found, which does not rule one out.
     """
 
-    point: Tensor | tuple[Tensor, ...] = field(repr=False)
+    point: Any = field(repr=False)
     value: float
     gradient_norm: float
     iterations: int
@@ -42,7 +42,7 @@ class Minimum:
     products: int
     is_converged: bool
     stopped: str = "gradient"
-    reflected: Tensor | tuple[Tensor, ...] | None = field(default=None, repr=False)
+    reflected: Any = field(default=None, repr=False)
 
 
 def minimize(
