@@ -1,8 +1,10 @@
 """Problems with a known optimum: every optimizer of frames comes within 1e-6 of it."""
 
+import numpy as np
 import pytest
 import torch
 from optimizers_at_hand import OPTIMIZERS
+from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 import stiefelkit as sk
@@ -97,6 +99,28 @@ def test_defaults_end_at_the_optimum_and_not_in_a_cycle_around_it(name, rate):
         optimizer.step()
     rest = w.detach() - q[:, :p] @ (q[:, :p].mT @ w.detach())
     assert torch.linalg.matrix_norm(rest) <= 1e-8
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_stiefel_adam_comes_as_far_on_raw_data_in_single_precision_as_in_double(metric):
+    """Variances from 4e5 to 1e-6, and a rotation within the columns that is rounding, which no step goes along."""
+    single, steps = torch.from_numpy(np.cov(load_breast_cancer(return_X_y=True)[0].T)).float(), 800
+    best = torch.linalg.eigvalsh(single.double())[-5:].sum().item()
+
+    def gap(dtype):
+        c, w = single.to(dtype), nn.Parameter(haar((30, 5), torch.float32, 0).to(dtype))
+        optimizer = sk.optim.StiefelAdam([{"params": [w], "manifold": f"stiefel:{metric}"}], lr=0.02)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in range(steps):
+            w.grad = -2 * c @ w.detach()
+            optimizer.step()
+            schedule.step()
+        end = w.detach().double()
+        return best - (end * (single.double() @ end)).sum().item()
+
+    double = gap(torch.float64)
+    assert double < 1e-3 * best
+    assert gap(torch.float32) <= 2 * double + 4 * torch.finfo(torch.float32).eps * best
 
 
 @pytest.mark.parametrize("metric", METRICS)

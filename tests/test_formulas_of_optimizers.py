@@ -151,6 +151,16 @@ def test_pogo_is_a_tangent_step_and_one_step_back(shape, dtype, base):
     assert torch.dist(w, expected) < 1e-6
 
 
+@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
+def test_pogo_goes_at_half_the_rate_of_its_authors_where_the_metric_is_canonical(metric):
+    w, g, lr = frame((5, 5), torch.float64), gradient((5, 5), torch.float64), 1e-5
+    start = w.detach().clone()
+    direction = (g @ start.mT @ start - start @ g.mT @ start) / 2
+    run(sk.optim.POGO(group(w, metric=metric), lr=lr), w, [g])
+    rate = 2 * lr if metric == "canonical" else lr
+    assert torch.dist(w, start - rate * direction) < 10 * (rate * direction.norm()) ** 2
+
+
 def test_small_steps_add_up_in_the_remainder():
     w, g = frame((16, 16)), gradient((16, 16))
     optimizer = sk.optim.MultiplicativeCayley(group(w), lr=1e-9)

@@ -44,7 +44,8 @@ class Landing(FrameOptimizer):
     T = G W^H W - W G^H W, tangent to the set of all matrices with this W^H W, is the Riemannian gradient at a frame,
     and W E, normal to that set, the gradient of ||E||_F^2 / 4: one goes downhill, the other home. The step a is the
     rate, or less, so that ||E||_F stays below 1/2: with d = ||E||_F, b = attraction d (1 - d) and f = ||F||_F,
-    a = min(lr, (b + (b^2 + f^2 (1/2 - d))^(1/2)) / f^2, 1 / (2 attraction)).
+    a = min(lr, (b + (b^2 + f^2 (1/2 - d))^(1/2)) / f^2, 1 / (2 attraction)). The papers have half of this T: a rate of
+    theirs is half as large here, and attraction twice.
 
     Every step ends with Newton steps back that take E away, to the rounding limit, as those of `POGO`, and attraction
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k

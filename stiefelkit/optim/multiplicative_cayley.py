@@ -47,7 +47,8 @@ class MultiplicativeCayley(TangentOptimizer):
             None,
             one_of(None, "rmsprop"),
             '"rmsprop" divides each entry of G by the root of its mean square before it is projected, real and '
-            "imaginary parts apart, as the paper does on pixel-by-pixel MNIST. None does not.",
+            "imaginary parts apart, as the paper does on pixel-by-pixel MNIST; where dL/dW is normal to the manifold "
+            "and not zero, as at principal components, that leads away from an optimum. None does not.",
         ),
         Setting("alpha", 0.9, at_least(0, below=1.0), "decay of the mean squares, for frames and others."),
         Setting("eps", 1e-8, at_least(0), "added to their roots."),

@@ -57,7 +57,9 @@ class POGO(TangentOptimizer):
     r"""Moves frames without a retraction: X = W - lr R, then W <- X - X (X^H X - I) / 2. Only products, no inverse.
 
     R is the Riemannian gradient of what a linear base optimizer makes of G: momentum, or Adam with one second moment
-    for each matrix. X is off the manifold by lr^2 R^H R, and the step back leaves 3/4 of the square of that.
+    for each matrix. In "stiefel:canonical", the default, R = G - W G^H W, twice the direction of the paper and of its
+    authors' code, (G W^H W - W G^H W) / 2: a rate of theirs is half as large here. X is off the manifold by lr^2 R^H R,
+    and the step back leaves 3/4 of the square of that.
 
     The published algorithm takes one step back, after which ||W^H W - I||_2 is about 3/4 (lr ||R||_2)^4. Here further
     steps bring the frame within 30 rounding limits (precision "fast", in the frame's dtype) or 2 ("exact", in float64).
@@ -66,9 +68,6 @@ class POGO(TangentOptimizer):
     principal components, the frame may go round it in a cycle at any rate. Steps that leave ||X^H X - I||_F > 1/2 are
     shortened.
     Other groups are moved by torch.optim.Adam.
-
-    The authors' direction is (G W^H - W G^H) W / 2, half of R in the default, canonical metric: a rate here moves a
-    frame twice as far as in their code, so take half of theirs.
 
     For where products are all that is cheap. `CayleySGD` takes as few of them, and ends nearer to a frame, while
     lr ||R||_2 is below 0.1.

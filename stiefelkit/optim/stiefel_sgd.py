@@ -23,14 +23,15 @@ class StiefelSGD(SplitOptimizer):
     W <- (W1 - lr V) (I + lr^2 V^H V)^(-1/2), and V <- (V + lr W1 V^H V) (I + lr^2 V^H V)^(-1/2), as the equations of
     motion have it: without gradients, at momentum 1, the frame goes along a geodesic. The last factor is not published,
     and 1 to first order: with it V keeps its length, without it long steps feed on themselves. In "stiefel:euclidean" Y
-    gets half as much, and V turns against Y. Other groups are moved by torch.optim.SGD.
+    gets half as much, and V turns against Y, where in the authors' code it turns with Y. Other groups are moved by
+    torch.optim.SGD.
 
     `CayleySGD` projects its momentum instead: cheaper, and the same to first order.
 
     References:
         Kong, Wang, Tao, Momentum Stiefel optimizer, with applications to suitably-orthogonal attention, and optimal
-        transport, ICLR 2023; the factor of V Y in the Euclidean metric, 2 a - 1, is that of the Euler-Lagrange
-        equations, of which the authors' code has another.
+        transport, ICLR 2023; the factor of V Y, 2 a - 1 (a = 0 in the Euclidean metric, 1/2 in the canonical one), is
+        that of the Euler-Lagrange equations, where the authors' code has 1 - 3 a / 2.
 
     >>> import stiefelkit as sk
     >>> layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "stiefel")

@@ -42,7 +42,7 @@ class Minimum:
     products: int
     is_converged: bool
     stopped: str = "gradient"
-    reflected: Tensor | tuple[Tensor, ...] | None = field(default=None, repr=False)
+    reflected: Any = field(default=None, repr=False)
 
 
 def minimize(
