@@ -113,7 +113,7 @@ def inside_checkpoint(module: nn.Module) -> nn.Module:
 
 
 def is_transferring() -> bool:
-    """Whether who calls the caller is `torch.nn.utils.parametrize.transfer_parametrizations_and_params`."""
+    """Returns whether the calling function was called by torch's `transfer_parametrizations_and_params`."""
     return sys._getframe(2).f_code is parametrize.transfer_parametrizations_and_params.__code__
 
 

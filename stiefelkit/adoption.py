@@ -28,7 +28,7 @@ _hosts: weakref.WeakKeyDictionary[nn.ModuleDict, weakref.ref[nn.Module]] = weakr
 
 
 def install() -> None:
-    """Has torch tell of every module that becomes another's child."""
+    """Registers torch's hook on every module that becomes another's child."""
     register_module_module_registration_hook(_take_in)  # type: ignore[arg-type]
 
 

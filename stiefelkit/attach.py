@@ -302,7 +302,7 @@ def register(name: str, parametrization: type[OrthogonalParam] | str) -> None:
 
 
 class _Plan(NamedTuple):
-    """What is put on each weight: the class of the map, view, blocks, gain, and the map's options."""
+    """The map of each weight: its class, view, blocks, gain and options."""
 
     cls: type[OrthogonalParam]
     view: str | None

@@ -313,7 +313,7 @@ class StackOfMaps:
         self.chart: dict[str, Tensor] = {}
 
     def follow(self, columns: Sequence[Sequence[Tensor]]) -> None:
-        """Has the present chart of the weights: writes to it through `.data` leave no other trace."""
+        """Stacks the charts of the weights anew: writes through `.data` leave no other trace."""
         with torch.inference_mode(False), torch.no_grad():
             stacks = [torch.stack(list(column)) for column in columns]
         self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))

@@ -158,7 +158,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._notes.may_be_wrong()  # remembers what was looked at here
 
     def is_at_rest(self) -> bool:
-        """Whether a read is no part of training: in eval mode, without gradients, of what no optimizer has moved."""
+        """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""
         trains = self.training and torch.is_grad_enabled()
         return not (trains and (self._notes.were_trained or not self.param.manifolds))
 

@@ -140,7 +140,7 @@ def was_moved(frame: Tensor) -> bool:
 
 
 def is_left_between_landings(frame: Tensor) -> bool:
-    """Whether an optimizer moves a frame that takes it back to the manifold after some steps only."""
+    """Returns whether the optimizer of a frame lands it on the manifold after some steps only."""
     groups = [group for optimizer in list(_moved) for group in optimizer.param_groups if group.get("every", 1) > 1]
     return any(p is frame for group in groups for p in group["params"])
 
