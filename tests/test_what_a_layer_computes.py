@@ -36,7 +36,7 @@ class Tied(nn.Module):
 
 def hooked() -> nn.Module:
     layer = nn.Linear(8, 8)
-    layer.register_forward_hook(lambda module, args, y: 2 * y)
+    layer.register_forward_hook(lambda module, args, y: y + y)
     return layer
 
 
@@ -51,7 +51,7 @@ def turned(model: Any) -> Any:
     """Moves each rotation of a model away from the identity."""
     with torch.no_grad():
         for adapter in adapters(model).values():
-            for c in sk.coordinates(adapter.rotation, "weight").values():  # type: ignore[arg-type]
+            for c in sk.coordinates(adapter.rotation, "weight").values():
                 c.normal_(0, 0.3)
     return model
 
@@ -71,47 +71,47 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_that_does_more_is_adapted_and_neither_merged_nor_folded(kind: str, act: str):
     make, words = LAYERS[kind]
-    layer = make().eval()
+    layer: Any = make().eval()
     x = drawn(3, 8)
     expected = layer(x)
-    model = adapt(nn.Sequential(layer), "*.weight", block_size=4).eval()
+    model: Any = adapt(nn.Sequential(layer), "*.weight", block_size=4).eval()
     torch.testing.assert_close(model(x), expected, rtol=0, atol=CLOSE)
     turned(model)
     before, state = model(x), {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(OptionError, match=f"W x \\+ b, got .*{words}"):
-        fold(model) if act == "fold" else model[0].merge()  # type: ignore[operator]
+        fold(model) if act == "fold" else model[0].merge()
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     torch.testing.assert_close(model(x), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", ["in", "out"])
 def test_a_forward_that_only_spells_the_product_in_another_way_is_folded(side: str):
-    model = turned(adapt(nn.Sequential(Respelled(8, 8)), "*.weight", block_size=4, side=side)).eval()
+    model: Any = turned(adapt(nn.Sequential(Respelled(8, 8)), "*.weight", block_size=4, side=side)).eval()
     x = drawn(3, 8)
     before = model(x)
     torch.testing.assert_close(fold(model)(x), before, rtol=0, atol=CLOSE)
 
 
 def test_an_adapter_of_outputs_turns_all_that_the_layer_gives():
-    layer = hooked()
+    layer: Any = hooked()
     x = drawn(3, 8)
     torch.testing.assert_close(
         OrthogonalAdapter(layer, side="out", block_size=4)(x),
         layer(x),
         rtol=0,
-        atol=CLOSE,  # type: ignore[arg-type]
+        atol=CLOSE,
     )
 
 
 def test_a_layer_that_stands_in_several_places_gets_one_adapter_in_all():
     layer = nn.Linear(8, 8)
-    model = adapt(nn.ModuleList([layer] * 3), "*.weight", block_size=4)
+    model: Any = adapt(nn.ModuleList([layer] * 3), "*.weight", block_size=4)
     assert isinstance(model[0], OrthogonalAdapter)
     assert all(place is model[0] for place in model)
 
 
 def test_a_second_pattern_leaves_adapted_layers_alone():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     adapt(model, "0.weight", block_size=4)
     first = model[0]
     adapt(model, "*.weight", block_size=4)
@@ -121,7 +121,7 @@ def test_a_second_pattern_leaves_adapted_layers_alone():
 
 
 def test_a_rotation_is_not_adapted_and_goes_on_training():
-    model = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
+    model: Any = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
     with pytest.raises(OptionError, match="needs layers without an adapter"):
         adapt(model, "*.rotation.weight", block_size=4)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == [
@@ -130,7 +130,7 @@ def test_a_rotation_is_not_adapted_and_goes_on_training():
 
 
 def test_a_tied_embedding_that_trains_is_not_frozen_by_its_other_name():
-    model = Tied()
+    model: Any = Tied()
     with pytest.raises(OptionError, match=r"got head\.weight, which is embedding\.weight too and trained there"):
         adapt(model, "head.weight", block_size=4)
     assert model.embedding.weight.requires_grad
@@ -139,13 +139,13 @@ def test_a_tied_embedding_that_trains_is_not_frozen_by_its_other_name():
 
 
 def test_a_rotation_that_is_not_finite_is_not_folded_into_a_frozen_weight():
-    model = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
-    weight = model[0].layer.weight.clone()  # type: ignore[union-attr]
+    model: Any = adapt(nn.Sequential(nn.Linear(8, 8)), "*.weight", block_size=4)
+    weight = model[0].layer.weight.clone()
     with torch.no_grad():
-        sk.coordinates(model[0].rotation, "weight")["skew"].fill_(torch.nan)  # type: ignore[arg-type]
+        sk.coordinates(model[0].rotation, "weight")["skew"].fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="load an earlier state first"):
         fold(model)
-    assert torch.equal(model[0].layer.weight, weight)  # type: ignore[union-attr]
+    assert torch.equal(model[0].layer.weight, weight)
 
 
 def test_merging_in_inference_mode_leaves_a_weight_that_inputs_have_gradients_by():
@@ -190,15 +190,16 @@ def test_one_weight_in_one_role_is_changed_once():
 class Normed(nn.Module):
     def __init__(self, norm: nn.Module):
         super().__init__()
-        self.embedding, self.norm, self.head = nn.Embedding(5, 6), norm, nn.Linear(6, 3)
+        self.norm: Any = norm
+        self.embedding, self.head = nn.Embedding(5, 6), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.embedding(x)))
 
 
 def test_a_norm_with_a_scale_is_folded_where_it_is_named_and_refused_where_it_is_forgotten():
-    model = Normed(nn.RMSNorm(6))
-    nn.init.uniform_(model.norm.weight, 0.5, 2)  # type: ignore[arg-type]
+    model: Any = Normed(nn.RMSNorm(6))
+    nn.init.uniform_(model.norm.weight, 0.5, 2)
     x = torch.arange(5)
     before = model(x)
     with pytest.raises(OptionError, match="norm"):
@@ -206,10 +207,10 @@ def test_a_norm_with_a_scale_is_folded_where_it_is_named_and_refused_where_it_is
     assert torch.equal(model(x), before)
     rotate_(frame(6), norms={model.norm: [model.head]}, writers=[model.embedding], model=model)
     torch.testing.assert_close(model(x), before, rtol=0, atol=4 * CLOSE)
-    assert torch.equal(model.norm.weight, torch.ones(6))  # type: ignore[arg-type]
+    assert torch.equal(model.norm.weight, torch.ones(6))
 
 
 def test_a_norm_that_does_not_commute_is_refused():
-    model = Normed(nn.LayerNorm(6))
+    model: Any = Normed(nn.LayerNorm(6))
     with pytest.raises(OptionError, match="root mean square"):
         rotate_(frame(6), norms={model.norm: [model.head]}, writers=[model.embedding])

@@ -1,5 +1,7 @@
 """Layers of PEFT inside and around our adapters: each works, or is refused in a sentence."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ class Net(nn.Module):
         return self.b(self.a(x).relu())
 
 
-def turned(model):
+def turned(model: Any) -> Any:
     with torch.no_grad():
         for adapter in sk.nn.adapters(model).values():
             for c in sk.coordinates(adapter.rotation, "weight").values():
@@ -38,7 +40,7 @@ X = torch.randn(4, 8, generator=seeds.generator())
 def test_all_linear_takes_no_rotation_of_ours():
     net = turned(sk.nn.adapt(Net(), "a.weight", block_size=4))
     before = net(X)
-    model = peft.get_peft_model(net, peft.LoraConfig(target_modules="all-linear"))
+    model: Any = peft.get_peft_model(net, peft.LoraConfig(target_modules="all-linear"))
     torch.testing.assert_close(model(X), before, rtol=0, atol=1e-6)
     names = [name for name, _ in model.named_parameters()]
     assert any("lora" in name for name in names)
@@ -47,7 +49,7 @@ def test_all_linear_takes_no_rotation_of_ours():
 
 def test_what_lora_adds_inside_an_adapter_is_merged_and_folded_after_lora_is():
     net = turned(sk.nn.adapt(Net(), ["a.weight", "b.weight"], block_size=4))
-    model = peft.get_peft_model(net, lora(["layer"])).eval()
+    model: Any = peft.get_peft_model(net, lora(["layer"])).eval()
     before = model(X)
     for act in (lambda: next(iter(sk.nn.adapters(model).values())).merge(), lambda: sk.nn.fold(model)):
         with pytest.raises(OptionError, match=r"base_layer\.weight beside them; merge it into the layer first"):
@@ -59,15 +61,15 @@ def test_what_lora_adds_inside_an_adapter_is_merged_and_folded_after_lora_is():
 
 
 def test_an_adapter_of_outputs_turns_what_lora_adds():
-    net = sk.nn.adapt(Net(), "b.weight", block_size=4, side="out")
-    model = peft.get_peft_model(net, lora(["layer"])).eval()
+    net: Any = sk.nn.adapt(Net(), "b.weight", block_size=4, side="out")
+    model: Any = peft.get_peft_model(net, lora(["layer"])).eval()
     inner = net.b.layer
     h = net.a(X).relu()
     torch.testing.assert_close(model(X), inner(h), rtol=0, atol=1e-6)
 
 
 def test_a_layer_that_peft_merges_into_is_not_adapted():
-    model = peft.get_peft_model(Net(), lora(["a"])).eval()
+    model: Any = peft.get_peft_model(Net(), lora(["a"])).eval()
     before = model(X)
     with pytest.raises(OptionError, match="adapt first, so that PEFT finds a plain layer in each adapter"):
         sk.nn.adapt(model, "*base_layer.weight", block_size=4)
@@ -87,7 +89,7 @@ def test_a_decoder_is_adapted_generates_and_is_folded(tied):
         tie_word_embeddings=tied,
         pad_token_id=0,
     )
-    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    model: Any = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
     tokens = torch.arange(1, 9)[None]
     sk.nn.adapt(turned(sk.nn.adapt(model, "*_proj.weight")), ["lm_head.weight"])
     turned(model)
