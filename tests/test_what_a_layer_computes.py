@@ -36,7 +36,11 @@ class Tied(nn.Module):
 
 def hooked() -> nn.Module:
     layer = nn.Linear(8, 8)
-    layer.register_forward_hook(lambda module, args, y: y + y)
+
+    def double(module: nn.Module, args: Any, y: Any) -> Any:
+        return 2 * y
+
+    layer.register_forward_hook(double)
     return layer
 
 
