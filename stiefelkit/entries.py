@@ -12,6 +12,9 @@ from stiefelkit import parametrizations
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.param import OrthogonalParam, each_frame
+from stiefelkit.parametrizations._inner import SideBySide
+from stiefelkit.parametrizations.scaled import Scaled
+from stiefelkit.parametrizations.viewed import Viewed
 from stiefelkit.sharding import local_part, whole
 
 __all__ = ["EXTRA", "check_state", "describe", "in_words", "read_description"]
@@ -24,6 +27,12 @@ _LONGEST = 1 << 20
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
 _SCALED = "stiefelkit.parametrizations.scaled:Scaled"
+_SAVED_NAMES: dict[type, str] = {
+    Scaled: _SCALED,
+    Viewed: "stiefelkit.parametrizations.viewed:Viewed",
+    SideBySide: "stiefelkit.parametrizations._inner:SideBySide",
+}
+"""What checkpoints call the classes that no registry names: their first places, whichever files have them now."""
 _FIXED = ("shape", "field")
 """What no assignment changes."""
 _REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
@@ -35,7 +44,7 @@ def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
     cls = type(param)
     return {
         "name": parametrizations.registered.name_of(cls),
-        "class": f"{cls.__module__}:{cls.__qualname__}",
+        "class": _SAVED_NAMES.get(cls, f"{cls.__module__}:{cls.__qualname__}"),
         "version": param.version,
         "inner": [_describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
     }

@@ -328,3 +328,25 @@ def test_another_shape_is_refused_without_a_remedy_that_could_not_work():
         sk.orthogonal(nn.Linear(5, 5), "weight").load_state_dict(saved)
     with pytest.raises(errors.CheckpointError, match="load into the old kind of weight"):
         sk.orthogonal(nn.Linear(4, 4), "weight", "householder").load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    "attach",
+    [
+        lambda: sk.orthogonal(nn.Linear(4, 3), "weight", "cayley"),
+        lambda: sk.orthogonal(nn.Linear(4, 4), "weight", "cayley", gain="learned"),
+        lambda: sk.orthogonal(nn.Linear(2, 4), "weight", "cayley", blocks=2),
+    ],
+    ids=["viewed", "scaled", "side by side"],
+)
+def test_no_file_decides_what_a_checkpoint_calls_a_wrapper(attach, monkeypatch):
+    layer = attach()
+    state = layer.state_dict()
+    wrapper = type(layer.parametrizations.weight[0])
+    assert wrapper.__name__ in ("Viewed", "Scaled", "SideBySide")
+    monkeypatch.setattr(wrapper, "__module__", "elsewhere")
+    again = attach()
+    again.load_state_dict(state)
+    assert torch.equal(again.weight, layer.weight)
+    description = "parametrizations.weight._extra_state"
+    assert torch.equal(again.state_dict()[description], state[description])
