@@ -1,6 +1,7 @@
 """What may happen to a model: each event acts on a world and says whether weights may be others afterwards."""
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import stiefelkit as sk
-from benchmarks.fuzz.layers import weight_name
+from benchmarks.fuzz.layers import is_own
+from benchmarks.fuzz.world import Finding, distance, equal, require, size_of
 from stiefelkit.host import orthogonal_weights
 from stiefelkit.metrics import working_dtype
 
@@ -59,11 +61,15 @@ def chosen(world: Any, generator: torch.Generator) -> Any:
     return held[int(torch.randint(len(held), (), generator=generator))] if held else None
 
 
-@event(4.0, k=(1, 1, 2, 5), zero=("none", "zeros", "keep"), clip=(None, None, "torch", "ours"), closure=(False, False, True))
+@event(
+    4.0,
+    k=(1, 1, 2, 5),
+    zero=("none", "zeros", "keep"),
+    clip=(None, None, "torch", "ours"),
+    closure=(False, False, True),
+)
 def step(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """Steps of the optimizer, which moves what it holds as it moves plain tensors, and nothing else."""
-    from benchmarks.fuzz.world import equal, require
-
     optimizer = world.optimizer
     for _ in range(drawn["k"]):
         world.draw_inputs(int(torch.randint(10**6, (), generator=generator)))
@@ -80,11 +86,18 @@ def step(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
         for p, other in zip(own, others, strict=True):
             other.grad = None if p.grad is None else p.grad.clone()
         held = {id(p) for p in own}
-        still = {key: p.detach().clone() for key, p in world.net.named_parameters() if not p.requires_grad or id(p) not in held}
+        still = {
+            key: p.detach().clone()
+            for key, p in world.net.named_parameters()
+            if p.grad is None or id(p) not in held  # torch moves what has a gradient, trained or not
+        }
         mirror.step()
-        optimizer.step(*((lambda: loss,) if drawn["closure"] else ()))
+        optimizer.step(*((loss.detach,) if drawn["closure"] else ()))
+        moved = {id(p) for group in optimizer.param_groups if group.get("manifold") for p in group["params"]}
         for p, other in zip(own, others, strict=True):
-            require(equal(p, other), f"a parameter of shape {tuple(p.shape)} is not where its optimizer moves it")
+            # of frames a copy keeps the remainder that they themselves lose when they are assigned
+            near = id(p) in moved and distance(p, other) <= 500 * torch.finfo(p.dtype).eps * max(1.0, size_of(p))
+            require(near or equal(p, other), f"a parameter of shape {tuple(p.shape)} is not where it is moved to")
         for key, p in world.net.named_parameters():
             require(key not in still or equal(p, still[key]), f"{key} has moved, though it does not train")
     return "any"
@@ -93,8 +106,6 @@ def step(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
 @event(1.0)
 def schedule(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """A step of the scheduler, by rates only."""
-    import inspect
-
     needs = "metrics" in inspect.signature(world.scheduler.step).parameters
     world.optimizer.step()
     world.scheduler.step(*((1.0,) if needs else ()))
@@ -107,11 +118,10 @@ def cast(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     names = {"double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
     getattr(world.net, drawn["to"])()
     world.real = names[drawn["to"]]
-    own = ("own_rnn", "own_cell")
     for i, layer in enumerate(world.layers):
         if not layer["complex"]:
             world.reals[i] = world.real
-        elif layer["kind"] in own and not world.is_plain[i]:
+        elif is_own(layer) and not world.is_plain[i]:
             world.reals[i] = torch.float64 if world.real == torch.float64 else torch.float32
     world.renew(keeps=drawn["keeps"])
     return "near"
@@ -133,14 +143,12 @@ def move(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
 @event(1.5, goes_on=(True, False))
 def deepcopy(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """A copy of model, optimizer and scheduler; the one that is left alone is trained, and the other does not move."""
-    from benchmarks.fuzz.world import require
-
     net, optimizer, scheduler = copy.deepcopy((world.net, world.optimizer, world.scheduler))
     held = {id(p) for p in net.parameters()}
     members = [p for group in optimizer.param_groups for p in group["params"]]
     if drawn["goes_on"]:
         require(all(id(p) in held for p in members), "the copied optimizer holds parameters of another model")
-        net, world.net, optimizer, world.optimizer, world.scheduler = world.net, net, world.optimizer, optimizer, scheduler
+        net, world.net, world.optimizer, world.scheduler = world.net, net, optimizer, scheduler
     with torch.no_grad():
         for weight in orthogonal_weights(net):
             sk.reset_(net, weight.qualified, generator=generator)
@@ -251,8 +259,6 @@ def freeze(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
 @event(1.5, how=("attribute", "function", "nonsense", "other"), may_refuse=("needs", "has no right inverse"))
 def assign(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """A frame that the map may have, or nonsense, which is refused."""
-    from benchmarks.fuzz.world import distance, require
-
     weight = chosen(world, generator)
     if weight is None:
         return "same"
@@ -273,7 +279,8 @@ def assign(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
         sk.assign_(world.net, weight.qualified, value)
     bound = weight.coordinate_list.param.return_bound + 100 * torch.finfo(value.dtype).eps * value.numel() ** 0.5
     off = distance(getattr(weight.host, weight.name), value)
-    require(off <= bound * max(1.0, value.abs().max().item()), f"{weight.qualified} is {off:.3g} from what was assigned")
+    bound *= max(1.0, value.abs().max().item())
+    require(off <= bound, f"{weight.qualified} is {off:.3g} from what was assigned, more than {bound:.3g}")
     return "any"
 
 
@@ -286,7 +293,7 @@ def reset(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     return "any"
 
 
-@event(0.7, optimizer=(True, False), may_refuse=('needs a weight with the map "rebased"', "needs an optimizer that holds"))
+@event(0.7, may_refuse=('needs a weight with the map "rebased"',), optimizer=(True, False))
 def rebase(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """A base that follows."""
     weight = chosen(world, generator)
@@ -362,7 +369,7 @@ def average(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> st
         net = copy.deepcopy(net)
     else:
         with torch.no_grad():
-            [*world.read(net)]
+            net(world.inputs())
     world.renew(net)
     return "any"
 
@@ -421,8 +428,6 @@ def traced(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
 @event(1.0, may_refuse=("Batching rule not implemented",), how=("call", "vmap", "grad"))
 def functional(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """The model as a function of its parameters."""
-    from benchmarks.fuzz.world import require
-
     net, inputs, how = world.net, world.inputs(), drawn["how"]
     values = {key: p.detach().clone() for key, p in net.named_parameters()}
     buffers = {key: b.clone() for key, b in net.named_buffers()}
@@ -434,7 +439,8 @@ def functional(world: Any, drawn: dict[str, Any], generator: torch.Generator) ->
         grads = torch.func.grad(lambda p: world.loss(call(p)))(values)
         for key, g in here[2].items():
             require(key in grads, f"{key} has no gradient under torch.func")
-            world.compare(f"torch.func: gradient of {key}", [grads[key]], [g if g is not None else torch.zeros_like(grads[key])])
+            expected = torch.zeros_like(grads[key]) if g is None else g
+            world.compare(f"torch.func: gradient of {key}", [grads[key]], [expected])
     else:
         stacked = {key: torch.stack([v, v]) for key, v in values.items()}
         for y, expected in zip(torch.vmap(call)(stacked), here[0], strict=True):
@@ -452,8 +458,6 @@ def shared_memory(world: Any, drawn: dict[str, Any], generator: torch.Generator)
 @event(0.7)
 def hooked(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """Hooks on modules and coordinates see what they should, and change nothing."""
-    from benchmarks.fuzz.world import require
-
     seen: list[int] = []
     leaves = [p for p in world.net.parameters() if p.requires_grad]
     handles = [p.register_post_accumulate_grad_hook(lambda p: seen.append(id(p))) for p in leaves]
@@ -479,23 +483,21 @@ def curvature(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> 
     exact = copy.deepcopy(one.param).to(working_dtype(one.param.dtype))
     g = torch.randn(getattr(weight.host, weight.name).shape, dtype=working_dtype(one.param.dtype), generator=generator)
     found = []
-    for param, kinds in ((one.param, None), (exact, working_dtype)):
-        held = [(c.detach() if kinds is None else c.detach().to(kinds(c.dtype))).requires_grad_() for c in one.coordinates.values()]
-        w = param(*held)
-        (first,) = [(w.to(g.dtype) * g.conj()).real.square().sum()]
-        grads = [d for d in torch.autograd.grad(first, held, create_graph=True, allow_unused=True) if d is not None]
-        total = torch.stack([d.abs().to(torch.float64).square().sum() for d in grads]).sum() if grads else first
-        found.append([d.detach() if d is not None else None for d in torch.autograd.grad(total, held, allow_unused=True)] if total.requires_grad else [])
+    for param in (one.param, exact):
+        held = [c.detach().to(working_dtype(c.dtype) if param is exact else c.dtype) for c in one.coordinates.values()]
+        w = param(*[c.requires_grad_() for c in held])
+        first = (w.to(g.dtype) * g.conj()).real.square().sum()
+        grads = torch.autograd.grad(first, held, create_graph=True)
+        total = torch.stack([d.abs().to(torch.float64).square().sum() for d in grads]).sum()
+        found.append(torch.autograd.grad(total, held, allow_unused=True) if total.requires_grad else [])
     if world.real.itemsize > 2:
         world.compare("a second derivative", *found)
     return "same"
 
 
-@event(0.7, what=("nan", "plain", "other_map", "shape", "missing"), may_refuse=("needs", "Missing key", "Error(s) in loading"))
+@event(0.7, may_refuse=("needs",), what=("nan", "plain", "other_map", "shape", "missing"))
 def bad_state(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """A state dict that does not fit is refused as a whole."""
-    from benchmarks.fuzz.world import Finding
-
     weight, what = chosen(world, generator), drawn["what"]
     if weight is None:
         return "same"
@@ -504,8 +506,7 @@ def bad_state(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> 
     prefix = f"{path}.parametrizations.{weight.name}."
     first = next(key for key in state if key.startswith(f"{prefix}original"))
     if what == "nan" and state[first].numel():
-        state[first].flatten()[0] = float("nan")
-        state[first].view(-1)[0] = float("nan")
+        state[first] = torch.full_like(state[first], float("nan"))
     elif what == "plain":
         state = {key: t for key, t in state.items() if not key.startswith(prefix)}
         state[weight.qualified] = getattr(weight.host, weight.name).detach()
@@ -525,13 +526,24 @@ def bad_state(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> 
     raise Finding(f"a state dict with {what} is loaded without a word")
 
 
-@event(0.5)
+@event(0.5, may_refuse=("needs finite gradients",))
 def bad_gradient(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
-    """An optimizer of frames refuses a step with NaN."""
-    return "same"
+    """A step with NaN, which an optimizer of frames refuses as a whole."""
+    moved = [p for group in world.optimizer.param_groups if group.get("manifold") for p in group["params"]]
+    world.optimizer.zero_grad()
+    if not moved:
+        return "same"
+    for p in world.net.parameters():
+        p.grad = torch.ones_like(p)
+    moved[-1].grad.mul_(float("nan"))
+    try:
+        world.optimizer.step()
+    finally:
+        world.optimizer.zero_grad()
+    raise Finding("a step with NaN is made without a word")
 
 
-@event(0.5, buffers=(True,))
+@event(0.7)
 def copied(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """Parameters and buffers, copied one by one through .data into another model, as target networks are."""
     net = world.fresh(drawn["seed"])
@@ -540,8 +552,3 @@ def copied(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
         a.requires_grad_(b.requires_grad)
     world.renew(net)
     return "same"
-
-
-def names_of_weights(world: Any) -> list[str]:
-    """The names of the weights that may be orthogonal."""
-    return [f"layers.{i}.{weight_name(kind)}" for i, kind in enumerate(world.net.kinds)]

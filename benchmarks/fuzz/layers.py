@@ -57,6 +57,11 @@ def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape, dtype=dtype))
 
 
+def is_own(layer: dict[str, Any]) -> bool:
+    """Whether a layer is a recurrence of ours, which takes real inputs and casts its complex weight along."""
+    return layer["kind"] in ("own_rnn", "own_cell")
+
+
 def weight_name(kind: str) -> str:
     """The name of the weight that becomes orthogonal."""
     names = {"attention": "in_proj_weight", "own_rnn": "weight_hh_l0", "rnn": "weight_hh_l0"}
@@ -153,7 +158,7 @@ def called(kind: str, layer: Any, x: tuple[Tensor, ...]) -> Tensor:
 
 def inputs_of(layer: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
     """Draws an input in float64, complex128 or integers."""
-    (a, b), kind = layer["sizes"], layer["kind"]
+    a, kind = layer["sizes"][0], layer["kind"]
     field = torch.complex128 if layer["complex"] else torch.float64
 
     def normal(*shape: int, dtype: torch.dtype = field) -> Tensor:
