@@ -192,8 +192,8 @@ def loaded(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
     if how == "meta":
         net.to_empty(device="cpu")
     net.load_state_dict({k: t.clone() for k, t in state.items()}, assign=how in ("assign", "meta_assign"))
-    for p, own in zip(net.parameters(), world.net.parameters(), strict=True):
-        p.requires_grad_(own.requires_grad)
+    for key, p in net.named_parameters():
+        p.requires_grad_(world.net.get_parameter(key).requires_grad)
     world.renew(net, keeps=drawn["keeps"])
     return "same"
 
@@ -547,8 +547,9 @@ def bad_gradient(world: Any, drawn: dict[str, Any], generator: torch.Generator) 
 def copied(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """Parameters and buffers, copied one by one through .data into another model, as target networks are."""
     net = world.fresh(drawn["seed"])
-    for a, b in zip([*net.parameters(), *net.buffers()], [*world.net.parameters(), *world.net.buffers()], strict=True):
-        a.data.copy_(b.data)
-        a.requires_grad_(b.requires_grad)
+    held = {**dict(world.net.named_parameters()), **dict(world.net.named_buffers())}
+    for key, a in [*net.named_parameters(), *net.named_buffers()]:
+        a.data.copy_(held[key].data)
+        a.requires_grad_(held[key].requires_grad)
     world.renew(net)
     return "same"

@@ -73,8 +73,10 @@ class World:
         layers = []
         for i, layer in enumerate(self.layers):
             torch.manual_seed(seed + i)
-            real = self.real if is_own(layer) else self.reals[i]
+            real = self.real if is_own(layer) and not layer["complex"] else self.reals[i]
             layers.append(plain(layer, real) if self.is_plain[i] else made(layer, real, seed + i))
+            if is_own(layer):
+                layers[-1].to(self.real)
         return Net(layers, self.net.kinds)
 
     def make_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
