@@ -21,10 +21,9 @@ from stiefelkit.batching import Seat, leave_seat, saved_plainly
 from stiefelkit.dtypes import coarser, keep_precision, keeps_values
 from stiefelkit.entries import EXTRA
 from stiefelkit.errors import ImageError, OptionError, UnfilledError
-from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.handed import Handed
-from stiefelkit.mending import Notes, frame_tensors
+from stiefelkit.mending import Notes, frame_tensors, to_nearest_
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.scan.structures import Factored
 from stiefelkit.sharding import is_sharded, placed_like, whole
@@ -338,8 +337,8 @@ class CoordinateList(parametrize.ParametrizationList):
         for i, (name, c) in enumerate(self.coordinates.items()):
             if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
                 c.data = c.data.to(wanted[name])
-            if f"{prefix}original{i}" in state_dict:
-                self._refine_(name, state_dict[f"{prefix}original{i}"].dtype)
+            if f"{prefix}original{i}" in state_dict and name in self.param.manifolds:
+                self._refine_(c, False, state_dict[f"{prefix}original{i}"].dtype)
         self.note_written()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -349,27 +348,23 @@ class CoordinateList(parametrize.ParametrizationList):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
         was_meta = any(c.is_meta for c in self.coordinates.values())
-        before = {name: c.dtype for name, c in self.coordinates.items()}
+        before = [t.dtype for t, _ in self.frame_tensors()]
         if recurse:
             for child in self.children():
                 child._apply(fn)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         if was_meta or not keeps_values(fn):
             self._remember_emptied()
-        for name, dtype in before.items():
-            self._refine_(name, dtype)
+        for (t, packed), dtype in zip(self.frame_tensors(), before, strict=True):
+            self._refine_(t, packed, dtype)
         self.note_written()
         leave_seat(self)
         return self
 
-    @torch.no_grad()
-    def _refine_(self, name: str, before: torch.dtype) -> None:
+    def _refine_(self, frame: Tensor, packed: bool, before: torch.dtype) -> None:
         """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
-        c = self.coordinates[name]
-        if name not in self.param.manifolds or coarser(c.dtype, before) == c.dtype:
-            return
-        if not self._is_unfilled() and not is_sharded(c):
-            c.copy_(nearest_frame(c.detach()))
+        if coarser(frame.dtype, before) != frame.dtype and not self._is_unfilled() and not is_sharded(frame):
+            to_nearest_(frame, packed)
 
     def _remember_emptied(self) -> None:
         self._buffers[EXTRA] = None

@@ -18,7 +18,7 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_li
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.sharding import is_sharded
 
-__all__ = ["Notes", "Stacks", "chart_places", "frame_tensors"]
+__all__ = ["Notes", "Stacks", "chart_places", "frame_tensors", "to_nearest_"]
 
 Place = tuple[MutableMapping[str, Tensor | None], str, bool | None]
 """The dictionary that holds a tensor, its key, and for a frame whether it is complex and stored as [Re, Im]."""
@@ -167,13 +167,12 @@ class Notes:
             lands_later = not (written or by_value) and is_left_between_landings(t)
             if t.is_meta or is_sharded(t) or lands_later:
                 continue
-            w = torch.view_as_complex(t) if packed else t
+            w = _as_frames(t, packed)
             p, dtype = w.shape[-1], w.dtype
             own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
             if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
                 try:
-                    with torch.inference_mode(t.is_inference()), torch.no_grad():
-                        w.copy_(nearest_frame(w.to(working_dtype(dtype))))
+                    to_nearest_(t, packed)
                 except RankError as cause:
                     raise RankError(
                         f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
@@ -187,6 +186,19 @@ class Notes:
                 f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may "
                 "be."
             )
+
+
+def to_nearest_(t: Tensor, packed: bool) -> None:
+    """Takes frames, [Re, Im] last if they are `packed`, to the nearest; raises RankError if there are none."""
+    w = _as_frames(t, packed)
+    nearest = nearest_frame(w.to(working_dtype(w.dtype)))
+    with torch.inference_mode(t.is_inference()), torch.no_grad():
+        t.copy_(torch.view_as_real(nearest) if packed else nearest)
+
+
+def _as_frames(t: Tensor, packed: bool) -> Tensor:
+    t = t.detach()
+    return torch.view_as_complex(t.contiguous()) if packed else t  # channels_last takes [Re, Im] apart
 
 
 class Stacks:

@@ -75,7 +75,11 @@ def clip_grad_norm_(
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured
     if max_norm < math.inf and not (reads_are_free(total) and max_norm >= total.item() + 1e-6):
-        nn.utils.clip_grads_with_norm_([*plain, *itertools.chain(*by_manifold.values())], max_norm, total)
+        scaled = [*plain, *itertools.chain(*by_manifold.values())]
+        for p in scaled:
+            if _gradient(p).is_conj():  # of one that was read as its adjoint, which foreach does not take
+                p.grad = p.grad.resolve_conj()  # type: ignore[union-attr]
+        nn.utils.clip_grads_with_norm_(scaled, max_norm, total)
     return total
 
 

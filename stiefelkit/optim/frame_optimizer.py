@@ -27,7 +27,7 @@ from stiefelkit.optim.checks import (
 )
 from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.optim.sorting import Sorting
-from stiefelkit.optim.states import check_entries, check_states
+from stiefelkit.optim.states import check_entries, check_states, without_remainders
 from stiefelkit.optim.unread import are_sound
 
 __all__ = ["FrameOptimizer"]
@@ -166,7 +166,9 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             full = {**self.defaults, **group, **saved}
             check_group(type(self), full)
             check_entries(self, i, full, saved["params"], state_dict["state"])
-        return state_dict
+        dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        return {**state_dict, "state": without_remainders(state_dict["state"], dict(zip(keys, dtypes, strict=True)))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""

@@ -14,7 +14,7 @@ from stiefelkit.sharding import local_part
 if TYPE_CHECKING:
     from stiefelkit.optim.frame_optimizer import FrameOptimizer
 
-__all__ = ["check_entries", "check_states"]
+__all__ = ["check_entries", "check_states", "without_remainders"]
 
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
 """Means of squares: not negative."""
@@ -78,6 +78,21 @@ def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], id
             templates[kind] = _made(optimizer, group, p)
         who = f"{type(optimizer).__name__} (group {i}, parameter {key})"
         _check_entry(who, entry, templates[kind], p, group["manifold"] is not None)
+
+
+def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtype]) -> dict[Any, Any]:
+    """Returns states without what belongs to frames in another dtype: remainders of rounding, and what has added up.
+
+    Args:
+        state: of each parameter, checked.
+        dtypes: of the parameters, by the same keys.
+    """
+    return {
+        key: {name: value for name, value in entry.items() if name not in ("lo", "wear")}
+        if "lo" in entry and entry["lo"].dtype != dtypes[key]
+        else entry
+        for key, entry in state.items()
+    }
 
 
 def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:

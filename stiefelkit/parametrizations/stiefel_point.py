@@ -76,7 +76,9 @@ class StiefelPoint(OrthogonalParam):
     def forward(self, stiefel: Tensor) -> Tensor:
         """Rounds frames of shape (*, n, p) to the weight's dtype; never the coordinate's own memory."""
         # A copy: FSDP2 frees the coordinate's memory after forward, and in-place operations must not reach the frame.
-        return stiefel.to(self.dtype, copy=True)
+        w = stiefel.to(self.dtype, copy=True)
+        # The view's gradient is no lazy conjugate, which foreach does not take, as that of a W.mH would be.
+        return torch.view_as_complex(torch.view_as_real(w)) if w.is_complex() else w
 
     def invert(self, w: Tensor) -> Position:
         """Returns the frame itself."""

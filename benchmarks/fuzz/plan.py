@@ -1,0 +1,138 @@
+"""Cases as plain data, each drawn from one number."""
+
+import random
+from typing import Any
+
+import stiefelkit as sk
+from benchmarks.fuzz.events import EVENTS
+
+Case = dict[str, Any]
+
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+COMPLEX = ("linear", "bare", "own_linear", "own_rnn", "own_cell")
+"""Kinds of layers that may be of the complex field."""
+KINDS = (
+    *("linear", "own_linear", "embedding", "bag", "conv1d", "conv2d", "transposed1d", "transposed2d", "attention"),
+    *("bilinear", "bare", "rnn_cell", "lstm_cell", "gru_cell", "own_rnn", "own_cell", "rnn"),
+)
+CONVOLUTIONS = ("conv1d", "conv2d", "transposed1d", "transposed2d")
+VIEWS = ("out_by_rest", "in_by_rest", "per_tap")
+BLOCKS = {"attention": 3, "lstm_cell": 4, "gru_cell": 3}
+"""How many weights stand side by side in that of a layer."""
+FREE = {
+    "sgd": ({}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"maximize": True}),
+    "adam": ({}, {"amsgrad": True}, {"foreach": False}, {"fused": True}),
+    "adamw": ({"weight_decay": 0.0}, {"weight_decay": 0.1}),
+    "adagrad": ({},),
+    "rmsprop": ({}, {"momentum": 0.5}),
+}
+SCHEDULERS = {
+    "StepLR": {"step_size": 2},
+    "ExponentialLR": {"gamma": 0.9},
+    "CosineAnnealingLR": {"T_max": 4},
+    "CosineAnnealingWarmRestarts": {"T_0": 2},
+    "OneCycleLR": {"max_lr": 0.05, "total_steps": 99},
+    "CyclicLR": {"base_lr": 0.001, "max_lr": 0.05, "step_size_up": 2, "cycle_momentum": False},
+    "LinearLR": {},
+    "ReduceLROnPlateau": {"patience": 0},
+}
+
+
+def draw(seed: int, precisions: tuple[str, ...] = PRECISIONS) -> Case:
+    """Draws a case from one number: layers, optimizer, scheduler, events.
+
+    Args:
+        seed: repeats it.
+        precisions: dtypes to choose from.
+    """
+    rng = random.Random(seed)
+    frames = [name for name, cls in sk.optim.available().items() if getattr(cls, "moves_frames", False)]
+    free, of_frames = rng.choice(sorted(FREE)), rng.choice(frames)
+    optimizer = {
+        "free": [free, rng.choice(FREE[free])],
+        "frames": [of_frames, _plain(rng.choice(sk.optim.available()[of_frames].examples))],  # type: ignore[attr-defined]
+        "metric": rng.choice(("canonical", "euclidean")),
+        "mixed": rng.random() < 0.5,
+        "lr": rng.choice((1e-3, 0.01, 0.1)),
+    }
+    scheduler = rng.choice(sorted(SCHEDULERS))
+    layers = [_layer(rng) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
+    precision = rng.choices(precisions, [4, 3, 1, 1][: len(precisions)])[0]
+    if any(layer["complex"] and layer["kind"].startswith("own_") for layer in layers) and "float16" in precision:
+        precision = "float32"
+    return {
+        "seed": seed,
+        "precision": precision,
+        "layers": layers,
+        "optimizer": optimizer,
+        "scheduler": [scheduler, SCHEDULERS[scheduler]],
+        "events": [_event(rng) for _ in range(rng.randint(2, 9))],
+    }
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    """Options as JSON holds them."""
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
+
+
+def _event(rng: random.Random) -> dict[str, Any]:
+    names = list(EVENTS)
+    name = rng.choices(names, [EVENTS[n].weight for n in names])[0]
+    drawn = {key: rng.choice(values) for key, values in EVENTS[name].options.items()}
+    return {"do": name, "seed": rng.randrange(10**6), **drawn}
+
+
+def _layer(rng: random.Random) -> dict[str, Any]:
+    kind = rng.choice(KINDS)
+    maps = sk.available()
+    name = rng.choice(sorted(maps))
+    complex_ = name == "fourier" or rng.random() < 0.3
+    if complex_ and kind not in COMPLEX:
+        kind = rng.choice(COMPLEX)
+    a, b = (rng.randint(1, 7) for _ in range(2))
+    b = a if name == "fourier" or rng.random() < 0.4 else b
+    blocks, view, dim = BLOCKS.get(kind), None, None
+    if kind in CONVOLUTIONS:
+        view = rng.choice(VIEWS) if rng.random() < 0.7 else f"group_{rng.choice(VIEWS)}"
+    elif kind in ("linear", "own_linear", "bare") and rng.random() < 0.2:
+        blocks, dim = rng.choice((2, 3, [1, 2], [2, 1, 1])), rng.choice((0, 1))
+        size = blocks * rng.randint(1, 3) if isinstance(blocks, int) else sum(blocks)
+        a, b = (a, size) if dim == 0 else (size, b)
+    options = _options(rng, name, a if blocks else max(a, b), a if blocks else min(a, b))
+    layer: dict[str, Any] = {
+        "kind": kind,
+        "sizes": [a, b],
+        "complex": complex_,
+        "bias": rng.random() < 0.7,
+        "map": name,
+        "options": options,
+        "seed": rng.randrange(10**6),
+        "through_model": rng.random() < 0.3,
+    }
+    if kind in CONVOLUTIONS:
+        layer["groups"] = rng.choice((2, 3)) if view and view.startswith("group_") else 1
+    if kind.startswith("own_"):
+        layer["activation"] = rng.choice(("identity", "modrelu") if complex_ else ("tanh", "modrelu", "identity"))
+    else:
+        options |= {} if rng.random() < 0.6 else {"init": rng.choice(("haar", "identity", "project"))}
+    if kind not in ("own_rnn", "own_cell"):
+        given = {"view": view, "blocks": blocks, "dim": dim}
+        options |= {key: value for key, value in given.items() if value is not None}
+        options |= {} if rng.random() < 0.7 else {"gain": rng.choice((0.5, 2.0, "learned"))}
+    if "precision" not in options and rng.random() < 0.2 and "fast" in maps[name].precisions:
+        options["precision"] = "fast"
+    return layer
+
+
+def _options(rng: random.Random, name: str, n: int, p: int) -> dict[str, Any]:
+    """Options of a map for frames of n rows and p columns."""
+    inner = rng.choice(("cayley", "matrix_exp", "householder", "givens", "stiefel"))
+    own: dict[str, list[dict[str, Any]]] = {
+        "block_diagonal": [{"inner": inner}, {"blocks": n, "inner": inner} if n == p else {}],
+        "cayley": [{"negative": rng.randint(0, p)}, {"bandwidth": rng.randint(1, max(1, n - 1))}, {"arc": 0.5}],
+        "givens": [{"layers": rng.randint(1, 2 * n)}, {"layout": "fft"} if n in (1, 2, 4) else {}],
+        "householder": [{"reflections": rng.randint(1, p)}],
+        "margin": [{"margin": 0.05}, {"u": inner, "v": "cayley"}, {"u": "cayley", "v": inner, "margin": 0.0}],
+        "rebased": [{"inner": inner}, {"inner": "cayley", "inner_options": {"arc": 1.0}}],
+    }
+    return {} if name not in own or rng.random() < 0.35 else dict(rng.choice(own[name]))
