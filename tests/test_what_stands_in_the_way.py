@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_map import make, over_all_maps, squares
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -146,3 +147,101 @@ def test_attention_is_made_orthogonal_by_its_own_names():
     trained = attention(x, x, x)[0]
     assert torch.allclose(attention.eval()(x, x, x)[0], trained, atol=1e-5)
     assert list(sk.drift(attention)) == ["in_proj_weight", "out_proj.weight"]
+
+
+def prune_globally(module, name):
+    prune.global_unstructured([(module, name)], pruning_method=prune.L1Unstructured, amount=0.3)
+
+
+BY_HOOKS = {
+    "prune": lambda module, name: prune.l1_unstructured(module, name, amount=0.3),
+    "global prune": prune_globally,
+    "weight_norm": torch.nn.utils.weight_norm,
+    "spectral_norm": torch.nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize("tool", BY_HOOKS)
+@over_all_maps
+def test_what_works_by_hooks_is_refused_a_coordinate_and_leaves_it_as_it_was(tool, name, dtype):
+    layer = make(name, dtype)
+    held, w = layer.parametrizations.weight, layer.weight.detach().clone()
+    kept, keys = {key: id(p) for key, p in layer.named_parameters()}, list(layer.state_dict())
+    for key in ("original0", *held.coordinates):
+        with pytest.raises((errors.OptionError, KeyError)):  # KeyError is torch's, for a name that is no parameter's
+            BY_HOOKS[tool](held, key)
+        assert {key: id(p) for key, p in layer.named_parameters()} == kept
+        assert sorted(layer.state_dict()) == sorted(keys)
+        assert torch.equal(layer.weight, w)
+    with pytest.raises(errors.OptionError, match=r"sk\.bake makes a plain weight"):
+        BY_HOOKS["prune"](held, "original0")
+
+
+@pytest.mark.parametrize("tool", ["prune", "global prune"])
+@over_all_maps
+def test_a_frame_is_not_pruned_and_a_baked_weight_is(tool, name, dtype):
+    layer = make(name, dtype)
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    with pytest.raises(errors.OptionError, match=r"would be no frame; sk\.bake"):
+        BY_HOOKS[tool](layer, "weight")
+    assert all(map(torch.equal, layer.state_dict().values(), before.values()))
+    BY_HOOKS[tool](sk.bake(layer), "weight")
+    assert (layer.weight == 0).any()
+
+
+class Masked(nn.Module):
+    """A mask that leaves out the first entry."""
+
+    def forward(self, c):
+        return c * (torch.arange(c.numel()).view(c.shape) > 0)
+
+    def right_inverse(self, c):
+        return c
+
+
+@over_all_maps
+def test_a_free_coordinate_takes_torchs_parametrizations_and_trains_and_one_on_a_manifold_none(name, dtype):
+    layer = make(name, dtype)
+    held, w = layer.parametrizations.weight, layer.weight.detach().clone()
+    if held.param.manifolds:
+        for put in (
+            lambda: parametrize.register_parametrization(held, "original0", Masked()),
+            lambda: parametrizations.weight_norm(held, "original0"),
+        ):
+            with pytest.raises(errors.OptionError, match="must stay a frame"):
+                put()
+            assert type(held) is sk.CoordinateList
+            assert torch.equal(layer.weight, w)
+        return
+    parametrize.register_parametrization(held, "original0", Masked())
+    groups = sk.optim.parameter_groups(layer, lr=0.1)
+    assert {group.get("name") for group in groups} - {None} == set(held.coordinates)
+    optimizer = torch.optim.SGD(groups)
+    squares(layer(torch.randn(2, 4, dtype=dtype)) * torch.arange(4)).backward()
+    optimizer.step()
+    assert held.original0.flatten()[0] == 0
+    assert name == "margin" or sk.drift(layer)["weight"].bits_lost < 1
+
+
+def test_another_parameter_in_the_place_of_a_coordinate_is_checked_before_it_is_read():
+    for name in ("stiefel", "cayley"):
+        layer = make(name, torch.float32)
+        held, good = layer.parametrizations.weight, layer.weight.detach().clone()
+        (coordinate,) = held.coordinates
+        with pytest.raises(errors.OptionError, match="copy_ into it"):
+            setattr(held, coordinate, nn.Parameter(held.original0.detach()))
+        held.original0 = nn.Parameter(held.original0.detach().clone())
+        assert torch.equal(layer.weight, good)
+        for bad in (torch.zeros(3), torch.full_like(held.original0, torch.nan)):
+            held.original0 = nn.Parameter(bad)
+            with pytest.raises(
+                (errors.CheckpointError, errors.NonFiniteError), match=rf"Linear\.weight \({coordinate}\)"
+            ):
+                layer(torch.ones(4))
+    layer = make("stiefel", torch.float32)
+    layer.parametrizations.weight.original0 = nn.Parameter(2 * torch.eye(4))
+    with pytest.raises(errors.CheckpointError, match="orthonormal columns"):
+        layer.state_dict()
+    sk.reset_(layer, "weight")
+    assert sk.drift(layer)["weight"].bits_lost < 1
