@@ -75,17 +75,53 @@ def test_the_remedy_that_is_printed_works(kind, path):
 )
 def test_an_embedding_that_writes_to_rows_or_leaves_one_out_is_refused_with_a_remedy_that_works(kind, option, said):
     model: Any = nn.Sequential(kind(5, 3, **option))
+    nn.init.orthogonal_(model[0].weight)
     head = sk.orthogonal(nn.Linear(3, 5), "weight")
     for attempt in (
         lambda: sk.orthogonal(model, "0.weight", "stiefel"),
         lambda: sk.orthogonal(model, where="*"),
         lambda: sk.tie(head, "weight", model, "0.weight"),
+        lambda: parametrize.register_parametrization(model[0], "weight", sk.parametrizations.Cayley((5, 3))),
+        lambda: parametrize.transfer_parametrizations_and_params(head, model[0], "weight"),
     ):
         with pytest.raises(errors.OptionError, match=said) as caught:
             attempt()
-    exec(re.findall(r"; (.*) first\.$", str(caught.value))[0], {"model": model})
+        assert isinstance(model[0].weight, nn.Parameter)
+        assert type(model[0]) is kind
+    exec(re.findall(r"; (.*) first\.$", str(caught.value))[0], {"model": model[0]})
     sk.tie(head, "weight", model, "0.weight")
-    sk.orthogonal(sk.bake(model), "0.weight", "stiefel")
+    parametrize.register_parametrization(sk.bake(model)[0], "weight", sk.parametrizations.StiefelPoint((5, 3)))
+
+
+@pytest.mark.parametrize("kind", STANDING)
+def test_torchs_own_functions_ask_what_orthogonal_asks_and_write_nothing(kind):
+    layer, donor = STANDING[kind](), sk.orthogonal(nn.Linear(3, 3), "weight", "stiefel")
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    cls, weights = type(layer), layer.weight.to_dense()
+    for attempt in (
+        lambda: parametrize.register_parametrization(layer, "weight", sk.parametrizations.Cayley((3, 3)), unsafe=True),
+        lambda: parametrize.transfer_parametrizations_and_params(donor, layer, "weight"),
+    ):
+        with pytest.raises((errors.OptionError, ValueError)):  # ValueError is torch's, where nothing stands registered
+            attempt()
+        assert type(layer) is cls
+        assert torch.equal(layer.eval().weight.to_dense(), weights) or kind == "spectral_norm"
+        assert all(torch.equal(value.to_dense(), layer.state_dict()[key].to_dense()) for key, value in before.items())
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_a_layer_that_keeps_a_list_of_its_weights_is_refused_by_torchs_own_functions_too(kind):
+    rnn: Any = kind(3, 3)
+    w, keys = rnn.weight_hh_l0, list(rnn.state_dict())
+    nn.init.orthogonal_(w)
+    for attempt in (
+        lambda: parametrize.register_parametrization(rnn, "weight_hh_l0", sk.parametrizations.Cayley(tuple(w.shape))),
+        lambda: sk.orthogonal(rnn, "weight_hh_l0"),
+    ):
+        with pytest.raises(errors.OptionError, match="keeps its own list of weights; use"):
+            attempt()
+        assert rnn.weight_hh_l0 is w
+        assert list(rnn.state_dict()) == keys
 
 
 def test_a_lazy_weight_is_asked_to_be_made_first():
