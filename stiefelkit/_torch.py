@@ -58,9 +58,11 @@ __all__ = [
     "lazy_conjugates",
     "levels_of_forward_mode",
     "load_pre_hooks",
+    "parameters_of_caller",
     "pop_mode",
     "pruned_name",
     "push_mode",
+    "registering",
     "tree_flatten",
     "tree_unflatten",
     "unbatched",
@@ -115,6 +117,22 @@ def inside_checkpoint(module: nn.Module) -> nn.Module:
 def is_transferring() -> bool:
     """Returns whether the calling function was called by torch's `transfer_parametrizations_and_params`."""
     return sys._getframe(2).f_code is parametrize.transfer_parametrizations_and_params.__code__
+
+
+def parameters_of_caller() -> list[nn.Parameter]:
+    """Returns the parameters among the local variables of the function that called the calling one.
+
+    torch's `weight_norm` and `spectral_norm` have one there that they have removed from a module.
+    """
+    return [value for value in sys._getframe(2).f_locals.values() if isinstance(value, nn.Parameter)]
+
+
+def registering() -> tuple[nn.Module, str] | None:
+    """Returns the module and the name that torch's `register_parametrization` is at work on, None outside of it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not parametrize.register_parametrization.__code__:
+        frame = frame.f_back
+    return frame and (frame.f_locals["module"], frame.f_locals["tensor_name"])
 
 
 def is_traced() -> bool:

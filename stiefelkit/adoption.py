@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
-from stiefelkit._torch import held_modules, inside_checkpoint, load_pre_hooks
+from stiefelkit._torch import held_modules, inside_checkpoint, load_pre_hooks, registering
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import OptionError
 from stiefelkit.handed import Handed
 from stiefelkit.host import adopt_coordinate_list, check_loading_of, checks_loading
+from stiefelkit.names import Place, plain_weight
 from stiefelkit.notices import retire
 from stiefelkit.param import OrthogonalParam
 
@@ -53,7 +54,15 @@ def _take_in(parent: nn.Module, name: str, child: nn.Module | None) -> nn.Module
 
 
 def _check_place(parent: parametrize.ParametrizationList, name: str, child: nn.Module) -> None:
-    """Raises OptionError unless a parametrization may stand where torch puts it: maps first, others on top of them."""
+    """Raises OptionError unless a parametrization may stand where torch puts it: maps first, others on top of them.
+
+    A map is asked for what `sk.orthogonal` needs, before torch has written anything.
+    """
+    is_first = isinstance(child, OrthogonalParam | Handed) and not isinstance(parent, CoordinateList)
+    place = registering() if is_first and name == "0" else None
+    if place is not None:
+        module, weight = place
+        plain_weight(Place(weight, module, weight))
     if isinstance(child, OrthogonalParam) and name != "0":
         raise OptionError(
             f"{child.title} needs to be the first parametrization of a weight, got one on top of "
@@ -82,8 +91,6 @@ def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationLis
         coordinate_list = param.coordinate_list
     elif isinstance(param, OrthogonalParam):
         values = [getattr(child, f"original{i}") for i in range(child.ntensors)]
-        if not all(isinstance(value, nn.Parameter) for value in values):
-            return None
         coordinate_list = CoordinateList(param, values, any(value.requires_grad for value in values))
     else:
         return None

@@ -15,6 +15,7 @@ from stiefelkit._torch import (
     is_intercepted,
     is_transferring,
     is_transformed,
+    parameters_of_caller,
     write_count,
 )
 from stiefelkit.batching import Seat, leave_seat, saved_plainly
@@ -116,6 +117,13 @@ class CoordinateList(parametrize.ParametrizationList):
         """Name to parameter of each coordinate."""
         return dict(zip(self.param.coordinates, self._values(), strict=True))
 
+    @property
+    def leaves(self) -> dict[str, list[nn.Parameter]]:
+        """Name to what trains of each coordinate: itself, or the parameters of a parametrization of its own."""
+        inner: Any = self._modules.get("parametrizations") or {}
+        present = zip(self.coordinates.items(), self._originals, strict=True)
+        return {name: [*inner[key].parameters()] if key in inner else [c] for (name, c), key in present}
+
     def replace(self, name: str, parameter: nn.Parameter) -> None:
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
         unfilled, self._emptied = self._is_unfilled(), None
@@ -124,6 +132,36 @@ class CoordinateList(parametrize.ParametrizationList):
             self._remember_emptied()
         self.note_written()
         leave_seat(self)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one."""
+        originals = self.__dict__.get("_originals")
+        if originals is None or name in originals:
+            super().register_parameter(name, param)
+            if originals is not None:  # another one, which is checked before the next read
+                self._buffers[EXTRA] = self.get_extra_state()
+                leave_seat(self)
+            return
+        missing = (key for key in self._originals if key not in self._parameters)
+        self._parameters.update(zip(missing, parameters_of_caller(), strict=False))  # which a norm has taken off
+        if name in (*self.param.coordinates, *self.param.chart):
+            raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
+        raise self._refused(
+            f"{name}, as pruning and norms by hooks make it; sk.bake makes a plain weight, which takes them"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        """Removes what is no coordinate that must stay on a manifold, as torch does to parametrize it, too."""
+        of_key = dict(zip(self.__dict__.get("_originals", ()), self.param.coordinates, strict=False))
+        if of_key.get(name) in self.param.manifolds:
+            raise self._refused(
+                f"{name} without {of_key[name]}, which must stay a frame; a flat map, such as "
+                "sk.parametrizations.Cayley, has coordinates that torch may parametrize"
+            )
+        super().__delattr__(name)
+
+    def _refused(self, got: str) -> OptionError:
+        return OptionError(f"{self.weight} needs coordinates that are parameters of its own, got {got}.")
 
     def frame_tensors(self) -> list[tuple[Tensor, bool]]:
         """Each coordinate and buffer that must stay a frame, and whether it is complex and stored as [Re, Im]."""

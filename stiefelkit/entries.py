@@ -223,7 +223,8 @@ def check_state(
         return  # a shared module saved under another of its names
 
     def entry(name: str, key: str, ours: Tensor) -> Tensor:
-        return _entry(state_dict.get(key), key, f"{weight} ({name})", ours, assign or ours.is_meta)
+        shape = tuple(param.coordinates.get(name, ours.shape))
+        return _entry(state_dict.get(key), key, f"{weight} ({name})", ours, shape, assign or ours.is_meta)
 
     values = {name: entry(name, key, free[name]) for name, key in places.items()}
     for name in set(values) & set(param.manifolds):
@@ -247,7 +248,7 @@ def _flaw(value: Any) -> str | None:
     return None
 
 
-def _entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> Tensor:
+def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...], may_be_meta: bool) -> Tensor:
     """Returns the tensor under a key of a state dict, None if there is none, if it can take the place of ours.
 
     Raises:
@@ -257,8 +258,8 @@ def _entry(value: Any, key: str, what: str, ours: Tensor, may_be_meta: bool) -> 
     flaw = _flaw(value)
     if flaw is not None:
         raise CheckpointError(f"{what} needs a dense tensor under the key {key}, got {flaw}.")
-    if tuple(value.shape) != tuple(ours.shape):
-        raise CheckpointError(f"{what} needs shape {tuple(ours.shape)}, got {tuple(value.shape)}.")
+    if tuple(value.shape) != shape:
+        raise CheckpointError(f"{what} needs shape {shape}, got {tuple(value.shape)}.")
     single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
     inexact = ours.is_floating_point() or ours.is_complex()
     if inexact and value.dtype not in (single, double):
@@ -286,7 +287,7 @@ def _check_frame(value: Tensor, what: str) -> None:
     error, permitted = orthogonality_error(w).max().item(), frame_tolerance(w.shape[-1], w.dtype)
     if not error <= permitted:
         raise CheckpointError(
-            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got a checkpoint with {error:.2g}; "
+            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
             "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_."
         )
 

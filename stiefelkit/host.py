@@ -19,7 +19,7 @@ from stiefelkit._torch import (
 )
 from stiefelkit.batching import leave_seat
 from stiefelkit.coordinate_list import CoordinateList
-from stiefelkit.errors import CheckpointError, DtypeError
+from stiefelkit.errors import CheckpointError, DtypeError, OptionError
 from stiefelkit.notices import retire
 from stiefelkit.sharding import is_sharding
 
@@ -285,6 +285,12 @@ def _inject(
         carried.update({name: weakref.ref(coordinate_list) for name, coordinate_list in _coordinate_lists(self)})
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        pruned = coordinate_list_of(self, name.removesuffix("_orig")) if isinstance(name, str) else None
+        if pruned is not None and not isinstance(param, nn.Parameter):
+            raise OptionError(
+                f"torch.nn.utils.prune needs a plain weight, got {pruned.weight}, of which a part would be no frame; "
+                "sk.bake makes it plain."
+            )
         plain.register_parameter(self, name, param)
         if param is None or name not in carried or coordinate_list_of(self, name) is not None:
             return

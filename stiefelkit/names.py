@@ -171,18 +171,17 @@ def plain_weight(place: Place) -> nn.Parameter:
         raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, names)}")
     if is_lazy(weight):
         raise OptionError(
-            f"orthogonal needs a weight with a shape, got {place.title} of a lazy module; call the model on a batch "
-            "first."
+            f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
         )
     if isinstance(host, nn.RNNBase):
         raise OptionError(
-            f"orthogonal needs a module that reads its weight at each forward, got {_kind(host)}, which keeps its own "
-            f"list of weights; use {instead_of(host)}."
+            f"An orthogonal weight needs a module that reads it at each forward, got {_kind(host)}, which keeps its "
+            f"own list of weights; use {instead_of(host)}."
         )
     for key, why in _OWN_WAYS.items():
         if isinstance(host, nn.Embedding | nn.EmbeddingBag) and getattr(host, key) is not None:
             raise OptionError(
-                f"orthogonal needs an embedding that leaves its weight alone, got {place.title} with {key}="
+                f"An orthogonal weight needs an embedding that leaves it alone, got {place.title} with {key}="
                 f"{getattr(host, key):g}, {why}; {place.expression}.{key} = None first."
             )
     if weight.layout != torch.strided:
@@ -337,7 +336,7 @@ def _refuse_nothing(model: nn.Module, which: str, pattern: str, matrices: Sequen
 
 
 def _not_plain(place: Place, what: str, remedy: str) -> OptionError:
-    return OptionError(f"orthogonal needs a plain parameter, got {place.title}, {what}; {remedy}.")
+    return OptionError(f"An orthogonal weight needs a plain parameter, got {place.title}, {what}; {remedy}.")
 
 
 def _refuse_what_is_there(place: Place) -> None:

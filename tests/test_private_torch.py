@@ -78,6 +78,36 @@ def test_a_module_holds_its_hooks() -> None:
     assert [len(hooks) for hooks in _torch.call_hooks(net)] == [1, 1, 1, 1]
 
 
+def test_registering_tells_module_and_name_while_torch_registers_a_parametrization() -> None:
+    class Looking(nn.Module):
+        def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(_torch.registering())
+            return x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    layer, seen = nn.Linear(2, 2), []
+    parametrize.register_parametrization(layer, "weight", Looking())
+    assert seen == [(layer, "weight")]
+    assert _torch.registering() is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_norms_by_hooks_have_what_they_took_off_as_a_parameter_at_hand(norm: Any) -> None:
+    class Looking(nn.Linear):
+        def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+            seen.append(_torch.parameters_of_caller())
+            super().register_parameter(name, param)
+
+    seen: list[list[nn.Parameter]] = []
+    layer = Looking(2, 2, bias=False)
+    weight, seen[:] = layer.weight, []
+    norm(layer)
+    assert [p is weight for p in seen[0]] == [True]
+
+
 def test_is_traced_by_make_fx_jit_compile_and_export() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

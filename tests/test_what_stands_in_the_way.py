@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_map import make, over_all_maps, squares
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -74,17 +75,53 @@ def test_the_remedy_that_is_printed_works(kind, path):
 )
 def test_an_embedding_that_writes_to_rows_or_leaves_one_out_is_refused_with_a_remedy_that_works(kind, option, said):
     model: Any = nn.Sequential(kind(5, 3, **option))
+    nn.init.orthogonal_(model[0].weight)
     head = sk.orthogonal(nn.Linear(3, 5), "weight")
     for attempt in (
         lambda: sk.orthogonal(model, "0.weight", "stiefel"),
         lambda: sk.orthogonal(model, where="*"),
         lambda: sk.tie(head, "weight", model, "0.weight"),
+        lambda: parametrize.register_parametrization(model[0], "weight", sk.parametrizations.Cayley((5, 3))),
+        lambda: parametrize.transfer_parametrizations_and_params(head, model[0], "weight"),
     ):
         with pytest.raises(errors.OptionError, match=said) as caught:
             attempt()
-    exec(re.findall(r"; (.*) first\.$", str(caught.value))[0], {"model": model})
+        assert isinstance(model[0].weight, nn.Parameter)
+        assert type(model[0]) is kind
+    exec(re.findall(r"; (.*) first\.$", str(caught.value))[0], {"model": model[0]})
     sk.tie(head, "weight", model, "0.weight")
-    sk.orthogonal(sk.bake(model), "0.weight", "stiefel")
+    parametrize.register_parametrization(sk.bake(model)[0], "weight", sk.parametrizations.StiefelPoint((5, 3)))
+
+
+@pytest.mark.parametrize("kind", STANDING)
+def test_torchs_own_functions_ask_what_orthogonal_asks_and_write_nothing(kind):
+    layer, donor = STANDING[kind](), sk.orthogonal(nn.Linear(3, 3), "weight", "stiefel")
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    cls, weights = type(layer), layer.weight.to_dense()
+    for attempt in (
+        lambda: parametrize.register_parametrization(layer, "weight", sk.parametrizations.Cayley((3, 3)), unsafe=True),
+        lambda: parametrize.transfer_parametrizations_and_params(donor, layer, "weight"),
+    ):
+        with pytest.raises((errors.OptionError, ValueError)):  # ValueError is torch's, where nothing stands registered
+            attempt()
+        assert type(layer) is cls
+        assert torch.equal(layer.eval().weight.to_dense(), weights) or kind == "spectral_norm"
+        assert all(torch.equal(value.to_dense(), layer.state_dict()[key].to_dense()) for key, value in before.items())
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_a_layer_that_keeps_a_list_of_its_weights_is_refused_by_torchs_own_functions_too(kind):
+    rnn: Any = kind(3, 3)
+    w, keys = rnn.weight_hh_l0, list(rnn.state_dict())
+    nn.init.orthogonal_(w)
+    for attempt in (
+        lambda: parametrize.register_parametrization(rnn, "weight_hh_l0", sk.parametrizations.Cayley(tuple(w.shape))),
+        lambda: sk.orthogonal(rnn, "weight_hh_l0"),
+    ):
+        with pytest.raises(errors.OptionError, match="keeps its own list of weights; use"):
+            attempt()
+        assert rnn.weight_hh_l0 is w
+        assert list(rnn.state_dict()) == keys
 
 
 def test_a_lazy_weight_is_asked_to_be_made_first():
@@ -146,3 +183,101 @@ def test_attention_is_made_orthogonal_by_its_own_names():
     trained = attention(x, x, x)[0]
     assert torch.allclose(attention.eval()(x, x, x)[0], trained, atol=1e-5)
     assert list(sk.drift(attention)) == ["in_proj_weight", "out_proj.weight"]
+
+
+def prune_globally(module, name):
+    prune.global_unstructured([(module, name)], pruning_method=prune.L1Unstructured, amount=0.3)
+
+
+BY_HOOKS = {
+    "prune": lambda module, name: prune.l1_unstructured(module, name, amount=0.3),
+    "global prune": prune_globally,
+    "weight_norm": torch.nn.utils.weight_norm,
+    "spectral_norm": torch.nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize("tool", BY_HOOKS)
+@over_all_maps
+def test_what_works_by_hooks_is_refused_a_coordinate_and_leaves_it_as_it_was(tool, name, dtype):
+    layer = make(name, dtype)
+    held, w = layer.parametrizations.weight, layer.weight.detach().clone()
+    kept, keys = {key: id(p) for key, p in layer.named_parameters()}, list(layer.state_dict())
+    for key in ("original0", *held.coordinates):
+        with pytest.raises((errors.OptionError, KeyError)):  # KeyError is torch's, for a name that is no parameter's
+            BY_HOOKS[tool](held, key)
+        assert {key: id(p) for key, p in layer.named_parameters()} == kept
+        assert sorted(layer.state_dict()) == sorted(keys)
+        assert torch.equal(layer.weight, w)
+    with pytest.raises(errors.OptionError, match=r"sk\.bake makes a plain weight"):
+        BY_HOOKS["prune"](held, "original0")
+
+
+@pytest.mark.parametrize("tool", ["prune", "global prune"])
+@over_all_maps
+def test_a_frame_is_not_pruned_and_a_baked_weight_is(tool, name, dtype):
+    layer = make(name, dtype)
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    with pytest.raises(errors.OptionError, match=r"would be no frame; sk\.bake"):
+        BY_HOOKS[tool](layer, "weight")
+    assert all(map(torch.equal, layer.state_dict().values(), before.values()))
+    BY_HOOKS[tool](sk.bake(layer), "weight")
+    assert (layer.weight == 0).any()
+
+
+class Masked(nn.Module):
+    """A mask that leaves out the first entry."""
+
+    def forward(self, c):
+        return c * (torch.arange(c.numel()).view(c.shape) > 0)
+
+    def right_inverse(self, c):
+        return c
+
+
+@over_all_maps
+def test_a_free_coordinate_takes_torchs_parametrizations_and_trains_and_one_on_a_manifold_none(name, dtype):
+    layer = make(name, dtype)
+    held, w = layer.parametrizations.weight, layer.weight.detach().clone()
+    if held.param.manifolds:
+        for put in (
+            lambda: parametrize.register_parametrization(held, "original0", Masked()),
+            lambda: parametrizations.weight_norm(held, "original0"),
+        ):
+            with pytest.raises(errors.OptionError, match="must stay a frame"):
+                put()
+            assert type(held) is sk.CoordinateList
+            assert torch.equal(layer.weight, w)
+        return
+    parametrize.register_parametrization(held, "original0", Masked())
+    groups = sk.optim.parameter_groups(layer, lr=0.1)
+    assert {group.get("name") for group in groups} - {None} == set(held.coordinates)
+    optimizer = torch.optim.SGD(groups)
+    squares(layer(torch.randn(2, 4, dtype=dtype)) * torch.arange(4)).backward()
+    optimizer.step()
+    assert held.original0.flatten()[0] == 0
+    assert name == "margin" or sk.drift(layer)["weight"].bits_lost < 1
+
+
+def test_another_parameter_in_the_place_of_a_coordinate_is_checked_before_it_is_read():
+    for name in ("stiefel", "cayley"):
+        layer = make(name, torch.float32)
+        held, good = layer.parametrizations.weight, layer.weight.detach().clone()
+        (coordinate,) = held.coordinates
+        with pytest.raises(errors.OptionError, match="copy_ into it"):
+            setattr(held, coordinate, nn.Parameter(held.original0.detach()))
+        held.original0 = nn.Parameter(held.original0.detach().clone())
+        assert torch.equal(layer.weight, good)
+        for bad in (torch.zeros(3), torch.full_like(held.original0, torch.nan)):
+            held.original0 = nn.Parameter(bad)
+            with pytest.raises(
+                (errors.CheckpointError, errors.NonFiniteError), match=rf"Linear\.weight \({coordinate}\)"
+            ):
+                layer(torch.ones(4))
+    layer = make("stiefel", torch.float32)
+    layer.parametrizations.weight.original0 = nn.Parameter(2 * torch.eye(4))
+    with pytest.raises(errors.CheckpointError, match="orthonormal columns"):
+        layer.state_dict()
+    sk.reset_(layer, "weight")
+    assert sk.drift(layer)["weight"].bits_lost < 1

@@ -120,7 +120,7 @@ def parameter_groups(
     taken: set[int] = set()
     for coordinate_list in (weight.coordinate_list for weight in orthogonal_weights(model)):
         manifolds = coordinate_list.param.manifolds
-        for name, c in coordinate_list.coordinates.items():
+        for name, c in [(name, c) for name, leaves in coordinate_list.leaves.items() for c in leaves]:
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
