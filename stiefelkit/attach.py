@@ -34,6 +34,7 @@ from stiefelkit.names import (
     plain_weight,
 )
 from stiefelkit.notices import retire
+from stiefelkit.numbers import plain, sizes
 from stiefelkit.param import OrthogonalParam, Parametrization
 from stiefelkit.parametrizations import check_options, find_parametrization, option_names
 from stiefelkit.parametrizations._inner import SideBySide, cores
@@ -130,7 +131,8 @@ def orthogonal(
     options, blocks, dim = options | own, None if "blocks" in own else blocks, None if "dim" in own else dim
     if dim is not None and blocks is None:
         raise OptionError(f"orthogonal needs blocks= of its own beside dim=, got dim={dim!r:.80} with {cls.__name__}.")
-    plan = _Plan(cls, view, blocks, dim or 0, gain, {"precision": precision, **options})
+    runs, dim = sizes(blocks) or plain(blocks), plain(dim)
+    plan = _Plan(cls, view, runs, 0 if dim is None else dim, plain(gain), {"precision": precision, **plain(options)})
     start = Start(init, generator)
     carried = [(places, _carry(plan, places, start)) for places in tied.values()]
     notes = list(notes_on(module, tied.values(), view, cls if blocks is None else None))

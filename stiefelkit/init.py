@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.numbers import sizes
 
 __all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
 
@@ -30,7 +31,7 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
     >>> haar((2, 5, 3)).shape
     torch.Size([2, 5, 3])
     """
-    _check("haar", shape, dtype)
+    shape = _check("haar", shape, dtype)
     gaussian = torch.randn(*shape, dtype=working_dtype(dtype), device=device_of(generator), generator=generator)
     q, r = torch.linalg.qr(gaussian)
     # QR leaves the phases of R's diagonal free; making them positive makes Q unique, hence Haar (Mezzadri 2007).
@@ -47,7 +48,7 @@ def identity(
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
-    _check("identity", shape, dtype)
+    shape = _check("identity", shape, dtype)
     eye = torch.eye(shape[-2], shape[-1], dtype=dtype, device=device_of(generator))
     return eye.expand(*shape).clone()
 
@@ -64,7 +65,7 @@ def henaff(
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
-    _check("henaff", shape, dtype)
+    shape = _check("henaff", shape, dtype)
     *batch, n, p = shape
     t = uniform((*batch, n // 2), generator) * (2 * math.pi) - math.pi
     w = identity((*batch, n, n), torch.float64, generator)
@@ -85,7 +86,7 @@ def unit_circle(
         dtype: of the frames, real or complex; float64 by default.
         generator: source of randomness; torch's default when None.
     """
-    _check("unit_circle", shape, dtype)
+    shape = _check("unit_circle", shape, dtype)
     if not dtype.is_complex:
         return henaff(shape, dtype, generator)
     *batch, _, p = shape
@@ -121,12 +122,15 @@ def draw(
     return SCHEMES[scheme](shape, dtype, generator)
 
 
-def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> None:
-    if not isinstance(shape, Sequence) or len(shape) < 2 or shape[-2] < shape[-1]:
-        got = tuple(shape) if isinstance(shape, Sequence) else repr(shape)
+def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """Returns the shape as Python's integers, once it is one of frames, and the dtype as well."""
+    frame = sizes(shape)
+    if frame is None or len(frame) < 2 or frame[-2] < frame[-1] or min(frame) < 0:
+        got = f"{shape!r:.80}" if frame is None else frame
         raise ShapeError(f"sk.init.{who} needs a shape (*, n, p) with n >= p, got {got}; .mH of a tall frame is wide.")
     if not (dtype.is_floating_point or dtype.is_complex):
         raise DtypeError(f"sk.init.{who} needs a floating or complex dtype, got {dtype}.")
+    return frame
 
 
 def device_of(generator: torch.Generator | None) -> torch.device | None:

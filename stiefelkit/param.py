@@ -17,6 +17,7 @@ from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, follow
 from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
+from stiefelkit.numbers import sizes
 
 __all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "each_frame", "rows_of"]
 
@@ -106,15 +107,16 @@ class OrthogonalParam(nn.Module, ABC):
         _make_known()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = type(self).__name__
-        if len(shape) < 2:
-            raise ShapeError(f"{name} needs a matrix or a batch of matrices (*, n, p), got shape {tuple(shape)}.")
-        if shape[-1] < 1 or shape[-2] < shape[-1] or min(shape) < 1:
-            raise ShapeError(f"{name} needs a shape (*, n, p) with n >= p >= 1, got {tuple(shape)}.")
+        frame = sizes(shape)
+        if frame is None or len(frame) < 2:
+            raise ShapeError(f"{name} needs a matrix or a batch of matrices (*, n, p), got shape {shape!r:.80}.")
+        if frame[-2] < frame[-1] or min(frame) < 1:
+            raise ShapeError(f"{name} needs a shape (*, n, p) with n >= p >= 1, got {frame}.")
         if not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.complex32:
             raise DtypeError(f"{name} needs a floating or complex dtype (complex64 at least), got {dtype}.")
         if precision not in self.precisions:
             raise OptionError(f"{name} needs a precision in {self.precisions}, got {precision!r}.")
-        self.shape = tuple(shape)
+        self.shape = frame
         self.dtype = dtype
         self.precision = precision
 

@@ -330,7 +330,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     *(({"blocks": 3, "dim": dim}, errors.OptionError, "needs dim=0") for dim in (2, -1, "rows", True)),
     ({"dim": 1}, errors.OptionError, "needs blocks= of its own beside dim="),
-    ({"blocks": 3, "negative": 5}, errors.OptionError, "negative between 0 and p = 4"),
+    ({"blocks": 3, "negative": 5}, errors.OptionError, "negative from 0 to p = 4"),
     ({"blocks": 3, "view": "group_out_by_rest"}, errors.OptionError, "without groups"),
     ({"blocks": (8, 4), "view": "group_out_by_rest"}, errors.OptionError, "without groups"),
 ]

@@ -330,7 +330,7 @@ def test_a_wide_weight_and_a_batch_train():
 
 @pytest.mark.parametrize("layers", [0, -1, True, 1.5, "all"])
 def test_layers_are_a_positive_integer(layers):
-    with pytest.raises(errors.OptionError, match="positive integer"):
+    with pytest.raises(errors.OptionError, match="an integer layers >= 1"):
         Givens((4, 4), layers=layers)
 
 

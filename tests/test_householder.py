@@ -99,7 +99,7 @@ def test_the_identity_trains_with_fewer_reflectors_too(dtype):
 
 @pytest.mark.parametrize("reflections", [0, 4, True, 1.5, "all"])
 def test_reflections_are_between_one_and_p(reflections):
-    with pytest.raises(errors.OptionError, match="between 1 and p = 3"):
+    with pytest.raises(errors.OptionError, match="from 1 to p = 3"):
         sk.orthogonal(torch.nn.Linear(3, 3), "weight", "householder", reflections=reflections)
 
 

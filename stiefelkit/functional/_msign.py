@@ -17,6 +17,7 @@ from stiefelkit.functional._polar import scaled
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._product import opaque, plus_product
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import at_least
 
 __all__ = ["msign", "quintics"]
 
@@ -71,8 +72,7 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
         raise ShapeError(f"msign needs matrices of shape (*, n, p), got shape {tuple(x.shape)}.")
     if precision not in _PRECISIONS:
         raise OptionError(f"msign needs precision in {_PRECISIONS}, got {precision!r}.")
-    if isinstance(lowest, bool) or not isinstance(lowest, int | float) or not 1e-12 <= lowest <= 0.5:
-        raise OptionError(f"msign needs lowest from 1e-12 to 0.5, got {lowest!r}.")
+    lowest = at_least(1e-12, most=0.5).require("msign", "lowest", lowest)
     is_wide = x.shape[-2] < x.shape[-1]
     fine = x.detach().to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x.detach()
     fine = (fine.mH if is_wide else fine).resolve_conj().contiguous()

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.numbers import plain, sizes, whole
 
 __all__ = ["Lipschitz", "lipschitz"]
 
@@ -78,8 +79,7 @@ def lipschitz(
     >>> round(lipschitz(conv, (8, 8)).largest, 4)
     3.0
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise OptionError(f"lipschitz needs an integer steps >= 1, got {steps!r:.80}.")
+    steps = whole(1).require("lipschitz", "steps", steps)
     operator = _Operator(layer, _input_shape(layer, input_size), dtype)
     with operator.held():
         operator.check()
@@ -98,8 +98,8 @@ def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tu
     size = getattr(layer, "in_features", None) if input_size is None else input_size
     if size is None:
         raise OptionError(f"lipschitz needs the input_size of a {type(layer).__name__}, got none.")
-    shape = tuple(size) if isinstance(size, Sequence) else (size,)
-    if not all(isinstance(length, int) and length > 0 for length in shape):
+    shape = sizes([size] if isinstance(plain(size), int) else size)
+    if shape is None or not all(length > 0 for length in shape):
         raise OptionError(f"lipschitz needs positive integers in input_size, got {input_size!r:.80}.")
     is_convolution = isinstance(layer, _CONVOLUTIONS) and len(shape) == len(layer.kernel_size)
     return (layer.in_channels, *shape) if is_convolution else shape  # type: ignore[return-value]

@@ -8,6 +8,7 @@ from torch import nn
 
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.models.sequence import SequenceModel, count_parameters
+from stiefelkit.numbers import plain, whole
 from stiefelkit.parametrizations import find_parametrization, option_names, registered
 from stiefelkit.registry import Registry
 
@@ -78,10 +79,9 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
     torch.Size([2, 10])
     """
     build: Callable[..., nn.Module] = _models.find(name)
-    sizes = dict(zip(SIZES, (input_size, hidden_size, output_size), strict=True))
-    for key, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise OptionError(f"{name} needs an integer {key} >= 1, got {value!r}.")
+    given = zip(SIZES, (input_size, hidden_size, output_size), strict=True)
+    sizes = {key: whole(1).require(name, key, value) for key, value in given}
+    options = plain(options)
     if options.get("parametrization") == "none":  # the command line has no None
         options["parametrization"] = None
     if "batch_first" in options:

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.numbers import at_least
 from stiefelkit.param import Parametrization
 
 __all__ = ["full_urnn"]
@@ -48,8 +48,7 @@ def full_urnn(
     References:
         Wisdom, Powers, Hershey, Le Roux, Atlas, Full-capacity unitary recurrent neural networks, NIPS 2016.
     """
-    if not 0 <= bias_bound < float("inf"):
-        raise OptionError(f"full_urnn needs bias_bound >= 0, got {bias_bound!r}.")
+    bias_bound = at_least(0).require("full_urnn", "bias_bound", bias_bound)
     options = layer_options(parametrization, activation, options, "stiefel", {"init": "restricted"})
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     bound = (3 / (2 * hidden_size)) ** 0.5

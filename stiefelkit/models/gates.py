@@ -38,7 +38,7 @@ def gated(
         stack: num_layers, bidirectional and dropout.
         options: of the parametrization.
     """
-    check_stack(kind.__name__, **stack)
+    stack = check_stack(kind.__name__, **stack)
     if parametrization is not None:
         check_dropout(kind.__name__, stack["num_layers"], stack["dropout"])
         return FrameGates(kind, input_size, hidden_size, parametrization, **stack, **options)

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.numbers import above, optional
 from stiefelkit.param import Parametrization
 
 __all__ = ["irnn"]
@@ -40,8 +40,7 @@ def irnn(
     References:
         Le, Jaitly, Hinton, A simple way to initialize recurrent networks of rectified linear units, 2015.
     """
-    if input_std is not None and not 0 < input_std < float("inf"):
-        raise OptionError(f"irnn needs input_std > 0, got {input_std!r}.")
+    input_std = optional(above(0)).require("irnn", "input_std", input_std)
     options = layer_options(parametrization, activation, {"init": "identity", **options})
     rnn = OrthogonalRNN(input_size, hidden_size, trainable_h0=True, **options)
     if input_std is not None:

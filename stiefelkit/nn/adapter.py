@@ -15,6 +15,7 @@ from stiefelkit.host import coordinate_list_of
 from stiefelkit.names import Place, Where, choose
 from stiefelkit.nn.probing import beyond_affine, in_other_adapters, is_plain, obstacle
 from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import Check, plain, whole
 from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
@@ -107,7 +108,7 @@ class OrthogonalAdapter(nn.Module):
             raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {side!r}.")
         n = layer.in_features if side == "in" else layer.out_features
         cls = find_parametrization(parametrization)
-        options = _with_defaults(cls, n, block_size, options)
+        options = _with_defaults(cls, n, block_size, plain(options))
         if init is None:
             is_even = cls is Householder and options["reflections"] % 2 == 0
             init = "paired" if is_even else "identity"
@@ -348,9 +349,8 @@ def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) 
         return options
     if block_size is None:
         block_size = max(b for b in range(1, min(n, _BLOCK) + 1) if n % b == 0)
-    if type(block_size) is not int or block_size < 1 or n % block_size:
-        raise OptionError(f"OrthogonalAdapter needs a block_size that divides {n}, got {block_size!r}.")
-    return {**options, "blocks": n // block_size}
+    divides = Check(f"a {{key}} that divides {n}", lambda size: whole(1).holds(size) and n % size == 0)
+    return {**options, "blocks": n // divides.require("OrthogonalAdapter", "block_size", block_size)}
 
 
 def _merge_anew(adapter: Any, _: Any) -> None:

@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.nn.recurrent import Field, Recurrent, require_flags
+from stiefelkit.errors import ShapeError
+from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.notices import warn_caller
+from stiefelkit.numbers import FLAG, at_least, whole
 from stiefelkit.param import Parametrization
 
 __all__ = ["Layers", "check_dropout", "check_stack"]
 
 
-def check_stack(name: str, *, num_layers: Any, bidirectional: Any, dropout: Any) -> None:
-    """Raises OptionError unless layers can be stacked like that."""
-    require_flags(name, bidirectional=bidirectional)
-    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise OptionError(f"{name} needs an integer num_layers >= 1, got {num_layers!r}.")
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-        raise OptionError(f"{name} needs dropout between 0 and 1, got {dropout!r}.")
+_STACK = {"num_layers": whole(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}
+
+
+def check_stack(name: str, **stack: Any) -> dict[str, Any]:
+    """Returns how layers are stacked, with Python's numbers; raises OptionError unless they can be."""
+    return {key: _STACK[key].require(name, key, value) for key, value in stack.items()}
 
 
 def check_dropout(name: str, num_layers: int, dropout: float) -> None:
@@ -79,14 +79,14 @@ class Layers(Recurrent, ABC):
             dtype=dtype,
             options=options,
         )
-        require_flags(self._name, batch_first=batch_first)
-        check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
+        self.batch_first = FLAG.require(self._name, "batch_first", batch_first)
+        stack = check_stack(self._name, num_layers=num_layers, bidirectional=bidirectional, dropout=dropout)
+        num_layers, bidirectional, dropout = stack.values()
         check_dropout(self._name, num_layers, dropout)
         self.num_layers, self.dropout, self.bidirectional = num_layers, dropout, bidirectional
-        self.batch_first = batch_first
         self._directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):
-            width = hidden_size * len(self._directions) if layer else input_size
+            width = self.hidden_size * len(self._directions) if layer else self.input_size
             for direction in self._directions:
                 self._add_weights(f"_l{layer}{direction}", width, device, options)
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from stiefelkit import attach
 from stiefelkit._torch import is_cached
 from stiefelkit.coordinate_list import CoordinateList
-from stiefelkit.errors import OptionError
 from stiefelkit.functional._product import is_autocast
 from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.recurrent import require_options
+from stiefelkit.numbers import FLAG
 from stiefelkit.param import Parametrization
 
 __all__ = ["OrthogonalLinear"]
@@ -59,8 +59,7 @@ class OrthogonalLinear(nn.Linear):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        if not isinstance(bias, bool):
-            raise OptionError(f"OrthogonalLinear needs bias to be True or False, got {bias!r:.80}.")
+        bias = FLAG.require("OrthogonalLinear", "bias", bias)
         of_map = {key: value for key, value in options.items() if key not in ("blocks", "dim")}
         require_options(type(self), parametrization, of_map)
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)

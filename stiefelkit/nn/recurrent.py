@@ -12,21 +12,15 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameEr
 from stiefelkit.functional._product import is_autocast
 from stiefelkit.host import coordinate_list_of, orthogonal_weights
 from stiefelkit.init import draw
+from stiefelkit.numbers import FLAG, optional, whole
 from stiefelkit.param import Parametrization
 from stiefelkit.parametrizations import find_parametrization, option_names, registered
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
 
-__all__ = ["Field", "Recurrent", "require_flags", "require_options"]
+__all__ = ["Field", "Recurrent", "require_options"]
 
 Field = Literal["real", "complex"]
-
-
-def require_flags(name: str, **flags: Any) -> None:
-    """Raises OptionError unless every value is True or False: "False" counts as true."""
-    for key, value in flags.items():
-        if not isinstance(value, bool):
-            raise OptionError(f"{name} needs {key} to be True or False, got {value!r:.80}.")
 
 
 def require_options(cls: type, parametrization: Parametrization | None, options: dict[str, Any]) -> None:
@@ -84,10 +78,10 @@ class Recurrent(nn.Module):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = self._name
-        for key, value in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise OptionError(f"{name} needs an integer {key} >= 1, got {value!r}.")
-        require_flags(name, bias=bias, trainable_h0=trainable_h0)
+        self.input_size = whole(1).require(name, "input_size", input_size)
+        self.hidden_size = hidden_size = whole(1).require(name, "hidden_size", hidden_size)
+        self.has_bias = FLAG.require(name, "bias", bias)
+        self.trainable_h0 = FLAG.require(name, "trainable_h0", trainable_h0)
         if field not in ("real", "complex"):
             raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -104,15 +98,12 @@ class Recurrent(nn.Module):
             raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
         if backend not in self.backends:
             raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
-        if factored is not None:
-            require_flags(name, factored=factored)
+        self.factored = optional(FLAG).require(name, "factored", factored)
         if factored and backend not in ("auto", "inplace"):
             raise OptionError(f'{name} needs backend "auto" or "inplace" with factored=True, got {backend!r}.')
         require_options(type(self), parametrization, options)
-        self.input_size, self.hidden_size = input_size, hidden_size
         self.parametrization, self.field, self.activation = parametrization, field, activation
-        self.has_bias, self.trainable_h0, self.backend, self.dtype = bias, trainable_h0, backend, dtype
-        self.factored = factored
+        self.backend, self.dtype = backend, dtype
         self._suffixes: list[str] = []
         self._init: Any = None
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from stiefelkit import guard
-from stiefelkit.errors import OptionError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import at_least
 from stiefelkit.sharding import local_part, placed_like, whole
 
 __all__ = ["average_fn", "multi_avg_fn"]
@@ -93,9 +93,7 @@ def average_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Any], Te
 def _mean(decay: float | None) -> Callable[..., None]:
     if decay is None:
         return get_swa_multi_avg_fn()
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
-        raise OptionError(f"An average needs a decay in [0, 1], or None for equal weights, got {decay!r}.")
-    return get_ema_multi_avg_fn(decay)
+    return get_ema_multi_avg_fn(at_least(0, most=1).require("An average", "decay", decay))
 
 
 def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, packed: bool) -> Tensor:

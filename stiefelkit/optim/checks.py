@@ -12,6 +12,7 @@ from torch import Tensor
 from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
 from stiefelkit.guard import MANIFOLDS, Frame, frames, manifold_of, watch_frame
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
+from stiefelkit.numbers import plain
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.sharding import is_sharded
@@ -31,15 +32,17 @@ __all__ = [
 ]
 
 
-def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> None:
-    """Raises OptionError unless the settings of a group are in range."""
+def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
+    group = plain(group, keep=Tensor)
     name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
     for key, check in {**OF_TORCH, **checks}.items():
         if key in group:
-            check.require(name, key, group[key])
+            group[key] = check.require(name, key, group[key])
     manifold = group["manifold"]
     if manifold is None:
-        return _check_torch_settings(name, optimizer.plain, group)
+        _check_torch_settings(name, optimizer.plain, group)
+        return group
     if manifold not in MANIFOLDS:
         raise OptionError(f"{name} knows no manifold {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
     if group.get("weight_decay"):
@@ -47,6 +50,7 @@ def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> Non
             f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
             "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
         )
+    return group
 
 
 def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:

@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import NonFiniteError, OptionError
+from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import riemannian_gradient
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.guard import MANIFOLDS, frames, manifold_of
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import Check, is_number
 from stiefelkit.optim.bucket import buckets
 from stiefelkit.sharding import whole
 
 __all__ = ["clip_grad_norm_"]
+
+_MOST = Check("{key} >= 0", lambda value: is_number(value) and value >= 0)
 
 
 @torch.no_grad()
@@ -50,8 +53,7 @@ def clip_grad_norm_(
     >>> clip_grad_norm_(layer, 1.0).item() < 1e-5
     True
     """
-    if not isinstance(max_norm, int | float) or not max_norm >= 0:
-        raise OptionError(f"clip_grad_norm_ needs max_norm >= 0, got {max_norm!r}.")
+    max_norm = _MOST.require("clip_grad_norm_", "max_norm", max_norm)
     plain, by_manifold = _sorted(parameters)
     squares = [torch.linalg.vector_norm(_gradient(p), dtype=working_dtype(p.dtype)).square() for p in plain]
     for manifold, members in by_manifold.items():

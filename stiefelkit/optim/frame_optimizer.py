@@ -15,6 +15,7 @@ from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free, without_reads
 from stiefelkit.guard import frames
+from stiefelkit.numbers import plain
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import (
     ask_readers,
@@ -31,6 +32,9 @@ from stiefelkit.optim.states import check_entries, check_states, without_remaind
 from stiefelkit.optim.unread import are_sound
 
 __all__ = ["FrameOptimizer"]
+
+_PYTHONS = frozenset((bool, int, float, str, list, tuple, type(None), Tensor))
+"""Kinds of settings that are as they should be."""
 
 
 class FrameOptimizer(torch.optim.Optimizer, ABC):
@@ -83,7 +87,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
         call.apply_defaults()
-        chosen = {key: value for key, value in call.arguments.items() if key != "params"}
+        chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         self._writes, self._sortings = {}, {}
         super().__init__(params, defaults)
@@ -110,11 +114,11 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         """
         name = type(self).__name__
         groups = by_manifold(name, param_group)
-        for group in groups:
+        for i, group in enumerate(groups):
             if isinstance(group, dict):
-                full = {**self.defaults, **group}
                 check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
-                check_group(type(self), full)
+                full = check_group(type(self), {**self.defaults, **group})
+                groups[i] = {key: full[key] for key in group}
                 entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
                 members = [p[1] if isinstance(p, tuple) else p for p in entries]
                 check_members(name, full["manifold"], members)
@@ -126,9 +130,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.
 
-        `torch.distributed.checkpoint` takes all parameters to have a state, or none.
+        `torch.distributed.checkpoint` takes all parameters to have a state, or none. Numbers are Python's, whatever a
+        scheduler has written, since `torch.load` refuses others by default.
         """
-        full = super().state_dict()
+        full = plain(super().state_dict(), keep=Tensor)
         if full["state"]:
             for group in full["param_groups"]:
                 for key in group["params"]:
@@ -156,15 +161,16 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         check_states(self, state_dict)
-        state_dict = {**state_dict, "param_groups": [_with_present_words(g) for g in state_dict["param_groups"]]}
+        state_dict = plain(dict(state_dict), keep=Tensor)
+        state_dict["param_groups"] = [_with_present_words(group) for group in state_dict["param_groups"]]
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if saved.get("manifold") != group["manifold"]:
                 raise CheckpointError(
                     f"{type(self).__name__} needs a state dict whose group {i} has the manifold {group['manifold']!r}, "
                     f"got {saved.get('manifold')!r}."
                 )
-            full = {**self.defaults, **group, **saved}
-            check_group(type(self), full)
+            full = check_group(type(self), {**self.defaults, **group, **saved})
+            state_dict["param_groups"][i] = {key: full[key] for key in saved}
             check_entries(self, i, full, saved["params"], state_dict["state"])
         dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
@@ -208,7 +214,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             lr = group["lr"]
             if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
-                RATE.require(type(self).__name__, "lr", lr)
+                group["lr"] = RATE.require(type(self).__name__, "lr", lr)
+            if not _PYTHONS.issuperset(map(type, (*group.values(), *group.get("betas", ())))):  # as a scheduler writes
+                for setting in self.settings:
+                    group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
         read: list[tuple[dict[str, Any], Bucket]] = []
         unread: list[tuple[dict[str, Any], Bucket]] = []
         for group, bucket in batches:

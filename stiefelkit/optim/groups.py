@@ -10,7 +10,9 @@ from stiefelkit.attach import available
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.host import check_module, orthogonal_weights
+from stiefelkit.numbers import at_least, is_number, plain
 from stiefelkit.optim.checks import check_members
+from stiefelkit.optim.settings import RATE
 from stiefelkit.parametrizations.scaled import GAIN
 
 __all__ = ["frames", "parameter_groups"]
@@ -75,7 +77,7 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
         if id(p) not in watched:
             guard.watch_frame(p, own)
     return [
-        {"params": some, "name": "frames", "weight_decay": 0.0, "manifold": own, **settings}
+        {"params": some, "name": "frames", "weight_decay": 0.0, "manifold": own, **plain(settings, keep=Tensor)}
         for own, some in groups.items()
     ]
 
@@ -132,10 +134,11 @@ def parameter_groups(
             by_name.setdefault(("stiefel", manifold), []).append(p)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
     _check_names(set(settings), {name for name, _ in by_name})
-    plain: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": _checked(lr)}
+    lr = RATE.require("parameter_groups", "lr", lr)
+    free: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": lr}
     if weight_decay is not None:
-        plain["weight_decay"] = weight_decay
-    groups = [plain] if plain["params"] else []
+        free["weight_decay"] = at_least(0).require("parameter_groups", "weight_decay", weight_decay)
+    groups = [free] if free["params"] else []
     for (name, manifold), members in by_name.items():
         chosen = settings.get(name, settings.get(name.rpartition(".")[2], {}))
         bound = {} if manifold is None else {"manifold": manifold}
@@ -149,23 +152,16 @@ def parameter_groups(
 
 def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        if "lr" in value:
-            _checked(value["lr"])
         if value.get("manifold", MANIFOLDS[0]) not in MANIFOLDS:
             raise OptionError(f"No manifold is named {value['manifold']!r}{did_you_mean(value['manifold'], MANIFOLDS)}")
         for reserved in ("params", "name"):
             if reserved in value:
                 raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")
-        return dict(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"lr": _checked(value)}
+        rates = {"lr": RATE.require("parameter_groups", f"lr of {key}", value["lr"])} if "lr" in value else {}
+        return {**plain(dict(value), keep=Tensor), **rates}
+    if is_number(plain(value)):
+        return {"lr": RATE.require("parameter_groups", f"lr of {key}", value)}
     raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {value!r}.")
-
-
-def _checked(lr: float) -> float:
-    if not isinstance(lr, int | float | Tensor) or not lr >= 0:
-        raise OptionError(f"parameter_groups needs a learning rate >= 0, got {lr!r}.")
-    return lr
 
 
 def _check_names(asked: set[str], present: set[str]) -> None:

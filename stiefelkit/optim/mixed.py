@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stiefelkit.errors import CheckpointError, OptionError
+from stiefelkit.numbers import plain
 
 __all__ = ["MixedOptimizer"]
 
@@ -73,8 +75,8 @@ class MixedOptimizer(torch.optim.Optimizer):
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dicts of the optimizers, in their order."""
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        """Returns the state dicts of the optimizers, in their order, with numbers that are Python's."""
+        return {"optimizers": [plain(optimizer.state_dict(), keep=Tensor) for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave.

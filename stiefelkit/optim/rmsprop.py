@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
+from stiefelkit.numbers import FLAG, at_least, plain
+from stiefelkit.optim.settings import RATE
 
 __all__ = ["RMSprop"]
 
@@ -62,18 +64,18 @@ class RMSprop(torch.optim.RMSprop):
         init_acc: float = 0.0,
         eps_inside: bool = False,
     ):
-        self._own = {"init_acc": init_acc, "eps_inside": eps_inside}
-        of_torch = (capturable, foreach, maximize, differentiable)
-        super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered, *of_torch)
+        self._own = plain({"init_acc": init_acc, "eps_inside": eps_inside})
+        of_torch = (alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable)
+        super().__init__(params, RATE.plain(lr), *plain(of_torch))
         self.defaults.update(self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its settings were checked."""
+        kept = dict.fromkeys(("params", "lr"), Tensor)
+        param_group = {key: plain(value, kept.get(key, ())) for key, value in {**param_group}.items()}
         full = {**self.defaults, **self._own, **param_group}
-        if not isinstance(full["init_acc"], int | float) or not 0 <= full["init_acc"] < float("inf"):
-            raise OptionError(f"RMSprop needs a finite init_acc >= 0, got {full['init_acc']!r}.")
-        if not isinstance(full["eps_inside"], bool):
-            raise OptionError(f"RMSprop needs eps_inside to be True or False, got {full['eps_inside']!r}.")
+        for key, check in (("init_acc", at_least(0)), ("eps_inside", FLAG)):
+            check.require("RMSprop", key, full[key])
         if full["eps_inside"] and (full["capturable"] or full["differentiable"]):
             raise OptionError("RMSprop needs eps_inside=False with capturable or differentiable, got True.")
         super().add_param_group(param_group)
@@ -87,6 +89,10 @@ class RMSprop(torch.optim.RMSprop):
         for group in self.param_groups:
             for key, value in self._own.items():
                 group.setdefault(key, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns groups and states, with numbers that are Python's."""
+        return plain(super().state_dict(), keep=Tensor)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Does one step; returns what the closure returns, if there is one."""

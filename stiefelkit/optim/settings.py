@@ -1,19 +1,21 @@
 """Settings of optimizers of frames as data: what may be given, what it must be, and the words that tell."""
 
+import functools
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
 from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.numbers import Check, at_least, is_number, one_of, optional, plain, whole
 
 __all__ = [
     "BETAS",
+    "BOUND",
     "BOUNDED",
     "FINITE",
     "OF_PLAIN",
@@ -40,19 +42,6 @@ OF_PLAIN = "of the groups without a manifold."
 
 
 @dataclass(frozen=True)
-class Check:
-    """What a setting must be: in words that go after "needs", with {key} for its name, and as a test of values."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-    def require(self, who: str, key: str, value: Any) -> None:
-        """Raises OptionError unless a value is such."""
-        if not self.holds(value):
-            raise OptionError(f"{who} needs {self.words.format(key=key)}, got {value!r:.80}.")
-
-
-@dataclass(frozen=True)
 class Setting:
     """One setting of an optimizer, of which each group may have another value; words tell of it in help texts."""
 
@@ -62,48 +51,20 @@ class Setting:
     words: str
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and one that a float holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
-
-
-def at_least(low: float, below: float = math.inf) -> Check:
-    """A number, low <= number < below."""
-    upper = "" if below == math.inf else f" and < {below:g}"
-    return Check(f"{{key}} >= {low:g}{upper}", lambda value: is_number(value) and low <= value < below)
-
-
-def whole(low: int) -> Check:
-    """An int that is at least so large."""
-    return Check(f"a whole {{key}} >= {low}", lambda value: type(value) is int and value >= low)
-
-
-def one_of(*values: Any) -> Check:
-    """One of some values, of the same type."""
-    return Check(f"{{key}} in {values}", lambda value: any(type(value) is type(v) and value == v for v in values))
-
-
 def _is_rate(lr: Any) -> bool:
     if isinstance(lr, Tensor) and lr.numel() == 1:
         if not reads_are_free(lr):
             return True
         lr = lr.item()
-    return bool(is_number(lr) and 0 <= lr < math.inf)
+    return is_number(lr) and 0 <= lr < math.inf
 
 
 def _are_betas(betas: Any) -> bool:
-    two = isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(b, int | float) for b in betas)
-    return two and all(0 <= b < 1 for b in betas)
+    return isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
 
 
-RATE = Check("a finite lr >= 0", _is_rate)
-"""Of a learning rate: a number, or a tensor of one."""
+RATE = Check("a finite {key} >= 0", _is_rate, functools.partial(plain, keep=Tensor))
+"""Of a learning rate: a number, or a tensor of one, which is kept."""
 SWITCH = Check("{key} to be True, False or None", lambda value: isinstance(value, bool | None))
 """Of what is on or off."""
 FINITE = Check("a finite number for {key}", lambda value: is_number(value) and math.isfinite(value))
@@ -111,19 +72,22 @@ FINITE = Check("a finite number for {key}", lambda value: is_number(value) and m
 BETAS = Check("two betas in [0, 1)", _are_betas)
 """Of the factors of two running means."""
 
+BOUND = Check("{key} > 0", lambda q: is_number(q) and q > 0)
+"""Of what bounds a step, which infinity does not."""
+
 WEIGHT_DECAY = Setting("weight_decay", 0.0, at_least(0), OF_PLAIN)
 """For what moves freely; frames refuse it."""
 BOUNDED = (
     Setting(
         "q",
         0.5,
-        Check("q > 0", lambda q: isinstance(q, int | float) and q > 0),
+        BOUND,
         "bounds the step a of a frame along a direction of generator A, a ||A||_F <= 2 q; infinity for no bound.",
     ),
     Setting(
         "tolerance",
         None,
-        Check("a tolerance between 0 and 1, or None", lambda t: t is None or (isinstance(t, float) and 0 < t < 1)),
+        optional(Check("a tolerance between 0 and 1", lambda t: is_number(t) and 0 < t < 1)),
         "relative error that the Cayley transform of a square frame may have, as far as it stays a frame; 16 eps when "
         "None, and for tall frames, whose p x p part costs little.",
     ),

@@ -10,27 +10,24 @@ from stiefelkit.errors import OptionError
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.numbers import optional
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import (
+    BOUND,
     FINITE,
     OF_PLAIN,
     RATE,
     SHARED,
     SWITCH,
     WEIGHT_DECAY,
-    Check,
     Setting,
     at_least,
-    is_number,
     one_of,
 )
 from stiefelkit.optim.steps import as_factor, rate, shares
 from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["SGDG"]
-
-_BOUND = Check("q > 0", lambda q: is_number(q) and q > 0)
-_CLIP = Check("grad_clip > 0, or None", lambda clip: clip is None or (is_number(clip) and clip > 0))
 
 
 class SGDG(TangentOptimizer):
@@ -74,8 +71,13 @@ class SGDG(TangentOptimizer):
             'whether a group that names no manifold is one of frames, on "stiefel:euclidean", without weight decay.',
         ),
         Setting("omega", 0.0, at_least(0), "factor of a penalty on W^H W - I: taken, and of no effect on a frame."),
-        Setting("grad_clip", None, _CLIP, "bounds ||G||_F of each frame; the published code takes it and does not."),
-        Setting("q", 0.5, _BOUND, "bounds the step of a frame, a ||A||_1 <= 2 q; infinity for no bound."),
+        Setting(
+            "grad_clip",
+            None,
+            optional(BOUND),
+            "bounds ||G||_F of each frame; the published code takes it and does not.",
+        ),
+        Setting("q", 0.5, BOUND, "bounds the step of a frame, a ||A||_1 <= 2 q; infinity for no bound."),
         *SHARED,
     )
     examples = (

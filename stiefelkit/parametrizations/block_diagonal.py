@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit.dtypes import computing_dtype, working_dtype
-from stiefelkit.errors import DtypeError, ImageError, OptionError
+from stiefelkit.errors import DtypeError, ImageError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
+from stiefelkit.numbers import Check, whole
 from stiefelkit.param import Parametrization, Position, Traits
 from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
 
@@ -61,8 +62,7 @@ class BlockDiagonal(Composite):
         inner_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        _require_blocks(blocks, self.shape)
-        wrapped, self.blocks = Inner(inner, inner_options), blocks
+        wrapped, self.blocks = Inner(inner, inner_options), _require_blocks(blocks, self.shape)
         reason = wrapped.flaw(self._block_shape, self.dtype)
         if reason is not None:
             raise DtypeError(f"BlockDiagonal needs {reason}, got blocks of shape {self._block_shape} and {self.dtype}.")
@@ -72,8 +72,7 @@ class BlockDiagonal(Composite):
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """What the inner map does."""
-        blocks = options.get("blocks", 1)
-        _require_blocks(blocks, shape)
+        blocks = _require_blocks(options.get("blocks", 1), shape)
         wrapped = Inner(options.get("inner", "cayley"), options.get("inner_options"))
         return wrapped.flaw(_block_shape(shape, blocks), dtype)
 
@@ -204,8 +203,8 @@ def _block_shape(shape: Sequence[int], blocks: int) -> tuple[int, ...]:
     return (*batch, blocks, n // blocks, p // blocks)
 
 
-def _require_blocks(blocks: Any, shape: Sequence[int]) -> None:
-    """Raises OptionError unless the frame is made of so many blocks."""
+def _require_blocks(blocks: Any, shape: Sequence[int]) -> int:
+    """Returns the number of blocks; raises OptionError unless the frame is made of so many."""
     n, p = shape[-2:]
-    if type(blocks) is not int or blocks < 1 or n % blocks or p % blocks:
-        raise OptionError(f"BlockDiagonal needs blocks that divide n = {n} and p = {p}, got {blocks!r}.")
+    divides = Check(f"{{key}} that divide n = {n} and p = {p}", lambda k: whole(1).holds(k) and not (n % k or p % k))
+    return divides.require("BlockDiagonal", "blocks", blocks)

@@ -12,6 +12,7 @@ from stiefelkit.errors import DtypeError, ImageError, OptionError
 from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
 from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
+from stiefelkit.numbers import above, optional, plain, whole
 from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
@@ -74,12 +75,8 @@ class Cayley(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n, p = self.shape[-2:]
-        counts = isinstance(bandwidth, int) and not isinstance(bandwidth, bool)
-        if bandwidth is not None and not (counts and 1 <= bandwidth < n):
-            raise OptionError(f"Cayley needs bandwidth between 1 and n - 1 = {n - 1}, got {bandwidth!r}.")
-        if isinstance(arc, bool) or not isinstance(arc, int | float) or not 0 < arc <= 2 * math.pi:
-            raise OptionError(f"Cayley needs arc between 0 and 2 pi, got {arc!r}.")
-        self.bandwidth, self.arc = bandwidth, float(arc)
+        self.bandwidth: int | None = optional(whole(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
+        self.arc = float(above(0, 2 * math.pi).require("Cayley", "arc", arc))
         self.negative = None if negative is None else _signs(negative, p)
         reason = self.supports(shape, self.dtype, negative=negative)
         if reason is not None:
@@ -252,11 +249,10 @@ class Cayley(OrthogonalParam):
 
 def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
     """Turns the option into p signs."""
-    if isinstance(negative, int) and not isinstance(negative, bool):
-        if not 0 <= negative <= p:
-            raise OptionError(f"Cayley needs negative between 0 and p = {p}, got {negative}.")
-        return (1,) * (p - negative) + (-1,) * negative
-    signs = negative.tolist() if isinstance(negative, Tensor) else negative
-    if not isinstance(signs, Sequence) or len(signs) != p or any(s not in (1, -1) for s in signs):
-        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r}.")
+    signs = plain(negative.tolist() if hasattr(negative, "tolist") else negative)
+    if type(signs) is int:
+        count = whole(0, p, "p").require("Cayley", "negative", signs)
+        return (1,) * (p - count) + (-1,) * count
+    if not isinstance(signs, list | tuple) or len(signs) != p or any(s not in (1, -1) for s in signs):
+        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r:.80}.")
     return tuple(int(s) for s in signs)

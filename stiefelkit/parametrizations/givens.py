@@ -15,6 +15,7 @@ from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
+from stiefelkit.numbers import optional, whole
 from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
@@ -87,9 +88,8 @@ class Givens(OrthogonalParam):
         reason = self.supports(shape, self.dtype, layout=layout)
         if reason is not None:
             raise ShapeError(f"Givens needs {reason}, got {n}.")
-        if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
-            raise OptionError(f"Givens needs layers to be a positive integer, got {layers!r}.")
         self.layout = layout
+        layers = optional(whole(1)).require("Givens", "layers", layers)
         self.layers: int = Fft(n).layers if layout == "fft" else n if layers is None else layers
         _ = self.rotations  # computed here: torch.compile does not trace a cached_property
         if not self.is_complex:

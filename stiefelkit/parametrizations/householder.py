@@ -20,6 +20,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
+from stiefelkit.numbers import optional, whole
 from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 
@@ -81,10 +82,8 @@ class Householder(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         p = self.shape[-1]
-        k = p if reflections is None else reflections
-        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= p:
-            raise OptionError(f"Householder needs reflections between 1 and p = {p}, got {reflections!r}.")
-        self.reflections = k
+        reflections = optional(whole(1, p, "p")).require("Householder", "reflections", reflections)
+        self.reflections: int = p if reflections is None else reflections
         if not self.is_complex:
             self.register_buffer("signs", unit_signs((*self.shape[:-2], p), device))
 

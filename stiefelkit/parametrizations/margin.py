@@ -8,9 +8,10 @@ from torch import Tensor
 
 from stiefelkit import parametrizations
 from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, working_dtype
-from stiefelkit.errors import DtypeError, NotAFrameError, OptionError
+from stiefelkit.errors import DtypeError, NotAFrameError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
+from stiefelkit.numbers import at_least
 from stiefelkit.param import Parametrization, Position, Traits
 from stiefelkit.parametrizations._charts import component_of_product
 from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
@@ -64,12 +65,10 @@ class Margin(Composite):
         v_options: Mapping[str, Any] | None = None,
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
-        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < 1:
-            raise OptionError(f"Margin needs margin in [0, 1), got {margin!r}.")
+        self.margin = float(at_least(0, below=1).require("Margin", "margin", margin))
         reason = self.supports(self.shape, self.dtype, u=u, v=v, u_options=u_options, v_options=v_options)
         if reason is not None:
             raise DtypeError(f"Margin needs {reason}, got shape {self.shape} and {self.dtype}.")
-        self.margin = float(margin)
         *batch, _, p = self.shape
         self.u = Inner(u, u_options).build(self, self.shape, device)
         self.v = Inner(v, v_options).build(self, (*batch, p, p), device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from stiefelkit.dtypes import coarser, coordinate_dtype, working_dtype
 from stiefelkit.errors import NotAFrameError, OptionError
 from stiefelkit.metrics import scale_of
+from stiefelkit.numbers import Check, above
 from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._inner import Wrapper
 
@@ -18,6 +19,10 @@ __all__ = ["GAIN", "Scaled"]
 
 GAIN = "gain"
 """The name of the coordinate that a learned gain is."""
+_GAIN = Check(
+    '{key} to be a positive number or "learned"',
+    lambda gain: gain == "learned" if isinstance(gain, str) else above(0).holds(gain),
+)
 
 
 class Scaled(Wrapper):
@@ -42,9 +47,7 @@ class Scaled(Wrapper):
 
     def __init__(self, inner: OrthogonalParam, gain: float | str, blocks: int = 1):
         super().__init__(inner, inner.shape)
-        number = isinstance(gain, int | float) and not isinstance(gain, bool) and 0 < gain < math.inf
-        if not number and gain != "learned":
-            raise OptionError(f'{inner.title} needs gain to be a positive number or "learned", got {gain!r:.80}.')
+        gain = _GAIN.require(inner.title, "gain", gain)
         if gain == "learned" and GAIN in inner.coordinates:
             raise OptionError(
                 f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {gain!r}."

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean
+from stiefelkit.numbers import settle_
 
 __all__ = ["VIEWS", "View", "views_of_blocks"]
 
@@ -53,6 +54,7 @@ class View:
     dim: int = 0
 
     def __post_init__(self) -> None:
+        settle_(self)
         if not isinstance(self.name, str) or self.name not in VIEWS:
             raise OptionError(
                 f"No view is named {self.name!r}, but blocks= of sk.orthogonal makes a frame of each head, or other "
@@ -167,7 +169,7 @@ def axis_of(name: str, shape: Sequence[int], dim: int) -> int:
 
 def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple[View, ...]:
     """Returns a view for each run of blocks of one size: so many, or of these sizes, side by side in a weight."""
-    if isinstance(dim, bool) or dim not in (0, 1):
+    if type(dim) is not int or dim not in (0, 1):
         raise OptionError(f"blocks= needs dim=0 (rows, outputs) or dim=1 (columns, inputs), got dim={dim!r:.80}.")
     if whole.is_grouped:
         raise OptionError(f"blocks= needs a view without groups, got {whole.name!r}.")

@@ -5,56 +5,29 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from stiefelkit import numbers
 from stiefelkit.errors import OptionError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.numbers import above, whole
 
 __all__ = [
-    "at_least",
-    "at_most",
-    "finite_positive",
+    "SEED",
+    "STEP_LENGTH",
+    "THREADS",
     "known_parametrizations",
     "known_words",
-    "non_negative",
     "of_type",
-    "step_length",
     "tall_sizes",
     "usable_device",
     "usable_place",
-    "usable_seed",
-    "usable_threads",
     "within_memory",
 ]
 
-LONGEST_STEP = 100.0
-"""Longer ones turn a frame many times round and, far beyond, overflow."""
-
-
-def at_least(who: str, name: str, value: int, least: int) -> None:
-    """Raises OptionError unless an integer option is at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{who} needs {name} to be an integer >= {least}, got {value!r}.")
-
-
-def at_most(who: str, name: str, value: float, most: float) -> None:
-    """Raises OptionError if a number is above `most`."""
-    if value > most:
-        raise OptionError(f"{who} needs {name} <= {most}, got {value!r}.")
-
-
-def finite_positive(who: str, name: str, value: float) -> None:
-    """Raises OptionError unless a number is finite and greater than zero."""
-    if not (_is_finite(value) and value > 0):
-        raise OptionError(f"{who} needs a finite {name} > 0, got {value!r}.")
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether something, as a file may give it, is a number that is neither infinite nor NaN."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def non_negative(who: str, name: str, value: float) -> None:
-    """Raises OptionError unless a number is finite and at least zero."""
-    if not (_is_finite(value) and value >= 0):
-        raise OptionError(f"{who} needs a finite {name} >= 0, got {value!r}.")
+SEED = whole(0, 2**63 - 1)
+"""Of seeds, those that torch takes."""
+THREADS = whole(1, 1024)
+"""Of how many threads can be asked for."""
+STEP_LENGTH = above(0, 100.0)
+"""Of steps of frames: longer ones turn a frame many times round and, far beyond, overflow."""
 
 
 def finite_tables(who: str, tables: Mapping[str, Any]) -> None:
@@ -75,31 +48,15 @@ def of_type(who: str, kind: type, values: Mapping[str, Any]) -> None:
             raise OptionError(f"{who} needs {name} to be of type {kind.__name__}, got {value!r}.")
 
 
-def step_length(who: str, value: float) -> None:
-    """Raises OptionError unless a step of this length can be made."""
-    finite_positive(who, "step_length", value)
-    at_most(who, "step_length", value, LONGEST_STEP)
-
-
-def usable_seed(who: str, value: int) -> None:
-    """Raises OptionError unless torch takes the seed."""
-    at_least(who, "seed", value, 0)
-    at_most(who, "seed", value, 2**63 - 1)
-
-
-def usable_threads(who: str, value: int) -> None:
-    """Raises OptionError unless so many threads can be asked for."""
-    at_least(who, "threads", value, 1)
-    at_most(who, "threads", value, 1024)
-
-
 def tall_sizes(who: str, sizes: Collection[tuple[int, int]]) -> None:
     """Raises OptionError unless there is a size, and all are those of frames."""
     if not sizes:
         raise OptionError(f"{who} needs one size or more, got none.")
-    for n, p in sizes:
-        if not n >= p >= 1:
-            raise OptionError(f"{who} needs sizes n x p with n >= p >= 1, got {n} x {p}.")
+    for size in sizes:
+        pair = numbers.sizes(size) or ()
+        if len(pair) != 2 or not pair[0] >= pair[1] >= 1:
+            got = " x ".join(map(str, pair)) or repr(size)
+            raise OptionError(f"{who} needs sizes n x p with n >= p >= 1, got {got}.")
 
 
 def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str]) -> None:
@@ -137,8 +94,8 @@ def usable_device(who: str, name: str) -> None:
 
 def usable_place(who: str, device: str, threads: int, seed: int) -> None:
     """Raises OptionError unless something can be measured there, with so many CPU threads, from that seed."""
-    usable_seed(who, seed)
-    usable_threads(who, threads)
+    SEED.require(who, "seed", seed)
+    THREADS.require(who, "threads", threads)
     usable_device(who, device)
 
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.numbers import above, at_least, settle_, whole
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import (
-    at_least,
-    finite_positive,
+    SEED,
+    THREADS,
     finite_tables,
-    non_negative,
     of_type,
     usable_device,
-    usable_seed,
-    usable_threads,
     within_memory,
 )
 from stiefelkit.training.optimizers import build_optimizer, check_table
@@ -75,20 +73,18 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
+        sizes = dict.fromkeys(
+            ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1)
+        )
+        settle_(self, WHO, **sizes, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0))
         of_type(WHO, str, {name: getattr(self, name) for name in ("task", "model", "optimizer", "schedule", "device")})
         tables = ("task_options", "rates", "optimizers", "options", "optimizer_options")
         of_type(WHO, dict, {name: getattr(self, name) for name in tables})
         finite_tables(WHO, {name: getattr(self, name) for name in tables})
-        for name in ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"):
-            at_least(WHO, name, getattr(self, name), 1)
-        usable_seed(WHO, self.seed)
-        usable_threads(WHO, self.threads)
-        finite_positive(WHO, "lr", self.lr)
-        non_negative(WHO, "clip_norm", self.clip_norm)
         for coordinate, rate in self.rates.items():
             if coordinate in ("model", "lr", "weight_decay"):
                 raise UnknownNameError(f"{WHO} needs the name of a coordinate in rates, got {coordinate!r}.")
-            non_negative(WHO, f"rates.{coordinate}", rate)
+            at_least(0).require(WHO, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
             check_table(coordinate, table)

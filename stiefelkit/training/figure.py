@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import printable
-from stiefelkit.training.checks import at_least, at_most, known_words
+from stiefelkit.numbers import settle_, whole
+from stiefelkit.training.checks import known_words
 from stiefelkit.training.files import writable, write_atomically
 
 if TYPE_CHECKING:
@@ -52,9 +53,8 @@ class Figures:
     dpi: int = DPI
 
     def __post_init__(self) -> None:
+        settle_(self, "A figure", dpi=whole(20, 2400))
         known_words("A figure", "format", [self.format], FORMATS)
-        at_least("A figure", "dpi", self.dpi, 20)
-        at_most("A figure", "dpi", self.dpi, 2400)
 
     def path(self, folder: Path, name: str) -> Path:
         """Returns the file of a figure in a folder."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, did_you_mean
+from stiefelkit.numbers import above
 from stiefelkit.optim import optimizers
-from stiefelkit.training.checks import finite_positive
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +38,7 @@ def check_table(coordinate: str, table: Any) -> None:
         )
     optimizers.get(table["optimizer"])
     if "lr" in table:
-        if isinstance(table["lr"], bool) or not isinstance(table["lr"], int | float):
-            raise OptionError(f"{WHO} needs optimizers.{coordinate}.lr to be a number, got {table['lr']!r}.")
-        finite_positive(WHO, f"optimizers.{coordinate}.lr", table["lr"])
+        above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:

@@ -3,7 +3,8 @@
 import shlex
 from dataclasses import dataclass, field
 
-from stiefelkit.training.checks import at_least, usable_seed, usable_threads
+from stiefelkit.numbers import optional, settle_, whole
+from stiefelkit.training.checks import SEED, THREADS
 from stiefelkit.training.papers import Row
 from stiefelkit.training.recipes import Settings
 
@@ -30,12 +31,7 @@ class Reproduction:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        if self.epochs is not None:
-            at_least(WHO, "epochs", self.epochs, 1)
-        if self.seed is not None:
-            usable_seed(WHO, self.seed)
-        if self.threads is not None:
-            usable_threads(WHO, self.threads)
+        settle_(self, WHO, epochs=optional(whole(1)), seed=optional(SEED), threads=optional(THREADS))
 
     def settings(self, row: Row) -> Settings:
         """Returns what differs from the settings of the paper."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.summary import Summary
@@ -49,8 +50,7 @@ class SweepPlan:
 
     def __post_init__(self) -> None:
         """Checks the number of jobs."""
-        if isinstance(self.jobs, bool) or self.jobs < 1:
-            raise OptionError(f"{WHO} needs --jobs 1 or more, got {self.jobs!r}.")
+        settle_(self, WHO, jobs=whole(1))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stiefelkit.errors import OptionError
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.recipes import Recipe, Settings
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.tasks.task import generator
@@ -36,9 +36,7 @@ class Skeleton(Task):
 
     def __post_init__(self):
         """Checks the ranges."""
-        for option, value in vars(self).items():
-            if not isinstance(value, int) or value < 1:
-                raise OptionError(f"Skeleton needs an integer {option} >= 1, got {value!r}.")
+        settle_(self, "Skeleton", **dict.fromkeys(vars(self), whole(1)))
 
     @property
     def baseline(self):

@@ -8,7 +8,6 @@ on n. For a square frame P = 0, and the direction is W msign(K).
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
 from stiefelkit.functional._msign import msign
 from stiefelkit.functional._norms import norms_of
 from stiefelkit.functional._packing import minus_adjoint
@@ -18,6 +17,7 @@ from stiefelkit.functional._shapes import check_alike
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import whole
 
 __all__ = ["spectral_direction", "split", "steepest"]
 
@@ -61,8 +61,7 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
             [ 0.,  0.]])
     """
     check_alike("spectral_direction", w, g)
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise OptionError(f"spectral_direction needs iterations >= 1, got {iterations!r}.")
+    iterations = whole(1).require("spectral_direction", "iterations", iterations)
     direction, multiplier = steepest(w, riemannian_gradient(w, g, "euclidean"), iterations)
     s = w.mH @ g
     return direction.vector(w), multiplier - (s + s.mH) / 4

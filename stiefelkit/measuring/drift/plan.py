@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
+from stiefelkit.numbers import above, settle_, whole
 from stiefelkit.optim import names_in_words, optimizers
 from stiefelkit.training.checks import (
-    at_least,
-    finite_positive,
+    STEP_LENGTH,
     known_words,
-    step_length,
     tall_sizes,
     usable_place,
 )
@@ -70,13 +69,10 @@ class DriftPlan:
         from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
         from stiefelkit.optim.settings import PRECISIONS
 
-        for name in ("steps", "look_every"):
-            at_least(WHO, name, getattr(self, name), 1)
+        settle_(self, WHO, steps=whole(1), look_every=whole(1), lr=above(0), step_length=STEP_LENGTH)
         usable_place(WHO, self.device, self.threads, self.seed)
         if self.tf32 and not self.device.startswith("cuda"):
             raise OptionError(f"{WHO} needs a CUDA device for TF32, got {self.device!r}.")
-        finite_positive(WHO, "lr", self.lr)
-        step_length(WHO, self.step_length)
         tall_sizes(WHO, self.sizes)
         known_words(WHO, "dtype", [self.dtype], WEIGHT_DTYPES)
         known_words(WHO, "gradients", [self.gradients], GRADIENTS)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES
 from stiefelkit.measuring.races.rules import WHO, Rules
-from stiefelkit.training.checks import at_least, known_parametrizations, known_words
+from stiefelkit.numbers import whole
+from stiefelkit.training.checks import known_parametrizations, known_words
 
 __all__ = ["AXES", "QUANTITIES", "GrowthPlan"]
 
@@ -58,7 +59,7 @@ class GrowthPlan(Rules):
                 raise OptionError(f"{WHO} needs one {kind} or more, got none.")
         for name in ("sizes", "matrices", "steps", "batches"):
             for value in getattr(self, name):
-                at_least(WHO, name, value, 1)
+                whole(1).require(WHO, name, value)
             ordered = tuple(sorted(set(getattr(self, name))))
             if len(ordered) < 2:
                 raise OptionError(f"{WHO} needs two {name} or more to see growth, got {len(ordered)}.")

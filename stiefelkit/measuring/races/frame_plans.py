@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES
 from stiefelkit.measuring.races.rules import WHO, FramePlan, Rules
-from stiefelkit.training.checks import finite_positive, known_parametrizations, known_words, step_length
+from stiefelkit.numbers import above
+from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words
 from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class NormPlan(EntrantPlan):
     def __post_init__(self) -> None:
         super().__post_init__()
         for factor in self.factors:
-            finite_positive(WHO, "factor", factor)
+            above(0).require(WHO, "factor", factor)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class OptimizerRace(ApartPlan, Rules):
         from stiefelkit.optim.settings import PRECISIONS
 
         super().__post_init__()
-        step_length(WHO, self.step_length)
+        STEP_LENGTH.require(WHO, "step_length", self.step_length)
         known_words(WHO, "optimizer of frames", self.optimizers, [*own_optimizers(), *peer_optimizers.names()])
         known_words(WHO, "precision", self.precisions, PRECISIONS)
         if self._own() and not self.contenders():

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
+from stiefelkit.numbers import above, settle_, whole
 from stiefelkit.training.checks import (
-    at_least,
-    finite_positive,
     known_words,
     tall_sizes,
     usable_place,
@@ -40,6 +39,7 @@ class Site:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        settle_(self)
         usable_place(WHO, self.device, self.threads, self.seed)
 
 
@@ -61,8 +61,8 @@ class Rules(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(WHO, "repeats", self.repeats, 1)
-        finite_positive(WHO, "seconds", self.seconds)
+        whole(1).require(WHO, "repeats", self.repeats)
+        above(0).require(WHO, "seconds", self.seconds)
         if self.replay and not self.device.startswith("cuda"):
             raise OptionError(f"{WHO} needs a CUDA device for replays, got {self.device!r}.")
 
@@ -88,7 +88,7 @@ class FramePlan(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(WHO, "batch", self.batch, 1)
+        whole(1).require(WHO, "batch", self.batch)
         tall_sizes(WHO, self.sizes)
         known_words(WHO, "dtype", [self.dtype], self.dtypes)
 

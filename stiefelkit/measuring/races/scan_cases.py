@@ -5,7 +5,8 @@ from typing import Any
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.races.rules import WHO
-from stiefelkit.training.checks import at_least, known_words
+from stiefelkit.numbers import settle_, whole
+from stiefelkit.training.checks import known_words
 
 __all__ = ["CASES", "ScanCase", "cases_of", "read_case"]
 
@@ -38,8 +39,7 @@ class ScanCase:
     map_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("T", "n", "B", "m"):
-            at_least(WHO, key, getattr(self, key), 1)
+        settle_(self, WHO, **dict.fromkeys("TnBm", whole(1)))
 
     def __str__(self) -> str:
         states = "complex, " if self.is_complex else ""

@@ -9,6 +9,7 @@ from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.frame_plans import NormPlan, ParametrizationRace
 from stiefelkit.measuring.races.scan_plan import ScanRace
+from stiefelkit.numbers import settle_
 from stiefelkit.training.checks import known_parametrizations, known_words, usable_place
 from stiefelkit.training.options import listed
 
@@ -75,6 +76,7 @@ class ReportPlan:
     scale: Scale | None = field(default=None, metadata={"hidden": True})
 
     def __post_init__(self) -> None:
+        settle_(self)
         known_parametrizations(self.parametrizations)
         known_words(WHO, "section", self.sections, SECTIONS)
         known_words(WHO, "dtype", [self.dtype], DTYPES)

@@ -14,10 +14,11 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, O
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import plain
 from stiefelkit.optim.checks import ask_readers, by_manifold, check_members, check_spelling
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
-from stiefelkit.optim.settings import Setting, at_least, signature, told, whole
+from stiefelkit.optim.settings import Setting, at_least, is_number, signature, told, whole
 from stiefelkit.optim.states import check_states
 from stiefelkit.sharding import is_sharded
 
@@ -105,7 +106,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
             raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
         call.apply_defaults()
         self._versions: dict[int, int] = {}
-        super().__init__(params, {"manifold": None, **{k: v for k, v in call.arguments.items() if k != "params"}})
+        chosen = {key: plain(value) for key, value in call.arguments.items() if key != "params"}
+        super().__init__(params, {"manifold": None, **chosen})
 
     @abstractmethod
     def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:
@@ -130,9 +132,10 @@ class Minimizer(torch.optim.Optimizer, ABC):
     def _add_group(self, param_group: dict[str, Any]) -> None:
         name = type(self).__name__
         if isinstance(param_group, dict):
-            full = {**self.defaults, **param_group}
             check_spelling(name, set(param_group), [*self.defaults, *_KEPT])
+            full = {**self.defaults, **param_group}
             self._check_group(full)
+            param_group = {key: full[key] for key in param_group}
             entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
             check_members(name, full["manifold"], [p[1] if isinstance(p, tuple) else p for p in entries])
         super().add_param_group(param_group)
@@ -144,10 +147,10 @@ class Minimizer(torch.optim.Optimizer, ABC):
         ask_readers(self.param_groups[-1])
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Raises OptionError unless the settings of a group are in range, and those of the others."""
+        """Has a group hold Python's numbers; raises OptionError unless they are in range, and those of the others."""
         name = type(self).__name__
         for setting in self.settings:
-            setting.check.require(name, setting.name, group[setting.name])
+            group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
             others = self.param_groups[0][setting.name] if self.param_groups else group[setting.name]
             if others != group[setting.name]:
                 raise OptionError(
@@ -246,6 +249,10 @@ class Minimizer(torch.optim.Optimizer, ABC):
         self.state[params[0]] = kept
         self._versions = {id(p): write_count(p) for p in params}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns groups and states, with numbers that are Python's."""
+        return plain(super().state_dict(), keep=Tensor)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
 
@@ -254,6 +261,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
             NonFiniteError: what was kept holds NaN or infinity.
             OptionError: a setting is out of range.
         """
+        state_dict = plain(state_dict, keep=Tensor)
         check_states(self, state_dict)  # type: ignore[arg-type]
         name = type(self).__name__
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
@@ -292,7 +300,7 @@ def _check_kept(who: str, value: Any, size: int) -> None:
             raise CheckpointError(
                 f"{who} needs a real tensor whose last axis is {size}, got {tuple(value.shape)} in {value.dtype}."
             )
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif not is_number(value):
         raise CheckpointError(f"{who} needs a number or a tensor, got {type(value).__name__}.")
     if not bool(torch.isfinite(torch.as_tensor(value)).all()):
         raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit.numbers import optional
 from stiefelkit.optim.deterministic.minimizer import OF_ALL, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position, dot
-from stiefelkit.optim.settings import Check, Setting, at_least
+from stiefelkit.optim.settings import Setting, at_least, whole
 
 __all__ = ["Model", "TrustRegion", "truncated"]
 
 _ACCEPTED = 0.1
 """What a step has to gain, over what the model says."""
-_WHOLE = Check("a whole {key} >= 1, or None", lambda value: value is None or (type(value) is int and value >= 1))
 
 
 class TrustRegion(Minimizer):
@@ -46,7 +46,9 @@ class TrustRegion(Minimizer):
     needs_products = True
     settings = (
         *OF_ALL,
-        Setting("max_inner", None, _WHOLE, "products with H in an iteration at most; the dimension when None."),
+        Setting(
+            "max_inner", None, optional(whole(1)), "products with H in an iteration at most; the dimension when None."
+        ),
         Setting("kappa", 0.1, at_least(0, 1), "share of the gradient that an iteration leaves, far from a minimum."),
         Setting("theta", 1.0, at_least(0), "power of q; 1 + theta is the order of convergence, at most 2."),
     )

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from stiefelkit.errors import OptionError
-from stiefelkit.training.checks import at_least
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
@@ -41,11 +41,12 @@ class GradientPlan:
     )
 
     def __post_init__(self) -> None:
+        settle_(self)
         for what, choice in (("model", self.models), ("iteration", self.iterations)):
             if not choice:
                 raise OptionError(f"{WHO} needs one {what} or more, got none.")
         for iteration in self.iterations:
-            at_least(WHO, "iterations", iteration, 0)
+            whole(0).require(WHO, "iterations", iteration)
         if self.T is not None and not self._has_length():
             raise OptionError(f"{WHO} needs a task that has the option T, got {self.task!r}; leave T out.")
         self.configs()

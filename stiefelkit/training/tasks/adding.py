@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.training.checks import at_least, of_type
+from stiefelkit.numbers import FLAG, settle_, whole
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.adding import RECIPES
 from stiefelkit.training.tasks.drawn import Drawn
@@ -56,10 +56,7 @@ class Adding(Drawn):
 
     def __post_init__(self) -> None:
         """Checks the ranges: below T = 3 the first half is empty."""
-        at_least("Adding", "T", self.T, 3)
-        at_least("Adding", "train_size", self.train_size, 1)
-        at_least("Adding", "test_size", self.test_size, 1)
-        of_type("Adding", bool, {"fresh": self.fresh})
+        settle_(self, "Adding", T=whole(3), train_size=whole(1), test_size=whole(1), fresh=FLAG)
 
     @property
     def baseline(self) -> dict[str, float]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import OptionError
+from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, known_words, of_type
+from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.chars import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
@@ -61,12 +62,9 @@ class Chars(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
+        settle_(self, "Chars", T=whole(1), ahead=whole(1), train_size=optional(whole(1)))
         of_type("Chars", str, {"file": self.file, "reset": self.reset})
-        at_least("Chars", "ahead", self.ahead, 1)
-        at_least("Chars", "T", self.T, 1)
         known_words("Chars", "reset", [self.reset], RESETS)
-        if self.train_size is not None:
-            at_least("Chars", "train_size", self.train_size, 1)
 
     @property
     def input_size(self) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.training.checks import at_least, of_type
+from stiefelkit.numbers import FLAG, settle_, whole
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.copying import RECIPES
 from stiefelkit.training.tasks.drawn import Drawn
@@ -55,10 +55,8 @@ class Copying(Drawn):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        at_least("Copying", "T", self.T, 1)
-        at_least("Copying", "train_size", self.train_size, 1)
-        at_least("Copying", "test_size", self.test_size, 1)
-        of_type("Copying", bool, {"fresh": self.fresh, "at_marker": self.at_marker})
+        sizes = dict.fromkeys(("T", "train_size", "test_size"), whole(1))
+        settle_(self, "Copying", **sizes, fresh=FLAG, at_marker=FLAG)
 
     @property
     def baseline(self) -> dict[str, float]:

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, at_most
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.digits import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
@@ -48,8 +48,7 @@ class Digits(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        at_least("Digits", "train_size", self.train_size, 1)
-        at_most("Digits", "train_size", self.train_size, ALL_TRAIN)
+        settle_(self, "Digits", train_size=whole(1, ALL_TRAIN))
 
     @property
     def baseline(self) -> dict[str, float]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import DataError
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, at_most
 from stiefelkit.training.data import File
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES
@@ -69,8 +69,7 @@ class Mnist(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        at_least(type(self).__name__, "train_size", self.train_size, 1)
-        at_most(type(self).__name__, "train_size", self.train_size, ALL_TRAIN)
+        settle_(self, type(self).__name__, train_size=whole(1, ALL_TRAIN))
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -129,8 +128,7 @@ class PermutedMnist(Mnist):
     def __post_init__(self) -> None:
         """Checks the ranges."""
         super().__post_init__()
-        at_least("PermutedMnist", "permutation_seed", self.permutation_seed, 0)
-        at_most("PermutedMnist", "permutation_seed", self.permutation_seed, 2**32 - 1)
+        settle_(self, "PermutedMnist", permutation_seed=whole(0, 2**32 - 1))
 
     def _read(self, images: Tensor) -> Tensor:
         return super()._read(images[:, _permutation(self.permutation_seed, images.device)])

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import DataError
+from stiefelkit.numbers import at_least, settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, non_negative, of_type
+from stiefelkit.training.checks import of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.waveform import RECIPES
 from stiefelkit.training.tasks.task import Task
@@ -57,10 +58,8 @@ class Waveform(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
+        settle_(self, "Waveform", T=whole(2), excerpt=whole(0), start=at_least(0))
         of_type("Waveform", str, {"file": self.file})
-        at_least("Waveform", "T", self.T, 2)
-        at_least("Waveform", "excerpt", self.excerpt, 0)
-        non_negative("Waveform", "start", self.start)
 
     @property
     def baseline(self) -> dict[str, float]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.errors import OptionError
+from stiefelkit.numbers import FLAG, optional, settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.checks import at_least, of_type
 from stiefelkit.training.recipes import Recipe
 from stiefelkit.training.recipes.speech import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
@@ -65,10 +65,8 @@ class Speech(Task):
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        at_least("Speech", "validation_speakers", self.validation_speakers, 1)
-        of_type("Speech", bool, {"quality": self.quality, "standardized": self.standardized})
-        if self.train_size is not None:
-            at_least("Speech", "train_size", self.train_size, 1)
+        sizes = {"validation_speakers": whole(1), "train_size": optional(whole(1))}
+        settle_(self, "Speech", **sizes, quality=FLAG, standardized=FLAG)
 
     @property
     def scores(self) -> tuple[str, ...]:

@@ -1,0 +1,138 @@
+"""Numbers of any kind, made Python's where they come in, and what options must be."""
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stiefelkit.errors import OptionError
+
+__all__ = [
+    "FLAG",
+    "Check",
+    "above",
+    "at_least",
+    "is_number",
+    "one_of",
+    "optional",
+    "plain",
+    "settle_",
+    "sizes",
+    "whole",
+]
+
+
+def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
+    """Returns Python's int, float or bool for a number of any kind, and what is none as it is.
+
+    Kinds are those of NumPy, arrays and tensors without dimensions, fractions, decimals, and all that has `__index__`
+    or `__float__`. Of a list, a tuple or a dictionary a copy with plain values is returned, of a named tuple as well.
+
+    Args:
+        value: a number or anything else.
+        keep: a class whose instances are left as they are.
+
+    >>> from fractions import Fraction
+    >>> import torch
+    >>> plain(Fraction(1, 4)), plain((torch.tensor(3), "haar", None))
+    (0.25, (3, 'haar', None))
+    """
+    kind = type(value)
+    if kind in (bool, int, float, str) or value is None or isinstance(value, keep):
+        return value
+    shape = getattr(value, "shape", ())
+    try:
+        if isinstance(value, list | tuple):
+            return getattr(kind, "_make", list if kind is list else tuple)(plain(item, keep) for item in value)
+        if kind is dict:
+            return {key: plain(item, keep) for key, item in value.items()}
+        if shape == () and hasattr(value, "item"):  # NumPy's, and tensors; those on the meta device have no value
+            value = value.item()
+        if shape != () or isinstance(value, bool):
+            return value
+        if hasattr(type(value), "__index__"):
+            return int(operator.index(value))
+        return float(value) if hasattr(type(value), "__float__") else value
+    except (TypeError, ValueError, RuntimeError, ArithmeticError):
+        return value
+
+
+def sizes(shape: Any) -> tuple[int, ...] | None:
+    """Returns a shape as Python's integers, or None if it is no sequence of integers."""
+    found = plain(tuple(shape)) if isinstance(shape, Iterable) and not isinstance(shape, str) else (None,)
+    return found if all(type(length) is int for length in found) else None
+
+
+def settle_(options: Any, who: str = "", /, **checks: "Check") -> None:
+    """Has the fields of a dataclass, a frozen one too, hold Python's own numbers, and checks those that are named."""
+    for field in dataclasses.fields(options):
+        object.__setattr__(options, field.name, plain(getattr(options, field.name)))
+    for name, check in checks.items():
+        check.require(who, name, getattr(options, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What an option must be: in words that go after "needs", with {key} for its name, and as a test of plain values.
+
+    `plain` says which value of a number of another kind is tested, and kept.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+    plain: Callable[[Any], Any] = plain
+
+    def require(self, who: str, key: str, value: Any) -> Any:
+        """Returns the plain value; raises OptionError unless it is such."""
+        value = self.plain(value)
+        if self.holds(value):
+            return value
+        is_whole = isinstance(value, float) and value.is_integer() and self.holds(int(value))
+        remedy = f"; write {int(value)}" if is_whole else ""
+        raise OptionError(f"{who} needs {self.words.format(key=key)}, got {value!r:.80}{remedy}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a plain value is a number, and one that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def at_least(low: float, below: float = math.inf, most: float = math.inf) -> Check:
+    """A finite number, low <= number < below, and <= most."""
+    upper = f" and < {below:g}" if below < math.inf else f" and <= {most:g}" if most < math.inf else ""
+    words = f"{{key}} >= {low:g}{upper}" if upper else f"a finite {{key}} >= {low:g}"
+    return Check(words, lambda value: is_number(value) and low <= value < below and value <= most)
+
+
+def above(low: float, most: float = math.inf) -> Check:
+    """A finite number, low < number <= most."""
+    words = f"{{key}} > {low:g} and <= {most:g}" if most < math.inf else f"a finite {{key}} > {low:g}"
+    return Check(words, lambda value: is_number(value) and low < value < math.inf and value <= most)
+
+
+def whole(low: int, most: float = math.inf, name: str = "") -> Check:
+    """An integer, low <= integer <= most, which may have a name; no float, though it be whole, as torch takes none."""
+    upper = f"{name} = {most}" if name else most
+    words = f"an integer {{key}} >= {low}" if most == math.inf else f"an integer {{key}} from {low} to {upper}"
+    return Check(words, lambda value: type(value) is int and low <= value <= most)
+
+
+def one_of(*values: Any) -> Check:
+    """One of some values, of the same type."""
+    return Check(f"{{key}} in {values}", lambda value: any(type(value) is type(v) and value == v for v in values))
+
+
+def optional(check: Check) -> Check:
+    """The same, or None."""
+    return Check(f"{check.words}, or None", lambda value: value is None or check.holds(value), check.plain)
+
+
+FLAG = Check("{key} to be True or False", lambda value: isinstance(value, bool))
+"""What is on or off: a word, "False" as well, would count as on."""
