@@ -113,14 +113,14 @@ def _table(runs: list[Run]) -> str:
     word = "accuracy" if percent else task.loss_label
     goal = runs[0].row.goal
     second = "by validation" if goal is None else f"first below {goal:g}"
-    titles = ("experiment", "parameters", "epochs", f"best on test ({word})", second, "last", "the paper")
+    titles = ("experiment", "parameters (as printed)", "epochs", f"best on test ({word})", second, "last", "the paper")
     lines = ["| " + " | ".join((*titles, "CPU minutes an epoch", "MB")) + " |", "|---" * 9 + "|"]
     for run in runs:
         finding, row = run.finding, run.row
         whole = (row.settings.steps or 0) / row.epoch
         cells = [
             row.name,
-            f"{run.folder.parameters:,}",
+            f"{run.folder.parameters:,}" + (f" ({row.parameters:,})" if row.parameters else ""),
             f"{finding.epochs:.4g} of {whole:.4g}",
             f"{_said(finding.best_test.test, percent)} at {finding.best_test.step / row.epoch:.4g}",
             _by_validation(finding, percent) if goal is None else _reached(run, goal),

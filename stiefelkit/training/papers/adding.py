@@ -14,7 +14,10 @@ __all__ = ["ROWS"]
 
 HELFRICH = "Helfrich, Willmott, Ye 2018, figure of the adding problem"
 MADURANGA = "Maduranga, Helfrich, Ye 2019, figure of the adding problem"
-MHAMMEDI = "Mhammedi et al. 2017, as drawn by Helfrich, Willmott, Ye 2018"
+AS_DRAWN = "as drawn by Helfrich, Willmott, Ye 2018"
+MHAMMEDI = f"Mhammedi et al. 2017, {AS_DRAWN}"
+WISDOM = f"Wisdom et al. 2016, {AS_DRAWN}"
+JING = f"Jing et al. 2017, {AS_DRAWN}"
 SIZES = {"train_size": 100_000, "test_size": 10_000}
 ADAM: dict[str, Any] = {"optimizer": "adam"}
 RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": TENSORFLOW_RMSPROP}
@@ -23,18 +26,10 @@ RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "optimizer_options": TENSORFL
 COMMON: dict[str, Any] = {"batch_size": 50, "seed": 5544, "eval_every": 250, "log_every": 50, "checkpoint_every": 250}
 EPOCH = 2_000
 GOAL = 1e-2
-OTHERS = (
-    "full_urnn",
-    "restricted_urnn",
-    "eurnn",
-    "exprnn",
-    "goru",
-    "lie_urnn",
-    "margin_rnn",
-    "irnn",
-    "henaff_rnn",
-    "gru",
-)
+ABOUT = 15_000
+FORGET_BIAS = {200: 2.0, 400: 4.0, 750: 0.0}
+"""By length, as scoRNN's text has it."""
+OTHERS = ("exprnn", "goru", "lie_urnn", "margin_rnn", "irnn", "henaff_rnn", "gru")
 
 
 def _options(model: str, length: int) -> dict[str, Any]:
@@ -49,6 +44,7 @@ def _row(
     note: str = "",
     epochs: int = 10,
     in_paper: bool = True,
+    parameters: int = ABOUT,
     **settings: Any,
 ) -> Row:
     return Row(
@@ -61,6 +57,7 @@ def _row(
         goal=GOAL,
         note=note,
         in_paper=in_paper,
+        parameters=parameters if in_paper else None,
     )
 
 
@@ -88,12 +85,19 @@ def _beside(model: str, length: int) -> Row:
 
 
 def _rows(length: int) -> list[Row]:
-    lstm = "rate and bound are not in the paper"
+    rates = "rates are those of its kin"
+    mesh: tuple[dict[str, Any], int] = ({"layers": 2}, 3_000) if length < 750 else ({"layout": "fft"}, 7_000)
+    cayley: dict[str, Any] = {"optimizer": "multiplicative_cayley", "rates": {"stiefel": 1e-3}}
+    lstm = "the bound of the gradient is not in the paper"
+    forget = {"forget_bias": FORGET_BIAS[length]}
     return [
         _scornn(length),
         _scurnn(length),
-        _row("ornn", 128, length, MHAMMEDI, lr=1e-2, options={"reflections": 16}),
-        _row("lstm", 60, length, HELFRICH, lstm, lr=1e-2, clip_norm=1.0),
+        _row("ornn", 128, length, MHAMMEDI, parameters=2_600, lr=1e-2, options={"reflections": 16}),
+        _row("lstm", 60, length, HELFRICH, lstm, lr=1e-2, clip_norm=1.0, options=forget),
+        _row("full_urnn", 120, length, WISDOM, rates, **cayley),
+        _row("restricted_urnn", 950, length, WISDOM, rates),
+        _row("eurnn", 512, length, JING, rates, parameters=mesh[1], options=mesh[0]),
         *(_beside(model, length) for model in OTHERS),
     ]
 

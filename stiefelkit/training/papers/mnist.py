@@ -15,11 +15,20 @@ MADURANGA = "Maduranga, Helfrich, Ye 2019, table of MNIST"
 WISDOM = "Wisdom et al. 2016, run by Helfrich, Willmott, Ye 2018"
 LEZCANO = "Lezcano-Casado, Martinez-Rubio 2019, table of MNIST"
 NOTE_EXP = "figures and rates have not been checked against the paper's text"
-NOTE_LSTM = "optimizer and bound of the gradient are not in the paper"
+NOTE_FIGURES = "figures have not been checked against the paper's text"
+NOTE_LSTM = "the bound of the gradient is not in the paper"
+NOTE_REFLECTIONS = "drawn in the paper; its numbers of reflections have not been checked"
+REFLECTIONS = (2, 8, 32, 128)
 
 
 def _rows(
-    model: str, n: int, figures: tuple[float | None, float | None], paper: str, note: str = "", **settings: Any
+    model: str,
+    n: int,
+    figures: tuple[float | None, float | None],
+    paper: str,
+    parameters: int,
+    note: str = "",
+    **settings: Any,
 ) -> list[Row]:
     """The rows of both tasks, of those that there is a figure of."""
     pairs = zip(("mnist", "pmnist"), (RECIPES, PERMUTED), figures, strict=True)
@@ -32,6 +41,7 @@ def _rows(
             paper,
             figure,
             note=note,
+            parameters=parameters,
         )
         for task, recipes, figure in pairs
         if figure is not None
@@ -45,7 +55,7 @@ def _scurnn(skew: float, phase: float) -> dict[str, Any]:
     }
 
 
-def _exprnn(n: int, figures: tuple[float, float], rates: tuple[float, float]) -> list[Row]:
+def _exprnn(n: int, figures: tuple[float, float], parameters: int, rates: tuple[float, float]) -> list[Row]:
     """Rows of expRNN: torch's RMSprop as it is, A at a tenth of the rate, batches of 128."""
     epoch = TRAIN // 128
     settings: dict[str, Any] = {
@@ -56,10 +66,25 @@ def _exprnn(n: int, figures: tuple[float, float], rates: tuple[float, float]) ->
         "optimizer_options": {"alpha": 0.99, "eps": 1e-8, "init_acc": 0, "eps_inside": False},
     }
     in_order, permuted = (
-        _rows("exprnn", n, of_task, LEZCANO, NOTE_EXP, lr=rate, rates={"skew": rate / 10}, **settings)
+        _rows("exprnn", n, of_task, LEZCANO, parameters, NOTE_EXP, lr=rate, rates={"skew": rate / 10}, **settings)
         for of_task, rate in zip(((figures[0], None), (None, figures[1])), rates, strict=True)
     )
     return [*in_order, *permuted]
+
+
+def _reflections() -> list[Row]:
+    """Rows of oRNN with ever more reflections."""
+    return [
+        Row(
+            f"ornn-mnist-m{reflections}-128",
+            "mnist",
+            "ornn",
+            RECIPES["ornn"].filled(Settings(hidden_size=128, options={"reflections": reflections})),
+            "Mhammedi et al. 2017, figure of the number of reflections",
+            note=NOTE_REFLECTIONS,
+        )
+        for reflections in REFLECTIONS
+    ]
 
 
 def _ours() -> list[Row]:
@@ -97,29 +122,30 @@ def _along_cosine(batch_size: int, epochs: int = 30, **settings: Any) -> Setting
 
 
 ROWS = (
-    *_rows("scornn", 170, (0.973, 0.943), HELFRICH),
+    *_rows("scornn", 170, (0.973, 0.943), HELFRICH, 16_000),
     *_ours(),
-    *_rows("scornn", 360, (0.983, 0.962), HELFRICH, rates={"skew": 1e-5}),
-    *_rows("scornn", 512, (0.985, 0.966), HELFRICH, rates={"skew": 1e-5}),
-    *_rows("scurnn", 116, (0.976, 0.949), MADURANGA),
-    *_rows("scurnn", 250, (0.983, None), MADURANGA, optimizers=_scurnn(1e-5, 1e-4)),
-    *_rows("scurnn", 250, (None, 0.962), MADURANGA, optimizers=_scurnn(1e-5, 1e-3)),
-    *_rows("lstm", 128, (0.987, 0.920), HELFRICH, NOTE_LSTM),
-    *_rows("lstm", 256, (0.989, 0.929), HELFRICH, NOTE_LSTM),
-    *_rows("lstm", 512, (0.985, 0.920), HELFRICH, NOTE_LSTM),
-    *_rows("restricted_urnn", 512, (0.976, 0.945), WISDOM),
-    *_rows("full_urnn", 116, (0.947, 0.925), WISDOM),
-    *_rows("full_urnn", 512, (0.974, 0.947), WISDOM, lr=1e-4),
-    *_exprnn(170, (0.980, 0.949), (7e-4, 1e-3)),
-    *_exprnn(360, (0.984, 0.962), (5e-4, 7e-4)),
-    *_exprnn(512, (0.987, 0.966), (3e-4, 5e-4)),
-    *_rows("ornn", 256, (0.972, None), "Mhammedi et al. 2017", "batch and rate are not in the paper"),
-    *_rows("eurnn", 1024, (None, 0.937), "Jing et al. 2017", "the paper's permutation is another"),
+    *_rows("scornn", 360, (0.983, 0.962), HELFRICH, 69_000, rates={"skew": 1e-5}),
+    *_rows("scornn", 512, (0.985, 0.966), HELFRICH, 137_000, rates={"skew": 1e-5}),
+    *_rows("scurnn", 116, (0.976, 0.949), MADURANGA, 16_000),
+    *_rows("scurnn", 250, (0.983, None), MADURANGA, 69_000, optimizers=_scurnn(1e-5, 1e-4)),
+    *_rows("scurnn", 250, (None, 0.962), MADURANGA, 69_000, optimizers=_scurnn(1e-5, 1e-3)),
+    *_rows("lstm", 128, (0.987, 0.920), HELFRICH, 68_000, NOTE_LSTM),
+    *_rows("lstm", 256, (0.989, 0.929), HELFRICH, 270_000, NOTE_LSTM),
+    *_rows("lstm", 512, (0.985, 0.920), HELFRICH, 1_058_000, NOTE_LSTM),
+    *_rows("restricted_urnn", 512, (0.976, 0.945), WISDOM, 16_000),
+    *_rows("restricted_urnn", 2170, (0.984, 0.953), WISDOM, 69_000, NOTE_FIGURES),
+    *_rows("full_urnn", 116, (0.947, 0.925), WISDOM, 16_000),
+    *_rows("full_urnn", 512, (0.974, 0.947), WISDOM, 270_000, lr=1e-4),
+    *_exprnn(170, (0.980, 0.949), 16_000, (7e-4, 1e-3)),
+    *_exprnn(360, (0.984, 0.962), 69_000, (5e-4, 7e-4)),
+    *_exprnn(512, (0.987, 0.966), 137_000, (3e-4, 5e-4)),
+    *_rows("ornn", 256, (0.972, None), "Mhammedi et al. 2017", 11_000, "batch and rate are not in the paper"),
+    *_reflections(),
+    *_rows("eurnn", 512, (None, 0.937), "Jing et al. 2017", 9_000, "the paper's permutation is another"),
     beside("ornn", "pmnist", PERMUTED),
-    beside("eurnn", "mnist", RECIPES),
     *(
         beside(model, task, recipes)
-        for model in ("goru", "lie_urnn", "margin_rnn", "irnn", "henaff_rnn", "gru")
+        for model in ("eurnn", "goru", "lie_urnn", "margin_rnn", "irnn", "henaff_rnn", "gru")
         for task, recipes in (("mnist", RECIPES), ("pmnist", PERMUTED))
     ),
 )

@@ -29,6 +29,7 @@ class Row:
         note: in what this differs from the paper, or what the paper leaves open.
         goal: a loss of the held-out set; the report says at which step a run was first below it.
         in_paper: whether the paper has this experiment.
+        parameters: trained numbers, as the paper prints them: rounded; None where it does not.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Row:
     note: str = ""
     goal: float | None = None
     in_paper: bool = True
+    parameters: int | None = None
 
     def build_task(self) -> Task:
         """Returns the task."""

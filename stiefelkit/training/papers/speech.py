@@ -24,7 +24,14 @@ THEANO: dict[str, Any] = {"optimizer": "rmsprop", "lr": 1e-3, "optimizer_options
 
 
 def _row(
-    model: str, n: int, paper: str, note: str, batch_size: int = BATCH, epochs: int = EPOCHS, **settings: Any
+    model: str,
+    n: int,
+    paper: str,
+    parameters: int,
+    note: str = "",
+    batch_size: int = BATCH,
+    epochs: int = EPOCHS,
+    **settings: Any,
 ) -> Row:
     epoch = RECORDINGS // batch_size
     return Row(
@@ -44,35 +51,46 @@ def _row(
         paper,
         task_options={"train_size": RECORDINGS},
         note=NOTE + note,
+        parameters=parameters,
     )
 
 
-def _scornn(n: int, skew: float) -> Row:
+def _scornn(n: int, parameters: int, skew: float) -> Row:
     table = {"skew": {"optimizer": "rmsprop", "lr": skew, **TENSORFLOW_RMSPROP}}
-    return _row("scornn", n, HELFRICH, OPEN, **ADAM, optimizers=table, options={"negative": n // 10})
+    return _row("scornn", n, HELFRICH, parameters, OPEN, **ADAM, optimizers=table, options={"negative": n // 10})
 
 
-def _lstm(n: int) -> Row:
-    note = "; rate and bound are not in the paper"
-    return _row("lstm", n, HELFRICH, OPEN + note, **ADAM, clip_norm=1.0, options={"forget_bias": -4.0})
+def _lstm(n: int, parameters: int) -> Row:
+    """By scuRNN's text."""
+    note = OPEN + "; the bound of the gradient is not in the paper"
+    rmsprop: dict[str, Any] = {**THEANO, "optimizer_options": TENSORFLOW_RMSPROP}
+    return _row("lstm", n, HELFRICH, parameters, note, **rmsprop, clip_norm=1.0, options={"forget_bias": -4.0})
 
 
-def _exprnn(n: int) -> Row:
+def _exprnn(n: int, parameters: int) -> Row:
     """Batches of 128 for 1,200 epochs, A by RMSprop."""
     table = {"skew": {"optimizer": "rmsprop", "lr": 1e-4}}
-    return _row("exprnn", n, LEZCANO, "", 128, 1_200, **ADAM, optimizers=table)
+    return _row("exprnn", n, LEZCANO, parameters, "", 128, 1_200, **ADAM, optimizers=table)
 
+
+def _full(n: int, parameters: int) -> Row:
+    table = {"stiefel": {"optimizer": "multiplicative_cayley"}}
+    return _row("full_urnn", n, WISDOM, parameters, **THEANO, optimizers=table)
+
+
+SMALL, MIDDLE, LARGE = 83_000, 135_000, 200_000
+"""Parameters of the three sizes that the tables compare."""
 
 ROWS = (
-    _scornn(224, 1e-3),
-    _scornn(322, 1e-4),
-    _scornn(425, 1e-4),
-    *(_row("scurnn", n, MADURANGA, OPEN, **ADAM, rates={"skew": 1e-4}) for n in (128, 258)),
+    _scornn(224, SMALL, 1e-3),
+    _scornn(322, MIDDLE, 1e-4),
+    _scornn(425, LARGE, 1e-4),
     *(
-        _row("full_urnn", n, WISDOM, "", **THEANO, optimizers={"stiefel": {"optimizer": "multiplicative_cayley"}})
-        for n in (128, 192, 256)
+        _row("scurnn", n, MADURANGA, size, OPEN, **ADAM, rates={"skew": 1e-4})
+        for n, size in ((128, SMALL), (258, LARGE))
     ),
-    *(_row("restricted_urnn", n, WISDOM, "", **THEANO) for n in (128, 192, 256)),
-    *(_exprnn(n) for n in (224, 322, 425)),
-    *(_lstm(n) for n in (84, 120, 158)),
+    *(_full(*size) for size in ((128, SMALL), (192, MIDDLE), (256, LARGE))),
+    *(_row("restricted_urnn", n, WISDOM, size, **THEANO) for n, size in ((158, SMALL), (256, MIDDLE), (378, LARGE))),
+    *(_exprnn(*size) for size in ((224, SMALL), (322, MIDDLE), (425, LARGE))),
+    *(_lstm(*size) for size in ((84, SMALL), (120, MIDDLE), (158, LARGE))),
 )
