@@ -353,17 +353,20 @@ class CoordinateList(parametrize.ParametrizationList):
             self._buffers[EXTRA] = None
             self.note_written()
 
-    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> None:
+    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
         """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
+
+        Returns whether they are the description of the map and nothing more.
 
         "layer.parametrizations.weight." is such a prefix; with `assign` tensors will take the place of the coordinates.
         `load` is an object that stands for the load at work, within which they are checked once.
         """
         if load is not None and self._checked[0] is load and self._checked[1] == prefix:
-            return
+            return False
         free = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
-        entries.check_state(self.param, free, state_dict, prefix, self.weight, assign)
+        is_empty = entries.check_state(self.param, free, state_dict, prefix, self.weight, assign)
         self._checked = load, prefix
+        return is_empty
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check(state_dict, prefix, bool(args[0].get("assign_to_params_buffers")), args[2])

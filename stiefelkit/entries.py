@@ -202,15 +202,16 @@ def check_state(
     prefix: str,
     weight: str,
     assign: bool,
-) -> None:
+) -> bool:
     """Raises CheckpointError or NonFiniteError unless the entries under a prefix are of this map and can replace ours.
 
     `free` has the coordinates that have no parametrization of their own; with `assign` tensors will take their place.
+    Returns whether there is a description alone, as where a shared module was saved under another of its names.
     """
     weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2]) or weight
     if prefix + EXTRA not in state_dict:
         if not any(key.startswith(prefix) for key in state_dict):
-            return
+            return False
         raise CheckpointError(
             f"{weight} needs a checkpoint that names its map (key {prefix + EXTRA}), got one without; "
             "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
@@ -220,7 +221,7 @@ def check_state(
     buffers = dict(param.named_buffers())
     keys = {name: f"{prefix}0.{name}" for name in buffers}
     if not any(key in state_dict for key in (*places.values(), *keys.values())):
-        return  # a shared module saved under another of its names
+        return bool(places or keys)
 
     def entry(name: str, key: str, ours: Tensor) -> Tensor:
         shape = tuple(param.coordinates.get(name, ours.shape))
@@ -230,11 +231,11 @@ def check_state(
     for name in set(values) & set(param.manifolds):
         _check_frame(values[name], f"{weight} ({name})")
     choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
-    if any(choice.is_meta for choice in choices.values()):
-        return
-    _check_choices(param, choices, weight)
-    if len(values) == len(param.coordinates):
-        _check_weight(param, values, choices, weight)
+    if not any(choice.is_meta for choice in choices.values()):
+        _check_choices(param, choices, weight)
+        if len(values) == len(param.coordinates):
+            _check_weight(param, values, choices, weight)
+    return False
 
 
 def _flaw(value: Any) -> str | None:

@@ -193,7 +193,16 @@ def _is_ours(hook: Any) -> bool:
     return getattr(hook, "hook", None) is _check_before_loading
 
 
-def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, assign: bool, load: Any = None) -> None:
+def _check_tree(
+    module: nn.Module,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    assign: bool,
+    load: Any = None,
+    empty: dict[int, str | None] | None = None,
+) -> None:
+    """Checks what is under a module; `empty` has weights of which there is a description alone, so far."""
+    found: dict[int, str | None] = {} if empty is None else empty
     if not prefix:
         for key in state_dict:
             if not isinstance(key, str):
@@ -209,11 +218,19 @@ def _check_tree(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, a
                 f"{prefix}{name} needs the coordinates of {coordinate_list.param.title}, got a plain weight; load it "
                 "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
             )
-        coordinate_list.check(state_dict, f"{prefix}parametrizations.{name}.", assign, None if rewrites else load)
+        path, same_load = f"{prefix}parametrizations.{name}.", None if rewrites else load
+        if not coordinate_list.check(state_dict, path, assign, same_load):
+            found[id(coordinate_list)] = None
+        else:
+            found.setdefault(id(coordinate_list), prefix + name)
     if not rewrites:
         for name, child in held_modules(module).items():
             if child is not None and not isinstance(child, CoordinateList):
-                _check_tree(child, state_dict, f"{prefix}{name}.", assign, load)
+                _check_tree(child, state_dict, f"{prefix}{name}.", assign, load, found)
+    # A module that is shared may have been saved under one of its names; all of them are seen from the outermost.
+    halves = [name for name in found.values() if name is not None] if empty is None and not prefix else ()
+    for name in halves:
+        raise CheckpointError(f"{name} needs its coordinates, got a checkpoint with the description of its map alone.")
 
 
 def _rewrites_entries(module: nn.Module) -> bool:

@@ -306,6 +306,7 @@ def rebase(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
 def bake(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str:
     """Plain weights in the place of orthogonal ones."""
     weight, how = chosen(world, generator), drawn["how"]
+    world.is_baked = True
     if how == "all":
         sk.bake(world.net)
         world.is_plain = [True] * len(world.layers)
@@ -330,16 +331,18 @@ def orthogonal_again(world: Any, drawn: dict[str, Any], generator: torch.Generat
     options = {key: v for key, v in world.layers[i]["options"].items() if key in given}
     if world.layers[i]["map"] == "block_diagonal" and not world.layers[i]["kind"].endswith("_cell"):
         options.pop("blocks", None)
-    margins = world.layers[i]["map"] == "margin" or drawn["map"] == "matrix_exp"
+    if drawn["map"] == "matrix_exp":
+        options["init"] = "haar"
+    drawn_anew = world.layers[i]["map"] == "margin" or "init" in options
     sk.bake(world.net, weight.qualified)
     trains = getattr(weight.host, weight.name).requires_grad
     sk.orthogonal(world.net, weight.qualified, drawn["map"], **options)
     weight.host.requires_grad_(trains)
     layers = [*world.layers]
     layers[i] = {**layers[i], "map": drawn["map"], "options": options}
-    world.layers = layers
+    world.layers, world.is_baked = layers, True
     world.renew()
-    return "any" if margins else "near"
+    return "any" if drawn_anew else "near"
 
 
 @event(1.0, how=("ours", "torch", "lerp", "replaced"), look=("read", "save", "copy"))
@@ -418,7 +421,7 @@ def traced(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> str
     """A traced layer gives what it gives untraced."""
     i = int(torch.randint(len(world.layers), (), generator=generator))
     kind, layer, x = world.net.kinds[i], world.net.layers[i], world.inputs()[i]
-    if kind in ("attention", "rnn", "own_rnn", "own_cell", "bag") or kind.endswith("_cell"):
+    if kind in ("attention", "rnn", "own_rnn", "bag") or kind.endswith(("_cell", "d1d", "d2d")):
         return "same"
     graph: Any = torch.export.export(layer, x).module() if drawn["how"] == "export" else torch.fx.symbolic_trace(layer)
     world.compare(drawn["how"], [graph(*x).detach()], [layer(*x).detach()])
@@ -522,7 +525,7 @@ def bad_state(world: Any, drawn: dict[str, Any], generator: torch.Generator) -> 
     for key in state:
         if not key.startswith(prefix) and state[key].is_floating_point():
             state[key] = state[key] + 1  # what else is there must not be written either
-    world.net.load_state_dict(state)
+    sk.check_state_dict(world.net, state)
     raise Finding(f"a state dict with {what} is loaded without a word")
 
 

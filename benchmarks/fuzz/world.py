@@ -52,7 +52,7 @@ class World:
         self.real = getattr(torch, case["precision"])
         self.layers = case["layers"]
         self.refused: list[str] = []
-        self.is_plain = [False] * len(self.layers)
+        self.is_plain, self.is_baked = [False] * len(self.layers), False
         self.net = Net([self._made(i) for i in range(len(self.layers))], [layer["kind"] for layer in self.layers])
         self.reals = [_real_of(field_of(layer, self.real)) for layer in self.layers]
         self.optimizer = self.make_optimizer(self.net)
@@ -75,7 +75,7 @@ class World:
             torch.manual_seed(seed + i)
             real = self.real if is_own(layer) and not layer["complex"] else self.reals[i]
             layers.append(plain(layer, real) if self.is_plain[i] else made(layer, real, seed + i))
-            if is_own(layer):
+            if is_own(layer) and not self.is_plain[i]:
                 layers[-1].to(self.real)
         return Net(layers, self.net.kinds)
 
@@ -109,7 +109,7 @@ class World:
 
     def renew(self, net: Net | None = None, *, keeps: bool = False) -> None:
         """Takes another model, and makes the optimizer anew, with the state of the old one if it `keeps` it."""
-        state = self.optimizer.state_dict() if keeps else None
+        state = self.optimizer.state_dict() if keeps and not self.is_baked else None  # whose order is another
         self.net = self.net if net is None else net
         self.optimizer = self.make_optimizer(self.net)
         if state is not None:
