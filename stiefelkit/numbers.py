@@ -60,7 +60,8 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
 
 def sizes(shape: Any) -> tuple[int, ...] | None:
     """Returns a shape as Python's integers, or None if it is no sequence of integers."""
-    found = plain(tuple(shape)) if isinstance(shape, Iterable) and not isinstance(shape, str) else (None,)
+    shape = plain(shape)
+    found = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
     return found if all(type(length) is int for length in found) else None
 
 

@@ -155,7 +155,7 @@ def test_an_arc_spreads_the_eigenvalues_of_helfrich_as_far(dtype):
     twin = sk.models.create("scurnn", 2, 6, 1)
     twin.load_state_dict(model.state_dict())
     for arc in (0.0, 7.0, True, "pi"):
-        with pytest.raises(errors.OptionError, match="arc > 0 and <= 6.28"):
+        with pytest.raises(errors.OptionError, match=r"arc > 0 and <= 6\.28"):
             Cayley((4, 4), arc=arc)
 
 

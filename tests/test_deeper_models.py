@@ -105,7 +105,7 @@ def test_the_repr_of_a_model_says_that_the_batch_comes_first(name):
         ("scornn", {"num_layers": 0}, "needs an integer num_layers >= 1, got 0"),
         ("lstm", {"num_layers": 0}, "LSTM needs an integer num_layers >= 1, got 0"),
         ("gru", {"bidirectional": 1, "parametrization": "cayley"}, "GRU needs bidirectional to be True or False"),
-        ("gru", {"dropout": 2.0}, "GRU needs dropout between 0 and 1"),
+        ("gru", {"dropout": 2.0}, "GRU needs dropout >= 0 and <= 1"),
         ("scornn", {"num_layer": 2}, 'did you mean "num_layers"'),
         ("scornn", {"bidirectionl": True}, 'did you mean "bidirectional"'),
         ("scornn", {"batch_first": False}, "scornn reads (batch, time, features) always, got batch_first=False"),

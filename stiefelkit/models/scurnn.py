@@ -1,14 +1,13 @@
 """scuRNN: unitary RNN with the scaled Cayley transform and trained phases."""
 
-import math
 from typing import Any
 
 from torch import nn
 
-from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.numbers import at_least
 from stiefelkit.param import Parametrization
 
 __all__ = ["scurnn"]
@@ -44,8 +43,7 @@ def scurnn(
     References:
         Maduranga, Helfrich, Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019.
     """
-    if not 0 <= bias_bound < math.inf:
-        raise OptionError(f"scurnn needs a finite bias_bound >= 0, got {bias_bound!r}.")
+    bias_bound = at_least(0).require("scurnn", "bias_bound", bias_bound)
     options = layer_options(parametrization, activation, options, "cayley", {"init": "helfrich"})
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", trainable_h0=True, **options)
     draw_(rnn, "weight_ih", nn.init.xavier_uniform_)

@@ -200,7 +200,7 @@ class OrthogonalRNNCell(_Scanned):
             dtype=dtype,
             options=options,
         )
-        self._add_weights("", input_size, device, options)
+        self._add_weights("", self.input_size, device, options)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Returns the next state."""

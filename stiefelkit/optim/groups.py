@@ -134,7 +134,7 @@ def parameter_groups(
             by_name.setdefault(("stiefel", manifold), []).append(p)
     settings = {key: _settings(key, value) for key, value in per_coordinate.items()}
     _check_names(set(settings), {name for name, _ in by_name})
-    lr = RATE.require("parameter_groups", "lr", lr)
+    lr = RATE.require("parameter_groups", "learning rate", lr)
     free: dict[str, Any] = {"params": [p for p in model.parameters() if id(p) not in taken], "lr": lr}
     if weight_decay is not None:
         free["weight_decay"] = at_least(0).require("parameter_groups", "weight_decay", weight_decay)
@@ -157,10 +157,12 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
         for reserved in ("params", "name"):
             if reserved in value:
                 raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")
-        rates = {"lr": RATE.require("parameter_groups", f"lr of {key}", value["lr"])} if "lr" in value else {}
-        return {**plain(dict(value), keep=Tensor), **rates}
+        value = plain(dict(value), keep=Tensor)
+        if "lr" in value:
+            value["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", value["lr"])
+        return value
     if is_number(plain(value)):
-        return {"lr": RATE.require("parameter_groups", f"lr of {key}", value)}
+        return {"lr": RATE.require("parameter_groups", f"learning rate of {key}", value)}
     raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {value!r}.")
 
 

@@ -9,9 +9,11 @@ from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, at_least, plain
-from stiefelkit.optim.settings import RATE
+from stiefelkit.optim.settings import OF_TORCH, RATE
 
 __all__ = ["RMSprop"]
+
+_CHECKS = {**OF_TORCH, "lr": RATE, "maximize": FLAG, "init_acc": at_least(0), "eps_inside": FLAG}
 
 
 class RMSprop(torch.optim.RMSprop):
@@ -64,18 +66,16 @@ class RMSprop(torch.optim.RMSprop):
         init_acc: float = 0.0,
         eps_inside: bool = False,
     ):
-        self._own = plain({"init_acc": init_acc, "eps_inside": eps_inside})
-        of_torch = (alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable)
-        super().__init__(params, RATE.plain(lr), *plain(of_torch))
+        self._own = _checked({"init_acc": init_acc, "eps_inside": eps_inside})
+        rates = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        flags = {"centered": centered, "capturable": capturable, "foreach": foreach, "differentiable": differentiable}
+        super().__init__(params, **_checked(rates | flags | {"maximize": maximize}))
         self.defaults.update(self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its settings were checked."""
-        kept = dict.fromkeys(("params", "lr"), Tensor)
-        param_group = {key: plain(value, kept.get(key, ())) for key, value in {**param_group}.items()}
+        param_group = _checked({**param_group})
         full = {**self.defaults, **self._own, **param_group}
-        for key, check in (("init_acc", at_least(0)), ("eps_inside", FLAG)):
-            check.require("RMSprop", key, full[key])
         if full["eps_inside"] and (full["capturable"] or full["differentiable"]):
             raise OptionError("RMSprop needs eps_inside=False with capturable or differentiable, got True.")
         super().add_param_group(param_group)
@@ -112,6 +112,13 @@ class RMSprop(torch.optim.RMSprop):
                 elif members:
                     _move_as_torch(members, group, [self.state[p] for p in members])
         return loss
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same with Python's numbers; raises OptionError unless they are in range."""
+    return {
+        key: _CHECKS[key].require("RMSprop", key, value) if key in _CHECKS else value for key, value in settings.items()
+    }
 
 
 def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:

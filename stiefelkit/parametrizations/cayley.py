@@ -78,7 +78,7 @@ class Cayley(OrthogonalParam):
         self.bandwidth: int | None = optional(whole(1, n - 1, "n - 1")).require("Cayley", "bandwidth", bandwidth)
         self.arc = float(above(0, 2 * math.pi).require("Cayley", "arc", arc))
         self.negative = None if negative is None else _signs(negative, p)
-        reason = self.supports(shape, self.dtype, negative=negative)
+        reason = self.supports(self.shape, self.dtype, negative=negative)
         if reason is not None:
             raise DtypeError(f"Cayley needs {reason}, got {self.dtype}.")
         if not self.is_complex:

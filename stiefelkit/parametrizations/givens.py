@@ -85,7 +85,7 @@ class Givens(OrthogonalParam):
             raise OptionError(f'Givens needs layout "brickwall" or "fft", got {layout!r}.')
         if layout == "fft" and layers is not None:
             raise OptionError(f'Givens needs layout "brickwall" for layers=, got {layout!r}.')
-        reason = self.supports(shape, self.dtype, layout=layout)
+        reason = self.supports(self.shape, self.dtype, layout=layout)
         if reason is not None:
             raise ShapeError(f"Givens needs {reason}, got {n}.")
         self.layout = layout
