@@ -141,7 +141,8 @@ def test_float32_gradients_are_within_1e_5_of_float64(activation):
     exact = gradients(wide, [g.to(DOUBLE) for g in cotangents], activation=activation)
     for name, g in gradients(given, cotangents, activation=activation).items():
         error = torch.linalg.vector_norm(g - exact[name]) / torch.linalg.vector_norm(exact[name])
-        assert error < 1e-5, name
+        # Bent over a length of sqrt(1e-5), it multiplies the rounding of z by 300.
+        assert error < (1e-4 if activation == "modrelu_epsilon" else 1e-5), name
 
 
 def test_strided_input_and_gradients_are_taken_as_they_are():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import stiefelkit as sk
-from stiefelkit import errors
+from stiefelkit import errors, models
 from stiefelkit.functional import modrelu
 from stiefelkit.nn import ModReLU, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import scan
@@ -137,6 +137,33 @@ def test_modrelu_keeps_the_phase_and_shifts_the_modulus():
     assert torch.allclose(out[alive].angle(), z[alive].angle())
     assert torch.autograd.gradcheck(modrelu, (z.requires_grad_(), b.requires_grad_()))
     assert ModReLU(50)(torch.ones(50)).shape == (50,)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.complex128])
+def test_modrelu_with_an_epsilon_is_that_of_equation_5(dtype):
+    z, b, epsilon = torch.randn(50, dtype=dtype), torch.randn(50, dtype=DOUBLE), 1e-5
+    s = (z.abs().square() + epsilon).sqrt()
+    expected = torch.where(s + b >= 0, (s + b) * z / (s + epsilon), 0)
+    assert torch.allclose(modrelu(z, b, epsilon), expected, rtol=1e-14)
+    assert torch.allclose(ModReLU(50, epsilon=epsilon)(z), modrelu(z, torch.zeros(50, dtype=DOUBLE), epsilon))
+    assert torch.autograd.gradcheck(lambda z, b: modrelu(z, b, 0.1), (z.requires_grad_(), b.requires_grad_()))
+    zero = torch.zeros(1, dtype=dtype, requires_grad=True)
+    (gain,) = torch.autograd.grad(modrelu(zero, torch.tensor([0.01]), epsilon).real.sum(), zero)
+    assert gain.real.item() == pytest.approx((epsilon**0.5 + 0.01) / (epsilon**0.5 + epsilon))
+    for wrong in (-1e-5, float("nan"), float("inf")):
+        with pytest.raises(errors.OptionError, match="finite epsilon >= 0"):
+            modrelu(z, b, wrong)
+
+
+def test_a_model_takes_the_modrelu_of_its_paper():
+    model: Any = models.create("scurnn", 1, 6, 2, activation="modrelu_epsilon")
+    rnn = model.rnn.double()
+    x = torch.randn(2, 9, 1, dtype=DOUBLE)
+    h0, w, b = torch.randn(1, 2, 6, dtype=torch.complex128), rnn.weight_hh_l0, rnn.bias_l0
+    h, u = h0[0], torch.complex(*rnn.weight_ih_l0.chunk(2))
+    for t in range(9):
+        h = modrelu(h @ w.mT + x[:, t].to(u.dtype) @ u.mT, b, 1e-5)
+    assert torch.allclose(rnn(x, h0)[0][:, -1], h)
 
 
 def test_a_complex_layer_is_the_real_one_of_blocks():

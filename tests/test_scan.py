@@ -13,7 +13,8 @@ from stiefelkit.scan.engines import chunks
 
 DOUBLE = torch.float64
 REAL_ACTIVATIONS = ["modrelu", "tanh", "relu", "leaky_relu", "leaky_relu(0.3)", "abs", "oplu", "identity"]
-CASES = [(name, False) for name in REAL_ACTIVATIONS] + [("modrelu", True), ("identity", True)]
+CASES = [(name, False) for name in [*REAL_ACTIVATIONS, "modrelu_epsilon(0.1)"]]
+CASES += [(name, True) for name in ("modrelu", "modrelu_epsilon(0.1)", "identity")]
 LAYOUTS = [(None, False), (None, True), ([5, 5, 5, 3, 3, 1], False), ([5, 5, 5, 3, 3, 1], True)]
 
 
@@ -41,7 +42,7 @@ def drawn(
     }
     if m is not None:
         found["u"] = torch.randn(n, m, dtype=own)
-    if activation == "modrelu":
+    if activation.startswith("modrelu"):
         found["activation_bias"] = 0.5 * torch.randn(n, dtype=dtype)
     return found
 
@@ -203,18 +204,19 @@ def test_packed_sequences_equal_their_single_runs():
 
 
 @pytest.mark.parametrize("last_only", [False, True])
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_functional_gradients_and_maps_over_samples(is_complex, last_only):
+@pytest.mark.parametrize(
+    ("activation", "is_complex"), [("modrelu", False), ("modrelu", True), ("modrelu_epsilon", True)]
+)
+def test_functional_gradients_and_maps_over_samples(activation, is_complex, last_only):
     grad: Any = torch.func.grad
     vmap: Any = torch.func.vmap
     arguments = drawn("modrelu", is_complex, T=4, n=5)
+    options: Any = dict(activation=activation, last_only=last_only, backend="inplace")
     samples = torch.randn(3, *arguments["x"].shape, dtype=DOUBLE)
 
     def loss(*tensors: Any) -> Any:
         w, u, b, h0, x = tensors
-        out, last = run(
-            arguments | {"x": x, "w": w, "u": u, "activation_bias": b, "h0": h0}, last_only=last_only, backend="inplace"
-        )
+        out, last = run(arguments | {"x": x, "w": w, "u": u, "activation_bias": b, "h0": h0}, **options)
         return (last if last_only else out).abs().square().sum()
 
     weights: Any = tuple(arguments[name] for name in ("w", "u", "activation_bias", "h0"))

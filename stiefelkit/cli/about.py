@@ -110,7 +110,7 @@ def _of_minimizer(name: str, cls: Any) -> tuple[Rows, Rows]:
 def _of_activation(name: str, cls: Any) -> tuple[Rows, Rows]:
     facts = [("states", states_of(cls)), ("bias", "inside" if cls.bias_inside else "added to z")]
     facts.append(("kernels", "a program of triton" if cls.kernel else "none of triton, all other backends"))
-    slope = "" if cls.default_slope is None else f", or with a slope as in {name}(0.2)"
+    slope = "" if cls.default_slope is None else f", or with a number as in {name}(0.2)"
     facts.append(("use", f'sk.nn.OrthogonalRNN(3, 8, activation="{name}"){slope}'))
     return facts, []
 

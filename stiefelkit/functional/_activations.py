@@ -1,33 +1,49 @@
 """Activations of recurrent cells that torch has not, real and complex."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import ShapeError
+from stiefelkit.errors import OptionError, ShapeError
 
 __all__ = ["leaky_relu", "modrelu", "oplu"]
 
 
-def modrelu(z: Tensor, b: Tensor) -> Tensor:
+def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
     r"""modReLU: relu(|z| + b) z / |z|, and 0 at z = 0.
 
     The phase (for real z, the sign) is kept and the modulus shifted; where |z| + b <= 0 the output and its gradient
-    are 0. At z = 0 the value is 0 and so is the gradient, real and complex, with no epsilon: an epsilon in the
-    denominator gives NaN gradients there or a gain above 4 for b = 0.01.
+    are 0. At z = 0 the value is 0 and so is the gradient, real and complex, with no epsilon.
+
+    With one it is that of scuRNN's paper, equation 5: relu(s + b) z / (s + epsilon), s = (|z|^2 + epsilon)^(1/2), which
+    is smooth at z = 0, where its gain is (epsilon^(1/2) + b) / (epsilon^(1/2) + epsilon): above 4 for b = 0.01 and
+    their 1e-5, so that sixty steps of zero input may overflow.
 
     Args:
         z: pre-activation, real or complex, shape (*, n); a modulus below the smallest normal number counts as 0.
         b: real bias, shape (n,).
+        epsilon: 0, or that of equation 5.
 
     Returns:
         Tensor of the shape and dtype of z.
 
+    Raises:
+        OptionError: epsilon is negative or not finite.
+
     References:
-        Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016, equation 8.
+        Arjovsky, Shah, Bengio, Unitary evolution recurrent neural networks, ICML 2016, equation 8; Maduranga, Helfrich,
+        Ye, Complex unitary recurrent neural networks using scaled Cayley transform, AAAI 2019, equation 5.
 
     >>> modrelu(torch.tensor([-2.0, 0.0, 0.5]), torch.tensor([-1.0, 1.0, -1.0]))
     tensor([-1.,  0.,  0.])
     """
+    if not 0 <= epsilon < math.inf:
+        raise OptionError(f"modrelu needs a finite epsilon >= 0, got {epsilon!r}.")
+    if epsilon:
+        square = torch.view_as_real(z).square().sum(-1) if z.is_complex() else z.square()
+        modulus = (square + epsilon).sqrt()
+        return z * (torch.relu(modulus + b.to(modulus.dtype)) / (modulus + epsilon))
     if not z.is_complex():
         # The sign has derivative 0, which autograd would add up at the price of the rest together.
         return torch.sgn(z.detach()) * torch.relu(z.abs() + b.to(z.dtype))

@@ -28,7 +28,7 @@ def full_urnn(
     W starts as a draw of the restricted-capacity map ("restricted"), h_0 is trained from U(-b, b), b = (3 / 2n)^(1/2),
     input weights are Glorot-uniform on their real shape (m, 2n), modReLU's bias is U(-0.01, 0.01), the read-out of
     [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs has
-    1e-5.
+    1e-5 in both places, as activation="modrelu_epsilon".
 
     The coordinate `stiefel` needs an optimizer of frames: the paper's is `sk.optim.MultiplicativeCayley`, with the
     learning rate of all parameters for copying and speech, and with precondition="rmsprop" and 1e-6 for pixel-by-pixel

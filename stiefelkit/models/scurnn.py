@@ -27,9 +27,9 @@ def scurnn(
 
     As in the authors' code: Re A as in scoRNN and Im A = 0, theta uniform on (0, 2 pi), input weights Glorot-uniform
     on their real shape (m, 2n), modReLU's bias U(-bias_bound, bias_bound), h_0 trained from U(-0.01, 0.01), read-out
-    of [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`); theirs
-    has 1e-5, which overflows on long runs of zero input. Coordinates: `skew` and `phase`, each at its own
-    learning rate.
+    of [Re h, Im h] Glorot-uniform with zero bias. The modReLU has no epsilon (`stiefelkit.functional.modrelu`);
+    activation="modrelu_epsilon" is theirs, of equation 5, with 1e-5, which overflows on long runs of zero input.
+    Coordinates: `skew` and `phase`, each at its own learning rate.
 
     Parameters: n^2 + n + 2nm + n + 2n + 2np + p.
 

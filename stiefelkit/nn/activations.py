@@ -13,6 +13,7 @@ class ModReLU(nn.Module):
 
     Args:
         features: size n of the last dimension.
+        epsilon: 0, or that of scuRNN's equation 5, as in `stiefelkit.functional.modrelu`.
         device: of the bias.
         dtype: of the bias, real.
 
@@ -24,11 +25,17 @@ class ModReLU(nn.Module):
     """
 
     def __init__(
-        self, features: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        features: int,
+        *,
+        epsilon: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
 
     def forward(self, z: Tensor) -> Tensor:
         """Applies the activation."""
-        return modrelu(z, self.bias)
+        return modrelu(z, self.bias, self.epsilon)

@@ -51,7 +51,7 @@ def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args
 
 
 def sample_gradients(
-    recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor
+    recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
 ) -> dict[str, Tensor]:
     """Gradients of each sample, from those by its pre-activations.
 
@@ -62,6 +62,7 @@ def sample_gradients(
         h0: first states (V, B, n).
         u: input matrix (n, m), shared.
         out: states (T, V, B, n).
+        saved: what the activation kept besides them, (T, V, B, .).
 
     Returns:
         Gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias (V, n) and activation_bias (V, n).
@@ -84,7 +85,7 @@ def sample_gradients(
         rows = row_blocks(delta)
         # Where the gradients are mapped over once more, what is written to has to be too.
         h = torch.empty_like(rows).copy_(row_blocks(out))
-        gradients["activation_bias"] = activation.bias_gradient(h, rows).sum((0, 2))
+        gradients["activation_bias"] = activation.inner_gradient(h, saved, rows).sum((0, 2))
     return gradients
 
 

@@ -109,7 +109,7 @@ class _ScanBackward(_Once):
             return one_by_one(_ScanBackward.apply, info, in_dims, args)
         folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
         delta, dh0 = _Deltas.apply(*(folded[name] for name in DELTAS))
-        rows = {name: unfold(info, folded[name], 1) for name in ("x", "out")}
+        rows = {name: unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
         h0 = unfold(info, folded["h0"], 0)
         gradients = sample_gradients(recurrence, unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
         gradients["h0"] = unfold(info, dh0, 0)

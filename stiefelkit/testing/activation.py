@@ -65,7 +65,7 @@ def law_derivative(act: Activation, is_complex: bool) -> None:
         delta = factors[0] * delta
     _near(delta, _rows(exact[0]), "what the factors make of a gradient")
     if drawn.bias is not None:
-        _near(act.bias_gradient(h, delta).sum((0, 1)), exact[1], "the gradient by the bias")
+        _near(act.inner_gradient(h, saved, delta).sum((0, 1)), exact[1], "the gradient by the bias")
 
 
 def law_scan(act: Activation, is_complex: bool) -> None:

@@ -25,6 +25,7 @@ _activations = Registry(
         "identity": "stiefelkit.scan.activations.identity:Identity",
         "leaky_relu": "stiefelkit.scan.activations.leaky_relu:LeakyReLU",
         "modrelu": "stiefelkit.scan.activations.modrelu:ModReLU",
+        "modrelu_epsilon": "stiefelkit.scan.activations.modrelu_epsilon:ModReLUEpsilon",
         "oplu": "stiefelkit.scan.activations.oplu:OPLU",
         "relu": "stiefelkit.scan.activations.relu:ReLU",
         "tanh": "stiefelkit.scan.activations.tanh:Tanh",
@@ -56,7 +57,7 @@ def register(name: str, target: "str | type[Activation]") -> None:
 
 
 def find_activation(name: str, is_complex: bool) -> Activation:
-    """Looks an activation up: a name, or one with a slope, "leaky_relu(0.2)".
+    """Looks an activation up: a name, or one with a number, "leaky_relu(0.2)".
 
     Args:
         name: as above.
@@ -64,7 +65,7 @@ def find_activation(name: str, is_complex: bool) -> Activation:
 
     Raises:
         UnknownNameError: nothing has this name.
-        OptionError: the slope is no positive number, or the activation has none; or it is none.
+        OptionError: the number is not positive, or the activation has none; or it is none.
         DtypeError: it is not defined for complex states.
 
     >>> import torch
@@ -101,7 +102,7 @@ def _parsed(name: Any, is_complex: bool) -> Activation:
         if cls.default_slope is None or not 0 < slope < math.inf:
             example = "leaky_relu" if cls.default_slope is None else kind
             raise OptionError(
-                f"Only {example} takes a slope, as in '{example}(0.2)', and one above zero; got {name!r}."
+                f"Only {example} takes a number, as in '{example}(0.2)', and one above zero; got {name!r}."
             )
     cls = cls.of_complex() if is_complex else cls
     if cls is None:

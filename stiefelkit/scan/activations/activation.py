@@ -24,7 +24,7 @@ class Activation(ABC):
 
     Args:
         name: as it was asked for, "leaky_relu(0.2)".
-        slope: of those that have one.
+        slope: of those that have one; the number of a name, whatever it is to them.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Activation(ABC):
     saved: ClassVar[tuple[int, torch.dtype | None] | None] = None
     """What is kept besides the states: so many numbers per n units as a divisor, and their dtype (None: that of z)."""
     default_slope: ClassVar[float | None] = None
-    """The slope where a name has none; None for activations without."""
+    """The slope, or other number, where a name has none; None for activations without."""
     kernel: ClassVar[str | None] = None
     """What the programs of the GPU call it; None if they do not know it."""
 
@@ -78,6 +78,10 @@ class Activation(ABC):
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
         """The gradient by the bias inside, (*, n), at each row of states and of gradients by z, both (*, N)."""
         raise NotImplementedError
+
+    def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
+        """`bias_gradient`, of activations whose states alone do not tell it; the in-place backends ask here."""
+        return self.bias_gradient(h, delta)
 
     def is_ill(self, saved: Tensor) -> bool:
         """Whether `step` was not accurate on this chunk, and `careful` has to take its place."""

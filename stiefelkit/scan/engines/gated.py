@@ -50,7 +50,9 @@ class Gated:
             part = carry[: chunk.batch]
             _steps_back(z, others, g, part, shaped(room.gate, chunk, n), p.rows_w, p.reverse)
             d = z.flatten(0, 1)
-            sums.add(chunk, d[:, : 3 * n], d[:, n:], d[:, 3 * n :], before, shaped(room.c, chunk, n))
+            sums.add(
+                chunk, d[:, : 3 * n], d[:, n:], d[:, 3 * n :], before, shaped(room.c, chunk, n), room.saved.of(chunk)
+            )
             if dx is not None and p.u is not None:
                 torch.mm(d[:, n:], p.u, out=p.part(dx, chunk).flatten(0, 1))
         return sums.gradients(dx, carry)

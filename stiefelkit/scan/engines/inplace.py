@@ -66,7 +66,7 @@ class InPlace:
 
         def take(chunk: Chunk, delta: Tensor, h: Tensor, before: Tensor) -> None:
             d = delta.flatten(0, 1)
-            sums.add(chunk, d, d, d, before, h)
+            sums.add(chunk, d, d, d, before, h, p.part(outcome.saved, chunk))
             if dx is not None and not direct:
                 _input_gradient(p, dx, chunk, delta)
 

@@ -30,7 +30,9 @@ class Sums:
         self.ones = torch.ones_like(p.buffer(1)) if self.bias is not None else None
         self.inputs = p.buffer(columns) if self.u is not None and p.x.is_complex() else None
 
-    def add(self, chunk: Chunk, d_w: Tensor, d_u: Tensor, d_z: Tensor, before: Tensor, h: Tensor) -> None:
+    def add(
+        self, chunk: Chunk, d_w: Tensor, d_u: Tensor, d_z: Tensor, before: Tensor, h: Tensor, saved: Tensor
+    ) -> None:
         """Adds a chunk's share.
 
         Args:
@@ -40,6 +42,7 @@ class Sums:
             d_z: gradients by the arguments of the activation.
             before: the states h, (k, batch, N).
             h: what the activation returned, (k, batch, N).
+            saved: what it kept besides, (k, batch, .).
         """
         if self.w is not None:
             self.w.addmm_(d_w.mT, before.flatten(0, 1))
@@ -51,7 +54,7 @@ class Sums:
         if self.bias is not None and self.ones is not None:
             self.bias.addmv_(d_u.mT, self.ones[: d_u.shape[0]])
         if self.inner is not None:
-            self.inner += self.p.activation.bias_gradient(h.flatten(0, 1), d_z).sum(0)
+            self.inner += self.p.activation.inner_gradient(h.flatten(0, 1), saved.flatten(0, 1), d_z).sum(0)
 
     def gradients(self, x: Tensor | None, h0: Tensor) -> Gradients:
         """All gradients, with those by x and, as rows, by h0; complex ones put together."""
