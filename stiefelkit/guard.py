@@ -168,10 +168,15 @@ def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         for p in group["params"]:
             # geoopt's are of classes of its own, and an attribute of a thousand plain ones takes time
-            says = type(p) is not nn.Parameter and isinstance(getattr(p, "manifold", None), manifolds)
+            says = type(p) is not nn.Parameter and _is_among(getattr(p, "manifold", None), manifolds)
             is_bound = says or id(p) in watched
             if is_bound and (p.requires_grad or p.grad is not None) and not _is_geoopts(optimizer, p):
                 raise OptimizerError(_in_words(optimizer, p, watched.get(id(p)) or Frame(None, "stiefel", "")))
+
+
+def _is_among(manifold: Any, classes: tuple[type, ...]) -> bool:
+    """Whether a manifold is of some classes, or geoopt's Scaled around one that is."""
+    return isinstance(manifold, classes) or isinstance(getattr(manifold, "base", None), classes)
 
 
 def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:

@@ -184,3 +184,17 @@ def test_only_linear_layers_are_adapted():
         sk.nn.adapt(nn.Sequential(nn.Conv1d(2, 2, 3)), "*")
     with pytest.raises(errors.DtypeError, match="real dtype"):
         sk.nn.OrthogonalAdapter(nn.Linear(2, 2, dtype=torch.complex64))
+
+
+def test_an_adapter_that_would_train_nothing_is_refused():
+    net = nn.Sequential(nn.Linear(37, 4)).requires_grad_(False)
+    with pytest.raises(errors.OptionError, match="no number from 2 to 32 divides the features, got 37"):
+        sk.nn.adapt(net, "*.weight")
+    for options in ({"block_size": 37}, {"parametrization": "householder"}):
+        adapted = sk.nn.adapt(copy.deepcopy(net), "*.weight", **options)
+        assert any(p.requires_grad for p in adapted.parameters())
+
+
+def test_a_lazy_layer_is_refused_with_the_remedy():
+    with pytest.raises(errors.DtypeError, match=r"needs layers with a size, got 0\.weight; call the model"):
+        sk.nn.adapt(nn.Sequential(nn.LazyLinear(8)), "*weight")

@@ -179,3 +179,12 @@ def test_frames_of_modules_as_geoopts_parameters_are_taken_at_their_word():
     net(torch.ones(4)).sum().backward()
     optimizer.step()
     assert sk.drift(net)["weight"].error < 1e-6
+
+
+def test_a_scaled_manifold_of_ours_is_guarded():
+    w = geoopt.ManifoldParameter(sk.init.haar((8, 4)), geoopt.Scaled(sk.manifolds.Stiefel(), 2.0))
+    before = w.detach().clone()
+    w.grad = torch.ones_like(w)
+    with pytest.raises(errors.OptimizerError, match="which must stay on its manifold"):
+        torch.optim.Adam([w]).step()
+    assert torch.equal(w.detach(), before)

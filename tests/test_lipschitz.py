@@ -209,3 +209,17 @@ def test_half_precision_is_measured_as_it_rounds(dtype: torch.dtype) -> None:
     layer = nn.Conv2d(3, 3, 3, padding=1).to(dtype)
     found, wide = lipschitz(layer, (8, 8)), lipschitz(nn.Conv2d.float(layer), (8, 8))
     assert found.largest == pytest.approx(wide.largest, rel=1e-5)
+
+
+def test_what_has_no_finite_norm_is_refused_in_a_sentence():
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    with torch.no_grad():
+        conv.weight.mul_(1e20)
+    with pytest.raises(errors.NonFiniteError, match="products by itself and its adjoint are finite"):
+        sk.metrics.lipschitz(conv, (40, 40))
+    with torch.no_grad():
+        conv.weight[0] = torch.nan
+    with pytest.raises(errors.NonFiniteError, match="finite weights, got a Conv2d"):
+        sk.metrics.lipschitz(conv, (4, 4))
+    with pytest.raises(errors.OptionError, match="got a lazy one"):
+        sk.metrics.lipschitz(nn.LazyConv2d(3, 3), (8, 8))

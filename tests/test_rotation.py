@@ -1,5 +1,6 @@
 """Rotations that are folded into the layers around them leave the function as it was."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -68,3 +69,32 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
         with pytest.raises(error, match=words):
             sk.nn.rotate_(kind, readers=readers)
     assert torch.equal(good.weight, before)
+
+
+def test_hooks_that_may_do_more_are_refused():
+    first, last = nn.Linear(5, 8), nn.Linear(8, 5)
+    for module, hook in (
+        (first, first.register_forward_hook(lambda _, args, y: y.relu())),
+        (last, last.register_forward_pre_hook(lambda _, args: args[0].relu())),
+    ):
+        before = copy.deepcopy(module.state_dict())
+        with pytest.raises(errors.OptionError, match="without hooks, which may do more, got Linear with hooks"):
+            sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
+        assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+        hook.remove()
+    sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
+
+
+def test_a_forward_put_on_an_instance_is_refused():
+    first, last = nn.Linear(5, 8), nn.Linear(8, 5)
+    forward = first.forward
+    first.forward = lambda x: forward(x).relu()
+    with pytest.raises(errors.OptionError, match="a copy runs in float64, got Linear with a forward of its own"):
+        sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
+
+
+def test_a_layer_inside_an_adapter_is_refused():
+    net = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)).requires_grad_(False)
+    sk.nn.adapt(net, "1.weight", block_size=4)
+    with pytest.raises(errors.OptionError, match=r"got 1\.layer inside OrthogonalAdapter; fold or "):
+        sk.nn.rotate_(sk.init.haar((8, 8)), readers=[net[1].layer], writers=[net[0]], model=net)

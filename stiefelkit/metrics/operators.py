@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from stiefelkit.dtypes import working_dtype
-from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.errors import NonFiniteError, OptionError, ShapeError
 from stiefelkit.numbers import plain, sizes, whole
 
 __all__ = ["Lipschitz", "lipschitz"]
@@ -70,7 +71,8 @@ def lipschitz(
         dtype: of the inputs; that of the first weight if left out.
 
     Raises:
-        OptionError: the layer is not linear, or `input_size` is missing.
+        OptionError: the layer is not linear or lazy, or `input_size` is missing.
+        NonFiniteError: a weight is not finite, or too large for Lanczos steps.
         ShapeError: the layer does not take inputs of that size.
 
     >>> import torch
@@ -80,6 +82,10 @@ def lipschitz(
     3.0
     """
     steps = whole(1).require("lipschitz", "steps", steps)
+    if any(is_lazy(p) for p in layer.parameters()):
+        raise OptionError("lipschitz needs a layer with a size, got a lazy one; call it on a batch first.")
+    if not all(bool(p.isfinite().all()) for p in layer.parameters() if not p.is_meta):
+        raise NonFiniteError(f"lipschitz needs finite weights, got a {type(layer).__name__} with others.")
     operator = _Operator(layer, _input_shape(layer, input_size), dtype)
     with operator.held():
         operator.check()
@@ -89,7 +95,13 @@ def lipschitz(
             largest, smallest = values.max().item(), values.min().item()
             return Lipschitz(largest, smallest, largest, True, 0.0)
         certain = _bound_of_convolution(layer, operator)
-        found = _lanczos(operator, steps, is_patient=certain is None)
+        try:
+            found = _lanczos(operator, steps, is_patient=certain is None)
+        except torch.linalg.LinAlgError as cause:
+            raise NonFiniteError(
+                "lipschitz needs a layer whose products by itself and its adjoint are finite, got others; scale its "
+                "weight, or exact=True."
+            ) from cause
     return found if certain is None else found._replace(bound=max(certain, found.largest))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from stiefelkit import attach
 from stiefelkit._torch import call_hooks, held_modules, held_parameters, is_cached
@@ -102,6 +103,8 @@ class OrthogonalAdapter(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        if isinstance(layer, nn.Linear) and is_lazy(layer.weight):
+            raise DtypeError("OrthogonalAdapter needs a layer with a size, got a lazy one; call the model on a batch.")
         if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
             raise DtypeError(f"OrthogonalAdapter needs a torch.nn.Linear of a real dtype, got {type(layer).__name__}.")
         if side not in _SIDES:
@@ -260,6 +263,9 @@ def adapt(
     if not hosts:
         raise OptionError(f"adapt needs layers without an adapter, got {places[0].qualified}, which is in one.")
     wrong = [place.qualified for place in hosts.values() if not isinstance(place.host, nn.Linear)]
+    lazy = [place.qualified for place in hosts.values() if any(map(is_lazy, place.host.parameters()))]
+    if lazy:
+        raise DtypeError(f"adapt needs layers with a size, got {', '.join(lazy)}; call the model on a batch first.")
     if wrong:
         raise DtypeError(f"adapt needs weights of linear layers, got {', '.join(wrong)}.")
     others = in_other_adapters(model)
@@ -349,6 +355,11 @@ def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) 
         return options
     if block_size is None:
         block_size = max(b for b in range(1, min(n, _BLOCK) + 1) if n % b == 0)
+        if block_size == 1 < n:
+            raise OptionError(
+                f"OrthogonalAdapter needs block_size= where no number from 2 to {_BLOCK} divides the features, got {n} "
+                f'features; block_size={n} rotates all of them, and parametrization="householder" takes any number.'
+            )
     divides = Check(f"a {{key}} that divides {n}", lambda size: whole(1).holds(size) and n % size == 0)
     return {**options, "blocks": n // divides.require("OrthogonalAdapter", "block_size", block_size)}
 

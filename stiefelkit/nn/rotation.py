@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stiefelkit._torch import held_modules, held_parameters
+from stiefelkit._torch import call_hooks, held_modules, held_parameters
 from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError, UnfilledError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.nn.adapter import OrthogonalAdapter
 from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
 
 __all__ = ["rotate_"]
@@ -66,8 +67,9 @@ def rotate_(
         readers: linear layers with n inputs.
         writers: linear layers with n outputs; or embeddings, whose rows are rotated.
         norms: norms of n features, each with all layers that read what it gives, which are readers by that.
-        model: the model of all these. If it is given, what stands on h and was forgotten is refused: another norm of n
-            features that does not commute with R, another layer that shares a weight with these.
+        model: the model of all these. If it is given, three things are looked for that were forgotten, and refused:
+            another norm of n features that does not commute with R, another layer that shares a weight with these, and
+            an adapter around one of these. A layer that was left out, and a parameter added to h, are not seen.
 
     Raises:
         ShapeError: R is not square, or a layer has another size.
@@ -75,7 +77,7 @@ def rotate_(
         UnfilledError: a weight is on the meta device.
         DtypeError: a layer is neither linear nor, among the writers, an embedding; or its weight is no plain parameter.
         OptionError: layers share a weight and want different changes of it; a norm is no root mean square with a
-            scale; or a layer's own forward does not commute with R.
+            scale; a layer has hooks, or its own forward does not commute with R.
 
     >>> first, last = nn.Linear(3, 4), nn.Linear(4, 2)
     >>> x = torch.randn(5, 3)
@@ -100,6 +102,12 @@ def rotate_(
     sites = _sites(list(readers), list(writers), norms)
     changed: dict[Any, tuple[Tensor, Tensor]] = {}
     roles: dict[Any, tuple[_Role, nn.Module]] = {}
+    for module in [*norms, *(site.layer for site in sites)]:
+        if any(call_hooks(module)):
+            raise OptionError(
+                f"rotate_ needs layers and norms without hooks, which may do more, got {_kind(module)} with hooks; "
+                "remove them first."
+            )
     for site in sites:
         values = {}
         for name, (tensor, role) in _roles(site, n, scales).items():
@@ -213,7 +221,12 @@ def _check_own_forward(site: _Site, values: dict[str, Tensor], scales: Mapping[i
         scale = scales.get(id(site.norm))
         x = x @ r.mT.to(x)
         before = before if scale is None else before * scale.values
-    y, rotated = twin(layer)(before), twin(layer, **values)(x)
+    try:
+        y, rotated = twin(layer)(before), twin(layer, **values)(x)
+    except RuntimeError as cause:  # a forward put on the instance runs the layer that was copied
+        raise OptionError(
+            f"rotate_ needs layers of which a copy runs in float64, got {_kind(layer)} with a forward of its own."
+        ) from cause
     if not agree(rotated, y @ r.mT.to(y) if site.writes else y, max(n, w.shape[1])):
         raise OptionError(f"rotate_ needs layers that compute W x + b, got {_kind(layer)}, whose forward does more.")
 
@@ -228,12 +241,13 @@ def _check_model(
     """Raises OptionError for what stands on h in a model and was not named."""
     named = {id(site.layer) for site in sites} | {id(norm) for norm in norms}
     others = in_other_adapters(model)
+    others |= {id(a.layer): "OrthogonalAdapter" for a in model.modules() if isinstance(a, OrthogonalAdapter)}
     for name, module in model.named_modules():
         if id(module) in named:
             if id(module) in others:
                 raise OptionError(
                     f"rotate_ needs layers that nothing else adds to, got {name} inside {others[id(module)]}; "
-                    "merge_and_unload first."
+                    "fold or merge_and_unload it first."
                 )
             continue
         for parameter in held_parameters(module).values():
