@@ -61,7 +61,7 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
 def sizes(shape: Any) -> tuple[int, ...] | None:
     """Returns a shape as Python's integers, or None if it is no sequence of integers."""
     shape = plain(shape)
-    found = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
+    found: Any = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
     return found if all(type(length) is int for length in found) else None
 
 

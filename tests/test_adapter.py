@@ -190,7 +190,8 @@ def test_an_adapter_that_would_train_nothing_is_refused():
     net = nn.Sequential(nn.Linear(37, 4)).requires_grad_(False)
     with pytest.raises(errors.OptionError, match="no number from 2 to 32 divides the features, got 37"):
         sk.nn.adapt(net, "*.weight")
-    for options in ({"block_size": 37}, {"parametrization": "householder"}):
+    kinds: Any = ({"block_size": 37}, {"parametrization": "householder"})
+    for options in kinds:
         adapted = sk.nn.adapt(copy.deepcopy(net), "*.weight", **options)
         assert any(p.requires_grad for p in adapted.parameters())
 

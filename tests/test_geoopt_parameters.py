@@ -182,7 +182,8 @@ def test_frames_of_modules_as_geoopts_parameters_are_taken_at_their_word():
 
 
 def test_a_scaled_manifold_of_ours_is_guarded():
-    w = geoopt.ManifoldParameter(sk.init.haar((8, 4)), geoopt.Scaled(sk.manifolds.Stiefel(), 2.0))
+    manifold: Any = geoopt.Scaled(Stiefel(), 2.0)
+    w = geoopt.ManifoldParameter(sk.init.haar((8, 4)), manifold)
     before = w.detach().clone()
     w.grad = torch.ones_like(w)
     with pytest.raises(errors.OptimizerError, match="which must stay on its manifold"):

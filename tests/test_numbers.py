@@ -311,9 +311,11 @@ def test_what_a_scheduler_writes_is_saved_as_pythons_numbers(name: str, schedule
 
 def test_groups_have_pythons_numbers_and_keep_rates_that_are_tensors() -> None:
     layer, rate = sk.orthogonal(nn.Linear(4, 4), "weight", "cayley"), torch.tensor(0.5)
-    for lr, kept in ((np.float64(0.5), 0.5), (rate, rate)):
+    kinds: Any = ((np.float64(0.5), 0.5), (rate, rate))
+    decay: Any = np.float32(0.25)
+    for lr, kept in kinds:
         groups = sk.optim.parameter_groups(
-            layer, lr, weight_decay=np.float32(0.25), skew={"lr": lr, "weight_decay": np.int64(0), "nu": np.float32(0)}
+            layer, lr, weight_decay=decay, skew={"lr": lr, "weight_decay": np.int64(0), "nu": np.float32(0)}
         )
         assert [group["lr"] for group in groups] == [kept, kept]
         assert [group["weight_decay"] for group in groups] == [0.25, 0]
@@ -340,7 +342,7 @@ def test_a_model_is_made_alike_by_any_kind_of_number(name: str, kind: str) -> No
     for (key, a), (other_key, b) in zip(mine.state_dict().items(), other.state_dict().items(), strict=True):
         assert key == other_key
         assert not isinstance(a, torch.Tensor) or torch.equal(a, b)
-    rnn = other.rnn
+    rnn: Any = other.rnn
     assert {*map(type, (rnn.input_size, rnn.hidden_size, rnn.num_layers))} == {int}
     assert type(rnn.dropout) is float
 
@@ -348,12 +350,12 @@ def test_a_model_is_made_alike_by_any_kind_of_number(name: str, kind: str) -> No
 @KIND
 def test_layers_are_made_alike_by_any_kind_of_number(kind: str) -> None:
     sizes = of_kind((2, 4), kind)
-    cls = sk.nn.OrthogonalRNN
+    cls: Any = sk.nn.OrthogonalRNN
     layer = cls(*sizes, of_kind(2, kind), dropout=of_kind(0.5, kind), bidirectional=of_kind(True, kind))
     assert repr(layer) == repr(cls(2, 4, 2, dropout=0.5, bidirectional=True))
     assert layer(torch.zeros(3, 1, 2))[0].shape == (3, 1, 8)
     assert sk.nn.OrthogonalRNNCell(*sizes)(torch.zeros(1, 2)).shape == (1, 4)
-    adapter = sk.nn.OrthogonalAdapter(nn.Linear(8, 8), block_size=of_kind(4, kind))
+    adapter: Any = sk.nn.OrthogonalAdapter(nn.Linear(8, 8), block_size=of_kind(4, kind))
     assert type(adapter.rotation.parametrizations.weight.param.options()["blocks"]) is int
 
 

@@ -88,13 +88,13 @@ def test_hooks_that_may_do_more_are_refused():
 def test_a_forward_put_on_an_instance_is_refused():
     first, last = nn.Linear(5, 8), nn.Linear(8, 5)
     forward = first.forward
-    first.forward = lambda x: forward(x).relu()
+    first.forward = lambda input: forward(input).relu()
     with pytest.raises(errors.OptionError, match="a copy runs in float64, got Linear with a forward of its own"):
         sk.nn.rotate_(sk.init.haar((8, 8)), readers=[last], writers=[first])
 
 
 def test_a_layer_inside_an_adapter_is_refused():
-    net = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)).requires_grad_(False)
+    net: Any = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)).requires_grad_(False)
     sk.nn.adapt(net, "1.weight", block_size=4)
     with pytest.raises(errors.OptionError, match=r"got 1\.layer inside OrthogonalAdapter; fold or "):
         sk.nn.rotate_(sk.init.haar((8, 8)), readers=[net[1].layer], writers=[net[0]], model=net)

@@ -119,9 +119,9 @@ def made(layer: dict[str, Any], real: torch.dtype, seed: int | None = None) -> n
     """
     torch.manual_seed(layer["seed"] if seed is None else seed)
     (a, b), kind, options = layer["sizes"], layer["kind"], layer["options"]
-    own = {"bias": layer["bias"], "parametrization": layer["map"], "dtype": real, **options}
+    own: dict[str, Any] = {"bias": layer["bias"], "parametrization": layer["map"], "dtype": real, **options}
     if kind == "own_linear":
-        return sk.nn.OrthogonalLinear(a, b, **own | {"dtype": field_of(layer, real)})
+        return sk.nn.OrthogonalLinear(a, b, **{**own, "dtype": field_of(layer, real)})
     if kind in ("own_rnn", "own_cell"):
         cls = sk.nn.OrthogonalRNN if kind == "own_rnn" else sk.nn.OrthogonalRNNCell
         return cls(a, b, field="complex" if layer["complex"] else "real", activation=layer["activation"], **own)

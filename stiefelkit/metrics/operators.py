@@ -97,7 +97,7 @@ def lipschitz(
         certain = _bound_of_convolution(layer, operator)
         try:
             found = _lanczos(operator, steps, is_patient=certain is None)
-        except torch.linalg.LinAlgError as cause:
+        except RuntimeError as cause:  # torch.linalg.LinAlgError, which torch does not name as its own
             raise NonFiniteError(
                 "lipschitz needs a layer whose products by itself and its adjoint are finite, got others; scale its "
                 "weight, or exact=True."

@@ -157,10 +157,10 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
         for reserved in ("params", "name"):
             if reserved in value:
                 raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")
-        value = plain(dict(value), keep=Tensor)
-        if "lr" in value:
-            value["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", value["lr"])
-        return value
+        settings: dict[str, Any] = plain(dict(value), keep=Tensor)
+        if "lr" in settings:
+            settings["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", settings["lr"])
+        return settings
     if is_number(plain(value)):
         return {"lr": RATE.require("parameter_groups", f"learning rate of {key}", value)}
     raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {value!r}.")

@@ -56,7 +56,7 @@ def _is_rate(lr: Any) -> bool:
         if not reads_are_free(lr):
             return True
         lr = lr.item()
-    return is_number(lr) and 0 <= lr < math.inf
+    return is_number(lr) and bool(0 <= lr < math.inf)
 
 
 def _are_betas(betas: Any) -> bool:

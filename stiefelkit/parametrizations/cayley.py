@@ -249,7 +249,7 @@ class Cayley(OrthogonalParam):
 
 def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
     """Turns the option into p signs."""
-    signs = plain(negative.tolist() if hasattr(negative, "tolist") else negative)
+    signs = plain(getattr(negative, "tolist", lambda: negative)())
     if type(signs) is int:
         count = whole(0, p, "p").require("Cayley", "negative", signs)
         return (1,) * (p - count) + (-1,) * count
