@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from stiefelkit import parametrizations
 from stiefelkit.coordinate_list import CoordinateList
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.filling import Start, check_scheme, draw_, start_
+from stiefelkit.filling import Start, check_scheme, start_
 from stiefelkit.host import (
     OrthogonalWeight,
     check_loading_of,
@@ -181,7 +181,7 @@ def reset_(module: nn.Module, name: str, init: str | None = None, generator: tor
         raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
     if init is not None:
         check_scheme(coordinate_list.param, init)
-    draw_(coordinate_list, init, generator)
+    coordinate_list.draw_(init, generator)
 
 
 def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:

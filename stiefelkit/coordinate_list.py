@@ -27,7 +27,7 @@ from stiefelkit.handed import Handed
 from stiefelkit.mending import Notes, frame_tensors, to_nearest_
 from stiefelkit.param import OrthogonalParam
 from stiefelkit.scan.structures import Factored
-from stiefelkit.sharding import is_sharded, placed_like, whole
+from stiefelkit.sharding import as_on_the_first, is_sharded, placed_like, whole
 
 __all__ = ["CoordinateList"]
 
@@ -52,12 +52,14 @@ class CoordinateList(parametrize.ParametrizationList):
         gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
         is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
         seat: its place among weights that `sk.grouped` maps together.
+        fills: how often all coordinates were set: by assigning, drawing, rebasing.
     """
 
     gradient: str = "exact"
     gradients: tuple[str, ...] = ("exact",)
     is_sparse: bool = False
     seat: Seat | None = None
+    fills: int = 0
     _checked: tuple[Any, str] = (None, "")
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
@@ -322,7 +324,24 @@ class CoordinateList(parametrize.ParametrizationList):
                 continue
             c.copy_(placed_like(value.to(c), c))
         self._emptied = None
+        self.fills += 1
         self.note_written()
+
+    def blank(self) -> Tensor:
+        """A tensor like the weight, of zeros; on the meta device where a coordinate is."""
+        device = max((c.device for c in self._values()), key=lambda device: device.type == "meta")
+        return torch.zeros(self.param.shape, dtype=self.param.dtype, device=device)
+
+    def draw_(self, init: str | None = None, generator: torch.Generator | None = None) -> None:
+        """Draws the weight by a scheme; when None by the one that it was given, or else by the map's default.
+
+        Ranks that share sharded coordinates get the first one's draw.
+        """
+        self.check_assignable()
+        drawn, chart = self.param.initial(init or self.scheme or self.param.schemes[0], generator)
+        like = self._values()[0]
+        self.param.load_chart_({key: as_on_the_first(choice, like) for key, choice in chart.items()})
+        self.fill_([as_on_the_first(c, like) for c in drawn])
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""

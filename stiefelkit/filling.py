@@ -12,7 +12,7 @@ from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, Option
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.param import OrthogonalParam, each_frame
 
-__all__ = ["Start", "check_scheme", "draw_", "start_"]
+__all__ = ["Start", "check_scheme", "start_"]
 
 _log = logging.getLogger("stiefelkit")
 
@@ -38,18 +38,9 @@ def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title:
             raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
         coordinate_list.right_inverse(param.project(weight))
     elif init is not None:
-        draw_(coordinate_list, init, start.generator)
+        coordinate_list.draw_(init, start.generator)
     elif not _is_kept(coordinate_list, weight):
         _replace(coordinate_list, weight, start.generator, title)
-
-
-def draw_(coordinate_list: CoordinateList, init: str | None, generator: torch.Generator | None) -> None:
-    """Draws the weight by a scheme; when None by the one that it was given, or else by the map's default."""
-    coordinate_list.check_assignable()
-    param = coordinate_list.param
-    drawn, chart = param.initial(init or coordinate_list.scheme or param.schemes[0], generator)
-    param.load_chart_(chart)
-    coordinate_list.fill_(drawn)
 
 
 def check_scheme(param: OrthogonalParam, init: object) -> None:
@@ -86,7 +77,7 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
             away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
             _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
             return
-    draw_(coordinate_list, None, generator)
+    coordinate_list.draw_(None, generator)
     if torch.isfinite(weight).all() and bool((weight != 0).any()):
         away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
         scheme = param.schemes[0]

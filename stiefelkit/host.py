@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+_RESETS = ("reset_parameters", "_reset_parameters")
+"""What modules of torch call their method that draws parameters."""
+
+
 def check_module(module: Any, who: str, remedy: str = "") -> None:
     """Raises DtypeError unless it is a module; the remedy ends the sentence."""
     if not isinstance(module, nn.Module):
@@ -323,8 +327,9 @@ def _inject(
         "_load_from_state_dict": load,
         "register_parameter": register_parameter,
     }
+    resets = {name: _resetting(getattr(plain, name)) for name in _RESETS if hasattr(plain, name)}
     properties = {name: _reading(name, found) for name, found in injected_properties(names).items()}
-    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), methods | properties)
+    module.__class__ = type(f"Parametrized{plain.__name__}", (plain,), methods | resets | properties)
 
 
 def _reading(name: str, plain: property) -> property:
@@ -340,6 +345,34 @@ def _reading(name: str, plain: property) -> property:
         return plain.fget(self)  # type: ignore[misc]
 
     return property(read, plain.fset)
+
+
+def _resetting(plain: Any) -> Any:
+    """A method that draws the parameters of a module, which also draws its orthogonal weights, by their own schemes.
+
+    What it writes into those would go nowhere, or into coordinates, without being a frame: it is given other tensors in
+    their place. Weights that it assigns or draws itself stay, and those on the meta device.
+    """
+
+    def reset(self: nn.Module, *args: Any, **options: Any) -> Any:
+        held, attached = dict(_coordinate_lists(self)), type(self)
+        before = {name: coordinate_list.fills for name, coordinate_list in held.items()}
+        blanks = {name: coordinate_list.blank() for name, coordinate_list in held.items()}
+        fakes = {
+            name: property(lambda self, w=w: w, getattr(attached, name).fset)  # type: ignore[misc]
+            for name, w in blanks.items()
+        }
+        self.__class__ = type(attached.__name__, (attached,), fakes)
+        try:
+            out = plain(self, *args, **options)
+        finally:
+            self.__class__ = attached
+        for name, coordinate_list in held.items():
+            if coordinate_list.fills == before[name] and not blanks[name].is_meta:
+                coordinate_list.draw_()
+        return out
+
+    return reset
 
 
 def _rebuild(plain: Any, names: Sequence[str]) -> nn.Module:

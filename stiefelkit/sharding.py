@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["is_sharded", "is_sharding", "is_sharding_unit", "local_part", "placed_like", "whole"]
+__all__ = ["as_on_the_first", "is_sharded", "is_sharding", "is_sharding_unit", "local_part", "placed_like", "whole"]
 
 
 def is_sharded(*tensors: Tensor) -> bool:
@@ -43,3 +43,13 @@ def placed_like(value: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.contiguous(), like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+
+
+def as_on_the_first(value: Tensor, like: Tensor) -> Tensor:
+    """The tensor that the first of the ranks which share `like` has, if that is sharded; else the one that is given."""
+    if not is_sharded(like):
+        return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    return distribute_tensor(value.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim).to_local()

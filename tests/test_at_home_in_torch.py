@@ -294,3 +294,41 @@ def test_torchs_orthogonal_on_top_fails_as_over_its_own():
         layer = nn.utils.parametrizations.orthogonal(first)
         with pytest.raises(TypeError, match="NoneType"):
             layer(torch.ones(4))
+
+
+RESET: Any = {
+    "Linear": (lambda dtype: nn.Linear(4, 4, dtype=dtype), ["weight"], {}),
+    "Embedding": (lambda dtype: nn.Embedding(4, 4, dtype=dtype), ["weight"], {}),
+    "RNNCell": (lambda dtype: nn.RNNCell(4, 4, dtype=dtype), ["weight_ih", "weight_hh"], {}),
+    "LSTMCell": (lambda dtype: nn.LSTMCell(4, 4, dtype=dtype), ["weight_hh"], {"blocks": 4}),
+    "Conv2d": (lambda dtype: nn.Conv2d(2, 8, 2, dtype=dtype), ["weight"], {"view": "out_by_rest"}),
+    "attention": (lambda dtype: nn.MultiheadAttention(4, 2, dtype=dtype), ["in_proj_weight"], {"blocks": 3}),
+}
+
+
+@pytest.mark.parametrize("kind", RESET)
+@over_all_maps
+def test_a_reset_draws_orthogonal_weights_by_their_maps_and_all_others_as_torch_does(kind, name, dtype):
+    make_it, names, options = RESET[kind]
+    if name == "block_diagonal" and "blocks" in options:
+        return  # an option of its own
+    begins = name not in ("margin", "fourier")
+    layer = sk.orthogonal(make_it(dtype), names, name, init="identity" if begins else None, **options)
+    reset = layer.reset_parameters if hasattr(layer, "reset_parameters") else layer._reset_parameters
+    own = {key: p for key, p in layer.named_parameters() if "parametrizations" not in key}
+    with torch.no_grad():
+        for p in own.values():
+            p.fill_(torch.nan)
+    identity = [getattr(layer, each).detach().clone() for each in names]
+    cls = type(layer)
+    reset()
+    assert type(layer) is cls
+    untouched = ["out_proj.weight"] if kind == "attention" else []  # by torch, too
+    assert all(torch.isfinite(p).all() != (key in untouched) for key, p in own.items())
+    assert {key: p for key, p in layer.named_parameters() if "parametrizations" not in key} == own
+    assert not begins or all(torch.equal(getattr(layer, e), w) for e, w in zip(names, identity, strict=True))
+    for each in names:
+        layer.parametrizations[each].scheme = None
+    reset()
+    assert not any(close(getattr(layer, each), w, 1e-2) for each, w in zip(names, identity, strict=True))
+    assert name == "margin" or all(drift.bits_lost < 1 for drift in sk.drift(layer).values())

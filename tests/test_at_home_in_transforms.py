@@ -26,6 +26,49 @@ def test_functional_call_takes_coordinates_or_for_once_a_whole_weight(name, dtyp
     assert torch.equal(layer.weight, w)
 
 
+class Twice(nn.Module):
+    """Two layers, one after the other, that read one weight."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.last = first, nn.Linear(4, 4, dtype=first.bias.dtype)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+@over_all_maps
+def test_functional_call_leaves_tied_weights_as_they_were_without_tying_them_itself(name, dtype):
+    net, other = (Twice(make(name, dtype)) for _ in range(2))
+    for each in (net, other):
+        sk.tie(each.first, "weight", each.last, "weight")
+    other.last.bias = nn.Parameter(net.last.bias.detach().clone() + 1)
+    before = {key: id(p) for key, p in net.named_parameters(remove_duplicate=False)}
+    parameters, buffers = (dict(held()) for held in (other.named_parameters, other.named_buffers))
+    x, w = torch.ones(2, 4, dtype=dtype), net.first.weight.detach().clone()
+
+    def call(parameters):
+        return torch.func.functional_call(net, (parameters, buffers), x, tie_weights=False)
+
+    assert torch.equal(call(parameters), other(x))
+    assert {key: id(p) for key, p in net.named_parameters(remove_duplicate=False)} == before
+    assert torch.equal(net.first.weight, w)
+    grads = torch.func.grad(lambda parameters: squares(call(parameters)))(parameters)
+    squares(other(x)).backward()
+    for key, p in other.named_parameters():
+        assert close(grads[key], p.grad, 1e-4)
+
+
+def test_functional_call_that_ties_leaves_what_it_was_given_in_shared_modules_of_torchs_own_too():
+    for net in (
+        nn.Sequential(layer := nn.Linear(4, 4), layer),
+        nn.Sequential(ours := make("cayley", torch.float32), ours),
+    ):
+        given = {key: torch.zeros_like(p) for key, p in net.named_parameters()}
+        torch.func.functional_call(net, given, torch.ones(4))
+        assert any(p is given.get(key) for key, p in net.named_parameters()), "torch mends it: take it out of the pages"
+
+
 @over_all_maps
 def test_ensembles_by_torchs_recipe(name, dtype):
     models = [nn.Sequential(make(name, dtype), nn.Tanh(), make(name, dtype)) for _ in range(3)]

@@ -179,12 +179,39 @@ def run_frames_that_are_sharded(rank):
         assert all(d.error < 0.05 for d in sk.drift(net).values())
 
 
+def run_layers_that_are_made_without_memory(rank):
+    """torch's recipe for models that fit on no single rank, each with a generator of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("cayley", "householder", "stiefel", "matrix_exp"):
+        net: Any = nn.Sequential(nn.Linear(8, 6, device="meta"), nn.RNNCell(6, 6, device="meta"))
+        sk.orthogonal(net, ["0.weight", "1.weight_hh"], name)
+        for layer in net:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        net.to_empty(device="cpu")
+        seeds.reseed(rank)
+        for module in net.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        assert all(drift.bits_lost < 1 for drift in sk.drift(net).values()), name
+        assert all(torch.isfinite(p.full_tensor()).all() for p in net.parameters())
+        for weight in host.orthogonal_weights(net):
+            w = weight.coordinate_list.evaluate_whole().detach()
+            both = [torch.empty_like(w) for _ in range(2)]
+            dist.all_gather(both, w)
+            assert torch.equal(*both), name
+
+
 RUNS = [
     run_ddp,
     run_fsdp,
     run_fsdp_of_two_dtypes,
     run_fsdp_of_layers_that_apply_their_weight,
     run_frames_that_are_sharded,
+    run_layers_that_are_made_without_memory,
 ]
 
 

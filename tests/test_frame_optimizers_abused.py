@@ -265,6 +265,22 @@ def test_a_remainder_does_not_survive_a_new_frame(change):
     assert torch.dist(w, new) < 1e-4
 
 
+@every_optimizer
+def test_a_write_through_data_lasts_until_a_polish_and_no_longer_than_until_all_values_are_looked_at(name):
+    net: Any = sk.orthogonal(nn.Linear(6, 6), "weight", "stiefel")
+    optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=1e-5))
+    w = net.parametrizations.weight.original0
+    for look in (lambda: net.state_dict(), lambda: copy.deepcopy(net), lambda: sk.bake(copy.deepcopy(net))):
+        run(optimizer, w, [gradient(w)])
+        w.data[:, 0] *= 1.05
+        w.data[:, 1] *= (2 - 1.05**2) ** 0.5  # the norm stays, so that no read would see it
+        run(optimizer, w, [gradient(w)])
+        if name in ("POGO", "Landing"):
+            assert excess(w) <= 30
+        look()
+        assert excess(w) <= 100
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("key", ["dampening", "momentum", "alpha", "eps"])
 @every_optimizer

@@ -67,17 +67,6 @@ class OrthogonalLinear(nn.Linear):
             nn.init.zeros_(self.weight)  # which has no nearest frame
         attach.orthogonal(self, "weight", parametrization, init=init, **options)
 
-    def reset_parameters(self) -> None:
-        """Draws weight and bias anew; before the weight is parametrized, as torch does."""
-        coordinate_list = self._coordinate_list()
-        if coordinate_list is None:
-            super().reset_parameters()
-            return
-        attach.reset_(self, "weight")
-        if self.bias is not None:
-            bound = self.in_features**-0.5
-            nn.init.uniform_(self.bias, -bound, bound)
-
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer; see the class."""
         coordinate_list = self._coordinate_list()
