@@ -338,8 +338,8 @@ class CoordinateList(parametrize.ParametrizationList):
         for i, (name, c) in enumerate(self.coordinates.items()):
             if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
                 c.data = c.data.to(wanted[name])
-            if f"{prefix}original{i}" in state_dict:
-                self._refine_(name, state_dict[f"{prefix}original{i}"].dtype)
+            if name in self.param.manifolds and f"{prefix}original{i}" in state_dict:
+                self._refine_(self.coordinates[name], False, state_dict[f"{prefix}original{i}"].dtype)
         self.note_written()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -349,27 +349,26 @@ class CoordinateList(parametrize.ParametrizationList):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
         """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
         was_meta = any(c.is_meta for c in self.coordinates.values())
-        before = {name: c.dtype for name, c in self.coordinates.items()}
+        before = [t.dtype for t, _ in self.frame_tensors()]
         if recurse:
             for child in self.children():
                 child._apply(fn)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         if was_meta or not keeps_values(fn):
             self._remember_emptied()
-        for name, dtype in before.items():
-            self._refine_(name, dtype)
+        for (t, packed), dtype in zip(self.frame_tensors(), before, strict=True):
+            self._refine_(t, packed, dtype)
         self.note_written()
         leave_seat(self)
         return self
 
     @torch.no_grad()
-    def _refine_(self, name: str, before: torch.dtype) -> None:
+    def _refine_(self, t: Tensor, packed: bool, before: torch.dtype) -> None:
         """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
-        c = self.coordinates[name]
-        if name not in self.param.manifolds or coarser(c.dtype, before) == c.dtype:
+        if coarser(t.dtype, before) == t.dtype or self._is_unfilled() or is_sharded(t):
             return
-        if not self._is_unfilled() and not is_sharded(c):
-            c.copy_(nearest_frame(c.detach()))
+        w = torch.view_as_complex(t) if packed else t
+        w.copy_(nearest_frame(w.detach()))
 
     def _remember_emptied(self) -> None:
         self._buffers[EXTRA] = None
