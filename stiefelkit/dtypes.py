@@ -49,9 +49,14 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
     """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
 
     Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to.
+    What is moved stays row-major: formats of memory are those of images.
     """
 
     def apply(t: Tensor) -> Tensor:
+        if t.dim() in (4, 5) and not _keeps_rows(fn, t.dim()):
+            row = t.flatten()
+            moved = apply(row)
+            return t if moved is row else moved.view(t.shape)
         moved = _silently(fn, t) if t.is_complex() else fn(t)
         wanted = coordinate_dtype(dtype)
         wanted = wanted.to_complex() if t.is_complex() else wanted
@@ -78,6 +83,15 @@ def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_complex:
         return result
     return torch.complex128 if result in (torch.float64, torch.complex128) else torch.complex64
+
+
+def _keeps_rows(fn: Callable[[Tensor], Tensor], dim: int) -> bool:
+    """Whether what `Module._apply` is given leaves the format of memory, which `.to(memory_format=)` does not."""
+    sample = torch.empty((2,) * dim, device="cpu")
+    try:
+        return fn(sample).is_contiguous()
+    except RuntimeError:  # the format is of another number of dimensions
+        return False
 
 
 def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:

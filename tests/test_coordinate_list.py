@@ -184,6 +184,39 @@ def test_casting_inside_a_meta_context_keeps_values():
     assert torch.isfinite(layer.weight).all()
 
 
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.channels_last_3d])
+@pytest.mark.parametrize("name", ["cayley", "stiefel", "rebased"])
+def test_formats_of_memory_are_for_images_and_leave_coordinates_as_they_are(name, layout, swaps):
+    layer = sk.orthogonal(nn.Conv3d(3, 3, 2), "weight", name, view="per_tap")  # coordinates of four dimensions and more
+    w, carried = layer.weight.detach().clone(), layer.parametrizations
+    layer.weight.square().sum().backward()
+    torch.__future__.set_swap_module_params_on_conversion(swaps)
+    try:
+        carried.to(memory_format=layout)
+        assert torch.equal(layer.weight, w)
+        carried.to(torch.float64, memory_format=layout)
+        tensors = [*carried.parameters(), *(p.grad for p in carried.parameters()), *carried.buffers()]
+        assert all(t.is_contiguous() for t in tensors)
+        assert all(t.dtype == torch.float64 for t in tensors if t.is_floating_point())
+        carried.to("meta", memory_format=layout)
+        assert all(p.is_meta for p in carried.parameters())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("name", ["rebased", "stiefel", "matrix_exp"])
+def test_cast_down_and_up_a_weight_is_the_same_in_training_and_at_rest(name, dtype):
+    layer = sk.orthogonal(nn.Linear(6, 6, dtype=dtype), "weight", name, init="haar")
+    layer.to(torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+    trained = layer.weight.detach().clone()
+    with torch.no_grad():
+        assert torch.equal(layer.weight, trained)
+    assert torch.equal(layer.eval().weight, trained)
+
+
 class MineA(sk.parametrizations.Cayley):
     pass
 
