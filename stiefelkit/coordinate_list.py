@@ -397,13 +397,8 @@ class CoordinateList(parametrize.ParametrizationList):
         for i, (name, c) in enumerate(self.coordinates.items()):
             if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
                 c.data = c.data.to(wanted[name])
-<<<<<<< HEAD
             if f"{prefix}original{i}" in state_dict and name in self.param.manifolds:
                 self._refine_(c, False, state_dict[f"{prefix}original{i}"].dtype)
-=======
-            if name in self.param.manifolds and f"{prefix}original{i}" in state_dict:
-                self._refine_(self.coordinates[name], False, state_dict[f"{prefix}original{i}"].dtype)
->>>>>>> suites
         self.note_written()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -426,20 +421,10 @@ class CoordinateList(parametrize.ParametrizationList):
         leave_seat(self)
         return self
 
-<<<<<<< HEAD
     def _refine_(self, frame: Tensor, packed: bool, before: torch.dtype) -> None:
         """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
         if coarser(frame.dtype, before) != frame.dtype and not self._is_unfilled() and not is_sharded(frame):
             to_nearest_(frame, packed)
-=======
-    @torch.no_grad()
-    def _refine_(self, t: Tensor, packed: bool, before: torch.dtype) -> None:
-        """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
-        if coarser(t.dtype, before) == t.dtype or self._is_unfilled() or is_sharded(t):
-            return
-        w = torch.view_as_complex(t) if packed else t
-        w.copy_(nearest_frame(w.detach()))
->>>>>>> suites
 
     def _remember_emptied(self) -> None:
         self._buffers[EXTRA] = None
