@@ -96,6 +96,19 @@ class CoordinateList(parametrize.ParametrizationList):
     def _parametrizations(self) -> list[nn.Module]:
         return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
 
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yields this list once where a weight is tied, though duplicates be asked for.
+
+        torch.func.functional_call would write to it under each of its names, and what it puts back last is not what was
+        there first.
+        """
+        memo = set() if memo is None else memo
+        if self not in memo:
+            yield from super().named_modules(memo, prefix, remove_duplicate)
+            memo.add(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
         self.mend(by_value=True)

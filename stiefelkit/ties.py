@@ -2,9 +2,8 @@
 
 from torch import nn
 
-from stiefelkit.attach import bake
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.host import attach_coordinate_list, check_loading_of, coordinate_list_of
+from stiefelkit.host import adopt_coordinate_list, attach_coordinate_list, check_loading_of, coordinate_list_of
 from stiefelkit.names import find_place, find_weight, plain_weight
 from stiefelkit.notices import retire
 
@@ -43,21 +42,22 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
     present = coordinate_list_of(second.host, second.name)
     if present is coordinate_list:
         return
-    old = plain_weight(second) if present is None else present.evaluate_whole().detach()
+    old, at = (plain_weight(second),) * 2 if present is None else (present.param, present.original0)
+    device, there = coordinate_list.original0.device, at.device
     ours = f"{coordinate_list.weight} of shape {coordinate_list.param.shape}"
-    if old.shape != coordinate_list.param.shape:
+    if tuple(old.shape) != coordinate_list.param.shape:
         raise ShapeError(f"tie needs weights of one shape, got {ours} and {other_name!r} of {tuple(old.shape)}.")
-    device = next(iter(coordinate_list.coordinates.values())).device
-    if (old.dtype, old.device) != (coordinate_list.param.dtype, device):
+    if (old.dtype, there) != (coordinate_list.param.dtype, device):
         raise DtypeError(
             f"tie needs weights of one dtype and device, got {ours}, {coordinate_list.param.dtype} on {device}, and "
-            f"{other_name!r}, {old.dtype} on {old.device}."
+            f"{other_name!r}, {old.dtype} on {there}."
         )
-    if present is not None:
-        bake(second.host, second.name)
     weight, gradients = coordinate_list.weight, coordinate_list.gradients
-    attach_coordinate_list(second.host, second.name, coordinate_list, "sk.tie")
-    if present is not None:
+    if present is None:
+        attach_coordinate_list(second.host, second.name, coordinate_list, "sk.tie")
+    else:
+        second.host.parametrizations[second.name] = coordinate_list.train(second.host.training)  # type: ignore[index]
+        adopt_coordinate_list(second.host, second.name, coordinate_list)
         retire(present.coordinates.values(), present.weight, "sk.tie", coordinate_list, are_coordinates=True)
     coordinate_list.gradients = tuple(kind for kind in gradients if kind in coordinate_list.gradients)
     coordinate_list.weight = weight

@@ -60,8 +60,12 @@ def draw(seed: int, precisions: tuple[str, ...] = PRECISIONS) -> Case:
     precision = rng.choices(precisions, [4, 3, 1, 1][: len(precisions)])[0]
     if any(layer["complex"] and layer["kind"].startswith("own_") for layer in layers) and "float16" in precision:
         precision = "float32"
+    if is_tied := rng.random() < 0.1:
+        first = _layer(rng, "embedding")
+        layers = [first, *layers, {**first, "kind": "linear", "sizes": first["sizes"][::-1]}]
     return {
         "seed": seed,
+        "tied": is_tied,
         "precision": precision,
         "layers": layers,
         "optimizer": optimizer,
@@ -82,11 +86,11 @@ def _event(rng: random.Random) -> dict[str, Any]:
     return {"do": name, "seed": rng.randrange(10**6), **drawn}
 
 
-def _layer(rng: random.Random) -> dict[str, Any]:
-    kind = rng.choice(KINDS)
+def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
+    kind = only or rng.choice(KINDS)
     maps = sk.available()
-    name = rng.choice(sorted(maps))
-    complex_ = name == "fourier" or rng.random() < 0.3
+    name = rng.choice([name for name in sorted(maps) if only is None or name != "fourier"])
+    complex_ = only is None and (name == "fourier" or rng.random() < 0.3)
     if complex_ and kind not in COMPLEX:
         kind = rng.choice(COMPLEX)
     a, b = (rng.randint(1, 7) for _ in range(2))

@@ -61,7 +61,8 @@ def _happen(world: World, drawn: dict[str, Any], outcome: Outcome) -> None:
     outcome.events[drawn["do"]] += 1
     weights, bits = world.weights(), world.bits()
     try:
-        expectation = kind.act(world, drawn, torch.Generator().manual_seed(drawn["seed"]))
+        world.generator.manual_seed(drawn["seed"])
+        expectation = kind.act(world, **{key: drawn[key] for key in kind.options})
     except (StiefelkitError, *TORCHS) as error:
         if not any(part in str(error) for part in kind.may_refuse) or _is_raw(error, kind):
             raise
@@ -144,15 +145,19 @@ def _smaller(case: dict[str, Any]) -> Any:
         for start in range(len(events) - 1, -1, -size):
             left = events[: max(0, start - size + 1)] + events[start + 1 :]
             yield {**case, "events": left}
-    if len(layers) > 1:
+    if case["tied"]:
+        yield {**case, "tied": False}
+        yield {**case, "layers": [layers[0], layers[-1]]}
+    elif len(layers) > 1:
         for i in range(len(layers)):
             yield {**case, "layers": layers[:i] + layers[i + 1 :]}
     for i, layer in enumerate(layers):
         for key in layer["options"]:
             options = {k: v for k, v in layer["options"].items() if k != key}
-            yield {**case, "layers": [*layers[:i], {**layer, "options": options}, *layers[i + 1 :]]}
+            changed = [{**one, "options": options} if one["seed"] == layer["seed"] else one for one in layers]
+            yield {**case, "layers": changed}
         for key, value in (("bias", False), ("through_model", False), ("complex", False), ("kind", "linear")):
-            if layer[key] != value:
+            if layer[key] != value and not case["tied"]:
                 yield {**case, "layers": [*layers[:i], {**layer, key: value}, *layers[i + 1 :]]}
     plain = {"free": ["sgd", {}], "frames": [case["optimizer"]["frames"][0], {}]}
     for key, value in plain.items():

@@ -53,11 +53,13 @@ class World:
         self.layers = case["layers"]
         self.refused: list[str] = []
         self.is_plain, self.is_baked = [False] * len(self.layers), False
-        self.net = Net([self._made(i) for i in range(len(self.layers))], [layer["kind"] for layer in self.layers])
+        self.is_tied = case["tied"]
+        self.net = self._tied([self._made(i) for i in range(len(self.layers))])
         self.reals = [_real_of(field_of(layer, self.real)) for layer in self.layers]
         self.optimizer = self.make_optimizer(self.net)
         self.scheduler = self.make_scheduler()
         self.draw_inputs(case["seed"])
+        self.generator = torch.Generator()  # of the event that happens
 
     def _made(self, i: int) -> nn.Module:
         layer = self.layers[i]
@@ -68,16 +70,22 @@ class World:
             self.is_plain[i] = True
             return plain(layer, self.real)
 
-    def fresh(self, seed: int) -> Net:
+    def fresh(self) -> Net:
         """A model of the same layers with other values, in the dtypes of the present one."""
-        layers = []
+        layers, seed = [], self.generator.initial_seed()
         for i, layer in enumerate(self.layers):
             torch.manual_seed(seed + i)
             real = self.real if is_own(layer) and not layer["complex"] else self.reals[i]
             layers.append(plain(layer, real) if self.is_plain[i] else made(layer, real, seed + i))
             if is_own(layer) and not self.is_plain[i]:
                 layers[-1].to(self.real)
-        return Net(layers, self.net.kinds)
+        return self._tied(layers)
+
+    def _tied(self, layers: list[nn.Module]) -> Net:
+        """A net of layers, the last of which reads the weight of the first where they are to be tied."""
+        if self.is_tied and not (self.is_plain[0] or self.is_plain[-1]):
+            sk.tie(layers[0], "weight", layers[-1], "weight")
+        return Net(layers, [layer["kind"] for layer in self.layers])
 
     def make_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
         """What trains a model, as the plan has it."""
@@ -138,6 +146,23 @@ class World:
             g = torch.randn(y.shape, dtype=dtype, generator=generator)
             total = total + (y.to(dtype) * g.conj()).real.sum()
         return total
+
+    def weight(self) -> OrthogonalWeight | None:
+        """One of the orthogonal weights, or None if there is none."""
+        held = self.all_weights()
+        return held[self.number(len(held))] if held else None
+
+    def weight_named(self, qualified: str) -> OrthogonalWeight:
+        """The orthogonal weight of this name."""
+        return next(weight for weight in self.all_weights() if weight.qualified == qualified)
+
+    def place(self, weight: OrthogonalWeight) -> int:
+        """Which layer a weight is of."""
+        return int(weight.qualified.split(".")[1])
+
+    def number(self, below: int) -> int:
+        """Draws a number for the event that happens."""
+        return int(torch.randint(below, (), generator=self.generator))
 
     def all_weights(self) -> list[OrthogonalWeight]:
         """Every orthogonal weight."""
@@ -233,6 +258,13 @@ class World:
         of_parameters = dict(zip(parameters, grads[len(leaves) :], strict=True))
         return [y.detach() for y in outputs], grads[: len(leaves)], of_parameters
 
+    def agree(self, what: str, there: Any, here: Any) -> None:
+        """Requires outputs and gradients of two roads to be the same up to rounding."""
+        for one, other in zip(there[:2], here[:2], strict=True):
+            self.compare(what, one, other)
+        for key, g in here[2].items():
+            self.compare(f"{what}: gradient of {key}", [there[2].get(key)], [g])
+
     def check_values(self, now: Weights) -> None:
         """Outputs and gradients are those of the twin, and gradients of coordinates follow by the chain rule."""
         twin = self.twin()
@@ -240,19 +272,16 @@ class World:
         ours, ours_x, ours_p = self.evaluate(self.net, self.inputs())
         self.compare("output", ours, exact)
         self.compare("gradient of an input", ours_x, exact_x)
-        for i, (kind, layer) in enumerate(zip(self.net.kinds, self.net.layers, strict=True)):
-            name = weight_name(kind)
-            of_weight = exact_p[f"layers.{i}.{name}"]
-            for key, _ in twin.layers[i].named_parameters():
-                full = f"layers.{i}.{key}"
-                if full in ours_p and ours_p[full] is not None:
-                    self.compare(f"gradient of {full}", [ours_p[full]], [exact_p[full]])
-            for weight in orthogonal_weights(layer):
-                self.check_chain(f"layers.{i}", weight, of_weight, ours_p)
+        for key in exact_p.keys() & ours_p.keys():
+            self.compare(f"gradient of {key}", [ours_p[key]], [exact_p[key]])
+        weights = self.all_weights()
+        for weight in {id(weight.coordinate_list): weight for weight in weights[::-1]}.values():
+            tied = [exact_p[w.qualified] for w in weights if w.coordinate_list is weight.coordinate_list]
+            self.check_chain(weight, torch.stack(tied).sum(0), ours_p)
 
-    def check_chain(self, prefix: str, weight: OrthogonalWeight, of_weight: Tensor, grads: dict[str, Any]) -> None:
+    def check_chain(self, weight: OrthogonalWeight, of_weight: Tensor, grads: dict[str, Any]) -> None:
         """The weight and the gradients of its coordinates are those of the map in float64."""
-        one = weight.coordinate_list
+        one, prefix = weight.coordinate_list, weight.qualified.rpartition(".")[0]
         exact = copy.deepcopy(one.param).to(working_dtype(one.param.dtype))
         held = [c.detach().to(working_dtype(c.dtype)).requires_grad_() for c in one.coordinates.values()]
         w = exact(*held)
