@@ -189,7 +189,8 @@ def test_casting_inside_a_meta_context_keeps_values():
 @pytest.mark.parametrize("name", ["cayley", "stiefel", "rebased"])
 def test_formats_of_memory_are_for_images_and_leave_coordinates_as_they_are(name, layout, swaps):
     layer = sk.orthogonal(nn.Conv3d(3, 3, 2), "weight", name, view="per_tap")  # coordinates of four dimensions and more
-    w, carried = layer.weight.detach().clone(), layer.parametrizations
+    w = layer.weight.detach().clone()
+    carried: Any = layer.parametrizations
     layer.weight.square().sum().backward()
     torch.__future__.set_swap_module_params_on_conversion(swaps)
     try:

@@ -62,7 +62,7 @@ def through_file(value: Any, weights_only: bool = True) -> Any:
 @event(4.0, k=(1, 1, 2, 5), zero=("none", "zeros", "keep"), clip=("", "", "torch", "ours"), closure=(False, True))
 def step(world: World, k: int, zero: str, clip: str, closure: bool) -> str:
     """Steps of the optimizer, which moves what it holds as it moves plain tensors, and nothing else."""
-    optimizer = world.optimizer
+    optimizer: Any = world.optimizer
     for _ in range(k):
         world.draw_inputs(world.number(10**6))
         if zero != "keep":
@@ -135,7 +135,7 @@ def cast(world: World, to: str, keeps: bool) -> str:
 @event(0.7, how=("cpu", "to", "channels", "clone", "share"))
 def move(world: World, how: str) -> str:
     """A move to where it is."""
-    net = world.net
+    net: Any = world.net
     moves: dict[str, Callable[[], Any]] = {
         "cpu": net.cpu,
         "to": lambda: net.to("cpu"),
