@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
+from stiefelkit.optim.settings import RATE, SWITCH, Check, at_least, is_number, one_of
 
 __all__ = ["RMSprop"]
 
@@ -64,18 +65,14 @@ class RMSprop(torch.optim.RMSprop):
     ):
         self._own = {"init_acc": init_acc, "eps_inside": eps_inside}
         of_torch = (capturable, foreach, maximize, differentiable)
-        super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered, *of_torch)
+        settings = (lr, alpha, eps, weight_decay, momentum, centered, *of_torch)
+        _check({**dict(zip(_OF_TORCH, settings, strict=True)), **self._own})
+        super().__init__(params, *settings)
         self.defaults.update(self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after its settings were checked."""
-        full = {**self.defaults, **self._own, **param_group}
-        if not isinstance(full["init_acc"], int | float) or not 0 <= full["init_acc"] < float("inf"):
-            raise OptionError(f"RMSprop needs a finite init_acc >= 0, got {full['init_acc']!r}.")
-        if not isinstance(full["eps_inside"], bool):
-            raise OptionError(f"RMSprop needs eps_inside to be True or False, got {full['eps_inside']!r}.")
-        if full["eps_inside"] and (full["capturable"] or full["differentiable"]):
-            raise OptionError("RMSprop needs eps_inside=False with capturable or differentiable, got True.")
+        _check({**self.defaults, **self._own, **param_group})
         super().add_param_group(param_group)
         for key, value in self._own.items():
             self.param_groups[-1].setdefault(key, value)
@@ -106,6 +103,25 @@ class RMSprop(torch.optim.RMSprop):
                 elif members:
                     _move_as_torch(members, group, [self.state[p] for p in members])
         return loss
+
+
+_CHECKS = {
+    "lr": RATE,
+    "alpha": Check("{key} between 0 and 1", lambda alpha: is_number(alpha) and 0 <= alpha <= 1),
+    **dict.fromkeys(("eps", "weight_decay", "momentum"), at_least(0)),
+    **dict.fromkeys(("centered", "capturable", "foreach", "maximize", "differentiable"), SWITCH),
+}
+"""What torch's settings must be, in its order; torch asks less, and of the defaults alone."""
+_OF_TORCH = tuple(_CHECKS)
+_CHECKS |= {"init_acc": at_least(0), "eps_inside": one_of(False, True)}
+
+
+def _check(group: dict[str, Any]) -> None:
+    """Raises OptionError unless settings are in range and go together."""
+    for key, check in _CHECKS.items():
+        check.require("RMSprop", key, group[key])
+    if group["eps_inside"] and (group["capturable"] or group["differentiable"]):
+        raise OptionError("RMSprop needs eps_inside=False with capturable or differentiable, got True.")
 
 
 def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
