@@ -383,6 +383,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if is_own and not any(t is None or t.is_meta for t in state.values()):
             self.check(state, "")
             self._buffers[EXTRA] = None
+            self._settle({name: c.dtype for name, c in self.coordinates.items()})
             self.note_written()
 
     def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
@@ -406,13 +407,18 @@ class CoordinateList(parametrize.ParametrizationList):
         self._checked, self._buffers[EXTRA] = (None, ""), None
         if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
             self._emptied = None
+        keys = zip(self.param.coordinates, self._originals, strict=True)
+        self._settle({n: state_dict[prefix + key].dtype for n, key in keys if prefix + key in state_dict})
+        self.note_written()
+
+    def _settle(self, loaded: Mapping[str, torch.dtype]) -> None:
+        """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
         wanted = self.param.coordinate_dtypes
-        for i, (name, c) in enumerate(self.coordinates.items()):
+        for name, c in self.coordinates.items():
             if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
                 c.data = c.data.to(wanted[name])
-            if f"{prefix}original{i}" in state_dict and name in self.param.manifolds:
-                self._refine_(c, False, state_dict[f"{prefix}original{i}"].dtype)
-        self.note_written()
+            if name in loaded and name in self.param.manifolds:
+                self._refine_(c, False, loaded[name])
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self.mend(by_value=True)

@@ -310,6 +310,67 @@ def test_nonsense_is_refused_when_the_optimizer_is_made(name, options):
         OPTIMIZERS[name]([{"params": [net.bias]}], **options)
 
 
+@pytest.mark.parametrize(
+    "options", [dict(weight_decay=-1), dict(weight_decay=math.nan), dict(weight_decay="x")], ids=str
+)
+@every_optimizer
+def test_defaults_are_asked_though_each_group_has_its_own(name, options):
+    with pytest.raises(errors.OptionError, match="weight_decay"):
+        OPTIMIZERS[name](sk.optim.frames([frame(4, 4)]), **options)
+    with pytest.raises(errors.OptionError, match="differentiable"):
+        OPTIMIZERS[name](sk.optim.frames([frame(4, 4)], differentiable=True))
+
+
+@pytest.mark.parametrize("wrong", [dict(momentum=0.0), dict(momentum=0.9, dampening=0.5)], ids=str)
+@pytest.mark.parametrize("name", [name for name, cls in OPTIMIZERS.items() if cls.plain is torch.optim.SGD])
+def test_nesterov_without_a_momentum_or_with_dampening_is_refused_of_defaults_and_of_groups(name, wrong):
+    settings = {"nesterov": True, **wrong}
+    for of_group, of_all in ((settings, {}), ({}, settings)):
+        with pytest.raises(errors.OptionError, match="needs a momentum and no dampening for nesterov=True"):
+            OPTIMIZERS[name](sk.optim.frames([frame(4, 4)], **of_group), **of_all)
+
+
+def free_beside(name, w, **options) -> Any:
+    """An optimizer of a frame and of an embedding that moves freely, with gradients, that of the embedding sparse."""
+    free = nn.Parameter(torch.ones(4, 4))
+    nn.functional.embedding(torch.tensor([1]), free, sparse=True).sum().backward()
+    w.grad = gradient(w)
+    return free, OPTIMIZERS[name]([*sk.optim.frames([w]), {"params": [free]}], **options)
+
+
+@every_optimizer
+def test_what_torchs_optimizer_refuses_is_refused_before_a_frame_moves(name):
+    w = frame(4, 4)
+    before = w.detach().clone()
+    free, optimizer = free_beside(name, w)
+    if optimizer.plain is torch.optim.SGD:
+        optimizer.step()
+        assert free[1].ne(1).all()
+        assert free[0].eq(1).all()
+        assert not torch.equal(w, before)
+        return
+    with pytest.raises(errors.OptimizerError, match="sparse=False"):
+        optimizer.step()
+    assert torch.equal(w, before)
+    free, optimizer = free_beside(name, w, capturable=True)
+    free.grad = free.grad.to_dense()
+    with pytest.raises(errors.OptimizerError, match="capturable=False"):
+        optimizer.step()
+    assert torch.equal(w, before)
+
+
+@every_optimizer
+def test_sparse_gradients_of_frames_move_them_as_dense_ones(name):
+    w, twin = frame(6, 4), frame(6, 4)
+    for p, sparse in ((w, True), (twin, False)):
+        optimizer = make(name, p)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.embedding(torch.tensor([1, 2]), p, sparse=sparse).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(w, twin)
+
+
 def test_nonsense_of_single_optimizers_is_refused():
     bias = [{"params": [nn.Parameter(torch.zeros(3))]}]
     cases: Any = (
@@ -323,6 +384,8 @@ def test_nonsense_of_single_optimizers_is_refused():
     for make_it, options in cases:
         with pytest.raises(errors.OptionError):
             make_it(bias, **options)
+        with pytest.raises(errors.OptionError):
+            make_it(sk.optim.frames([frame(4, 4)]), **options)
     w = frame(4, 4)
     for wrong, error in (
         (dict(params=[w, w]), errors.OptionError),

@@ -14,7 +14,7 @@ from stiefelkit.training.plot import plot
 from stiefelkit.training.summary import summarise
 
 pytest_plugins = ("tiny_runs",)
-pytestmark = [pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes of POSIX"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes of POSIX")
 
 STEP = "checkpoints/step-00000004"
 FILES = ("config.json", "log.jsonl", ".lock", f"{STEP}/state.json", f"{STEP}/tensors.safetensors")

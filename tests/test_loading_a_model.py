@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import entries, errors
+from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.seeds import generator
 
 INSIDE = "parametrizations.weight."
@@ -350,3 +351,50 @@ def test_no_file_decides_what_a_checkpoint_calls_a_wrapper(attach, monkeypatch):
     assert torch.equal(again.weight, layer.weight)
     description = "parametrizations.weight._extra_state"
     assert torch.equal(again.state_dict()[description], state[description])
+
+
+def by_load(module, state):
+    module.load_state_dict(state)
+
+
+def by_assign(module, state):
+    module.load_state_dict(state, assign=True)
+
+
+def by_copy(module, state):
+    with torch.no_grad():
+        for key, t in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
+            t.copy_(state[key])
+
+
+def by_another_tensor(module, state):
+    """As loaders do that go key by key and leave each tensor in the dtype of the file."""
+    for key, value in state.items():
+        path, _, name = key.rpartition(".")
+        owner = module.get_submodule(path)
+        if name in owner._parameters:
+            owner._parameters[name] = nn.Parameter(value.clone())
+        else:
+            owner._buffers[name] = value.clone()
+
+
+DTYPES: Any = {"bf16": torch.bfloat16, "half": torch.half, "float": torch.float32, "double": torch.float64}
+CASTS = [(a, b) for a in DTYPES for b in DTYPES if a != b]
+
+
+@pytest.mark.parametrize("load", [by_load, by_assign, by_copy, by_another_tensor])
+@pytest.mark.parametrize("pair", CASTS, ids="-".join)
+@pytest.mark.parametrize("name", [name for name in sk.available() if name not in ("fourier", "margin")])
+def test_a_checkpoint_of_another_dtype_gives_frames_to_the_limit_of_the_model(name, pair, load):
+    theirs, ours = (sk.orthogonal(nn.Linear(6, 6, dtype=DTYPES[each]), "weight", name) for each in pair)
+    load(ours, theirs.state_dict())
+    held: Any = ours.parametrizations.weight
+    for w in (ours.weight, ours.eval().weight):
+        assert w.dtype is DTYPES[pair[1]]
+        # two limits and the eps of small frames; float64 maps and steps promise 20
+        bound = (20 if w.dtype is torch.float64 else 2) * rounding_limit(6, w.dtype) + torch.finfo(w.dtype).eps
+        assert orthogonality_error(w).item() <= bound
+        # well above what rounding of coordinates leaves, well below another weight
+        assert torch.dist(w.double(), theirs.weight.double()) <= max(torch.finfo(DTYPES[e]).eps for e in pair) ** 0.5
+    if load is not by_copy:
+        assert {key: c.dtype for key, c in held.coordinates.items()} == held.param.coordinate_dtypes

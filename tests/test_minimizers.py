@@ -314,3 +314,23 @@ def test_minimize_refuses_what_it_cannot_minimise():
 def test_only_minimizers_are_registered():
     with pytest.raises(errors.OptionError, match="needs to be a name or a subclass"):
         sk.optim.minimizers.check(torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize("name", sk.optim.minimizers.names())
+def test_sparse_gradients_lead_where_dense_ones_do(name):
+    ends = []
+    for sparse in (True, False):
+        w, free = nn.Parameter(frame((5, 2)).clone()), nn.Parameter(torch.ones(4, 2, dtype=torch.float64))
+        optimizer = sk.optim.minimizers.get(name)([*sk.optim.frames([w]), {"params": [free]}], max_iter=100)
+
+        def closure(w=w, free=free, optimizer=optimizer, sparse=sparse):
+            optimizer.zero_grad()
+            rows = nn.functional.embedding(torch.tensor([1, 3]), free, sparse=sparse)
+            loss = (rows @ w.mT - torch.ones(2, 5, dtype=torch.float64)).square().sum() + w[0].sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert optimizer.progress.is_done
+        ends.append(optimizer.progress.loss)
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)

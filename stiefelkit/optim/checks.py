@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ask_readers",
     "by_manifold",
+    "check_free_gradients",
     "check_gradients",
     "check_group",
     "check_members",
@@ -39,6 +40,12 @@ def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> dic
     for key, check in {**OF_TORCH, **checks}.items():
         if key in group:
             group[key] = check.require(name, key, group[key])
+    momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
+    if group.get("nesterov") and not (momentum and not dampening):
+        raise OptionError(
+            f"{name} needs a momentum and no dampening for nesterov=True, got momentum={momentum!r} and "
+            f"dampening={dampening!r}."
+        )
     manifold = group["manifold"]
     if manifold is None:
         _check_torch_settings(name, optimizer.plain, group)
@@ -63,6 +70,22 @@ def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: 
         raise OptionError(
             f"{name} needs settings that torch.optim.{plain.__name__} takes, got one that it refuses: {error}."
         ) from error
+
+
+def check_free_gradients(name: str, plain: type[torch.optim.Optimizer], groups: Sequence[dict[str, Any]]) -> None:
+    """Raises OptimizerError for what torch's optimizer would refuse when the frames have moved already."""
+    if plain in (torch.optim.SGD, torch.optim.Adagrad):
+        return  # which take sparse gradients, and know no capturing
+    who = f"as torch.optim.{plain.__name__} does"
+    for group in groups:
+        for p in group["params"]:
+            if p.grad is not None and p.grad.is_sparse:
+                raise OptimizerError(
+                    f"{name} needs dense gradients outside of frames, {who}, got a sparse one; sparse=False of the "
+                    "embedding makes it dense."
+                )
+            if p.grad is not None and group.get("capturable") and p.device.type == "cpu":
+                raise OptimizerError(f"{name} needs capturable=False outside of frames on a CPU, {who}, got True.")
 
 
 def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> None:

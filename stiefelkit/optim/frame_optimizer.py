@@ -20,6 +20,7 @@ from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.checks import (
     ask_readers,
     by_manifold,
+    check_free_gradients,
     check_gradients,
     check_group,
     check_members,
@@ -89,6 +90,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         call.apply_defaults()
         chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
+        check_group(type(self), defaults)  # also those that every group has its own of
         self._writes, self._sortings = {}, {}
         super().__init__(params, defaults)
         if not self._of_frames():
@@ -202,6 +204,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
         Raises:
             OptionError: a learning rate is negative or not finite.
+            OptimizerError: the torch optimizer would not take a sparse gradient; nothing is changed.
             NonFiniteError: the gradient of a frame holds NaN or infinity, or its norm overflows; nothing is changed. Or
                 the step is so long that nothing finite comes of it; then that frame is not changed.
             NotAFrameError: a frame was changed from outside and is none any more.
@@ -218,6 +221,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             if not _PYTHONS.issuperset(map(type, (*group.values(), *group.get("betas", ())))):  # as a scheduler writes
                 for setting in self.settings:
                     group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
+        rest = [group for group in self.param_groups if group["manifold"] is None]
+        check_free_gradients(type(self).__name__, self.plain, rest)
         read: list[tuple[dict[str, Any], Bucket]] = []
         unread: list[tuple[dict[str, Any], Bucket]] = []
         for group, bucket in batches:
@@ -234,7 +239,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
                 bucket.write_back()
         if unread:
             self._step_unread(unread)
-        self._step_plain()
+        self._step_plain(rest)
         return loss
 
     def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
@@ -297,8 +302,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _of_frames(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["manifold"] is not None]
 
-    def _step_plain(self) -> None:
-        rest = [group for group in self.param_groups if group["manifold"] is None]
+    def _step_plain(self, rest: list[dict[str, Any]]) -> None:
         if not rest:
             return
         inner = self.__dict__.get("_inner")

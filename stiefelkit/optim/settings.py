@@ -109,7 +109,8 @@ SHARED = (
 """What every optimizer of frames has."""
 
 OF_TORCH = {
-    **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay differentiable foreach fused".split(), SWITCH),
+    **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay foreach fused maximize".split(), SWITCH),
+    "differentiable": one_of(False),
     "nesterov": SWITCH,
     **dict.fromkeys(("dampening", "momentum", "alpha", "eps"), FINITE),
     "weight_decay": at_least(0),

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
 from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._reads import reads_are_free
@@ -88,18 +87,7 @@ class SGDG(TangentOptimizer):
     steady: ClassVar = {"q": math.inf}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`.
-
-        Raises:
-            OptionError: nesterov=True without a momentum, or with dampening, besides what `FrameOptimizer` refuses.
-        """
-        if isinstance(param_group, dict):
-            full = {**self.defaults, **param_group}
-            if full["nesterov"] is True and (full["momentum"] == 0 or full["dampening"] != 0):
-                raise OptionError(
-                    "SGDG needs a momentum and no dampening for nesterov=True, got "
-                    f"momentum={full['momentum']!r} and dampening={full['dampening']!r}."
-                )
+        """Adds a group, one of frames if it has stiefel=True or names a manifold; see `FrameOptimizer`."""
         if isinstance(param_group, dict) and param_group.get("stiefel", self.defaults["stiefel"]) is True:
             param_group = {"manifold": "stiefel:euclidean", **param_group}
             if param_group["manifold"] is not None:

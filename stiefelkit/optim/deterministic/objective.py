@@ -183,7 +183,8 @@ class Objective:
         with torch.enable_grad():
             returned = self._closure()
             graph, is_curved = self._graph(returned)
-        gradients = [g.detach().to(w.dtype) for g, w in zip(graph, points, strict=True)]
+        dense = [g.to_dense() if g.is_sparse else g for g in graph]
+        gradients = [g.detach().to(w.dtype) for g, w in zip(dense, points, strict=True)]
         size = math.sqrt(sum(torch.linalg.vector_norm(g).item() ** 2 for g in gradients))
         flat = self.space.gradient(points, gradients)
         norm = torch.linalg.vector_norm(flat).item()
