@@ -282,3 +282,38 @@ def test_every_field_of_a_plan_is_an_option_with_its_own_words(
 def test_options_left_out_are_those_of_the_plan() -> None:
     for cls in PLANS.values():
         assert built(cls, None) == cls()
+
+
+MANY = ".".join(["a"] * 30_000)
+HOSTILE = {
+    "lists in lists": ("lr = " + "[" * 20_000 + "]" * 20_000, "nested too deeply"),
+    "tables in tables": ("a = " + "{a = " * 20_000 + "1" + "}" * 20_000, "nested too deeply"),
+    "tables as deep as Python reads": ("a = " + "{a = " * 50 + "1" + "}" * 50, "nested too deeply"),
+    "a long key": (f"{MANY} = 1", "more than 32 parts"),
+    "a long heading": (f"[{MANY}]", "more than 32 parts"),
+    "a long key in a table": (f"a = {{{MANY} = 1}}", "more than 32 parts"),
+    "a quoted key": (".".join(['"a b"'] * 30_000) + " = 1", "more than 32 parts"),
+    "a large file": ("#" * 2**20 + "\n", "larger than"),
+    "a null character": ('device = "a\\u0000b"', "null character"),
+    "no text": ("\udcff", "can't decode"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("command", [f"{TRAIN} --out run --config", "sweep --out run"])
+def test_a_file_that_no_options_need_is_refused_in_a_sentence(
+    name: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, sentence = HOSTILE[name]
+    Path("options.toml").write_bytes(text.encode(errors="surrogateescape"))
+    error = refused(f"{command} options.toml", capsys)
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+    assert sentence in error
+    assert not Path("run").exists()
+
+
+def test_long_lists_of_numbers_and_words_with_dots_are_read() -> None:
+    numbers = ", ".join(f"0.{i}" for i in range(1, 2000))
+    Path("options.toml").write_text(f'lr = [{numbers}]\nfile = "{"a/b.c-" * 40}"\na.b."c.d" = 1\n')
+    assert len(read_options(Path("options.toml")).options["lr"]) == 1999

@@ -1,20 +1,28 @@
 """Names are shown letter by letter: no markup, no formulas, no orders to the terminal, none left out."""
 
+import dataclasses
+import html
 import io
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from rich.table import Table
 from tiny_runs import small
 
-from stiefelkit.cli import main
+from stiefelkit import models
+from stiefelkit.cli import main, reproduce, sweep
 from stiefelkit.errors import printable
-from stiefelkit.training import train
+from stiefelkit.measuring.report.page import environment
+from stiefelkit.measuring.report.svg import panel
+from stiefelkit.training import papers, train
 from stiefelkit.training.display import Screen
 from stiefelkit.training.figure import literal
+from stiefelkit.training.sweep import Cell
 
-NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "50%$"]
+NAMES = ["_old", r"$\frac$", "[red]x", "a\x1b[31mb", ":smile:", "50%$", "<script>x", "\"&'", "a\u202eb"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,6 +44,61 @@ def test_a_console_shows_a_name_letter_by_letter_in_lines_and_tables(name: str, 
     screen.print(name)
     screen.print(table)
     assert shown.getvalue().count(printable(name)) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_shows_a_name_letter_by_letter(name: str):
+    shown = html.escape(printable(name), quote=False)
+    written = environment().from_string("<td>{{ name }}</td>").render(name=name)
+    assert html.unescape(written) == f"<td>{printable(name)}</td>"
+    assert "<script" not in written
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], gid=f"of {name}")
+        axes.set_yticks([0], [literal(name)])
+
+    drawn = panel("x", name, draw)
+    assert "<script" not in drawn
+    assert "\x1b" not in drawn
+    assert "\u202e" not in drawn
+    (title,) = re.findall("<title>(.*?)</title>", drawn)
+    assert html.unescape(title) == printable(name)
+    (label,) = re.findall('aria-label="([^"]*)"', drawn)
+    assert html.unescape(label) == printable(name)
+    assert f">{shown}</text>" in drawn
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_list_shows_a_plugin_letter_by_letter(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def factory(input_size: int, hidden_size: int, output_size: int) -> None: ...
+
+    factory.__doc__ = f"Builds {name} of [bold]markup[/bold]."
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setitem(models._models._targets, name, factory)
+    monkeypatch.setitem(models._models._origins, name, f"{name} 1.0")
+    assert main(["list"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "[bold]markup[/bold]" in line]
+    assert line.count(printable(name)) == 3
+    assert main(["list", name]) == 0
+    assert printable(name) in capsys.readouterr().out
+
+
+def test_experiments_of_any_name_are_listed_and_sweeps_shown_letter_by_letter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    (row, *_) = papers.rows()
+    named = [dataclasses.replace(row, name=name, paper=f"paper {name}") for name in NAMES]
+    monkeypatch.setattr(reproduce, "rows", lambda: named)
+    assert main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    sweep._print([Cell(name, ["r"], {name: f"{name} failed"}, {}, {}, None, None) for name in NAMES])
+    swept = capsys.readouterr().out
+    for name in NAMES:
+        assert f"paper {printable(name)}" in out
+        assert f"{printable(name)}: {printable(name)} failed" in swept
 
 
 def test_runs_of_any_name_are_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

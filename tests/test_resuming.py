@@ -114,6 +114,19 @@ def test_ctrl_c_finishes_the_step_saves_and_resumes_to_the_same_bits(whole: Path
     assert content(path) == content(whole)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal here")
+def test_a_signal_that_is_ignored_stays_ignored(whole: Path, tmp_path: Path) -> None:
+    """As SIGHUP is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hang_up = Watching(lambda step: signal.raise_signal(signal.SIGHUP))
+        assert train.train(small(), tmp_path / "run", hang_up).signal is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert content(tmp_path / "run") == content(whole)
+
+
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     def interrupt(step: int) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -246,3 +246,36 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RunError, match="No space left"):
         files.write_atomically(file, b"new")
     assert snapshot(tmp_path) == {"file": b"old"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "open"])
+def test_what_is_no_regular_file_is_not_replaced(kind: str, tmp_path: Path) -> None:
+    """As root would replace /dev/null, and the link /dev/stdout."""
+    place = tmp_path / "place"
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/proc/self/fd/1")
+    before = place.lstat()
+    with pytest.raises(RunError, match="it is no regular file"):
+        files.write_atomically(place, b"new")
+    assert main(["bench", "norms", "--parametrizations", "cayley", "--sizes", "4", "--json", str(place)]) == 2
+    assert main(["report", "--out", str(place)]) == 2
+    assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert [*tmp_path.iterdir()] == [place]
+
+
+def test_a_plugin_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = Path.write_text
+
+    def full(path: Path, *args: Any, **options: Any) -> int:
+        if path.name == "test_laws.py":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["new-plugin", "mine", "--out", str(tmp_path)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []

@@ -182,9 +182,18 @@ def test_what_a_file_has_wrong_is_said_before_anything_runs(file, tmp_path, caps
     assert not (tmp_path / "runs").exists()
 
 
+def test_more_runs_than_anybody_waits_for_are_refused_with_their_count(file, tmp_path, capsys):
+    lists = "".join(f"{key} = {[*range(1, 1001)]}\n" for key in ("steps", "hidden-size", "batch-size"))
+    file.write_text(f'task = "adding"\nmodel = "scornn"\n[vary]\n{lists}')
+    for more in ([], ["--commands"]):
+        assert main(["sweep", str(file), "--out", str(tmp_path / "runs"), *more]) == 2
+        assert "needs 10,000 combinations at most, got 1,000,000,000" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_jobs_are_a_number_from_one_on(file, tmp_path, capsys):
     assert main(["sweep", str(file), "--jobs", "0"]) == 2
-    assert "--jobs 1 or more" in capsys.readouterr().err
+    assert "an integer jobs >= 1, got 0" in capsys.readouterr().err
     assert main(["sweep", str(tmp_path / "none.toml")]) == 2
     assert "needs a readable file" in capsys.readouterr().err
 

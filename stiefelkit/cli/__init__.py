@@ -142,8 +142,11 @@ def _speaks() -> bool:
 
 
 def _refuse(sentence: str) -> int:
+    import contextlib
+
     from stiefelkit.errors import printable
 
     if _speaks():
-        print("Error:", printable(" ".join(sentence.split())), file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
+            print("Error:", printable(" ".join(sentence.split())), file=sys.stderr, flush=True)
     return USER_ERROR

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from stiefelkit import models
 from stiefelkit.cli.catalogue import SIZE, cost_of, image_of, instances, kinds, moved_by, states_of, tables
@@ -43,10 +42,10 @@ def _print(name: str, kind: str, target: Any, console: Console) -> None:
     words = entries(paragraphs.get("Args", ()))
     facts, options = _SECTIONS[kind](name, target)
     facts.append(("from", tables()[kind].origin(name) or "what was registered in this process"))
-    console.print(Text(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", "bold"))
+    console.print(f"{name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind}", style="bold")
     for paragraph in paragraphs[""]:
         console.print()
-        console.print(Text(paragraph))
+        console.print(paragraph)
     _print_rows("", facts, console)
     rows = [(option, f"{words.get(option, '')} {default}".strip()) for option, default in options]
     rows += [(rest, words[rest]) for rest in words if rest.startswith("**")]
@@ -59,12 +58,12 @@ def _print_rows(title: str, rows: Rows, console: Console) -> None:
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     if any(left for left, _ in rows):
-        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, style="bold")
     for left, right in rows:
-        table.add_row(*([Text(left, "bold")] if left else []), Text(right))
+        table.add_row(*([left] if left else []), right)
     console.print()
     if title:
-        console.print(Text(title, "bold"))
+        console.print(title, style="bold")
     console.print(Padding(table, (0, 0, 0, 2)))
 
 

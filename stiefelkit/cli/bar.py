@@ -5,6 +5,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from stiefelkit.errors import printable
+
 __all__ = ["Bar"]
 
 REDRAWN = 0.1
@@ -27,6 +29,7 @@ class Bar:
         """Moves the bar, ten times a second at most."""
         if not self._console.is_terminal or time.monotonic() - self._drawn < REDRAWN:
             return
+        what = printable(what)
         if self._progress is None:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
             self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)

@@ -1,7 +1,6 @@
 """`stiefelkit list` and `stiefelkit list NAME`."""
 
 from rich.table import Table
-from rich.text import Text
 
 from stiefelkit.cli.words import with_plain_help
 from stiefelkit.training.display import Screen
@@ -40,7 +39,7 @@ def show(name: str | None = None, /) -> int:
         if len(table.columns) > FEW and console.width < WIDE:
             table.columns[-1].max_width = 10
         for name, cells in rows.items():
-            table.add_row(name, *map(Text, cells), Text(registry.origin(name) or "this process"))
+            table.add_row(name, *cells, registry.origin(name) or "this process")
         console.print(table)
     console.print("All about one of them: stiefelkit list NAME")
     return 0

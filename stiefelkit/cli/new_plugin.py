@@ -9,6 +9,8 @@ from string import Template
 from stiefelkit._version import __version__
 from stiefelkit.cli.words import with_plain_help
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.training.display import say
+from stiefelkit.training.files import remove, writable
 
 __all__ = ["KINDS", "new_plugin"]
 
@@ -105,11 +107,17 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
     folder = out / f"stiefelkit-{name.replace('_', '-')}"
     if folder.exists():
         raise OptionError(f"new-plugin needs a folder that is not there, got {folder}; choose another name or --out.")
-    for path, text in _files(name, KINDS[kind], kind).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
-    print(f"Wrote {folder}. To use it, and to hold it to the laws:")
-    print(f"  pip install -e {folder} pytest\n  pytest {folder}")
+    with writable("new-plugin", folder):
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            for path, text in _files(name, KINDS[kind], kind).items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8")
+        except BaseException:  # a full disk, or Ctrl-C
+            remove(folder)
+            raise
+    say(f"Wrote {folder}. To use it, and to hold it to the laws:")
+    say(f"  pip install -e {folder} pytest\n  pytest {folder}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Options from a TOML file."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,13 @@ from cyclopts.config import Dict
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.training.tasks import tasks
 
-__all__ = ["OptionsFile", "read_options"]
+__all__ = ["OptionsFile", "read_options", "read_toml"]
+
+LARGEST = 2**20
+DEEPEST = 32
+"""Tables within tables, and parts of a key, at most."""
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+LONG_KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}")
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,42 @@ def read_options(path: Path) -> OptionsFile:
     Raises:
         OptionError: the file cannot be read, or is no TOML.
     """
+    return OptionsFile(read_toml("--config", path), str(path))
+
+
+def read_toml(who: str, path: Path) -> dict[str, Any]:
+    """Returns what a TOML file of options says.
+
+    Raises:
+        OptionError: it cannot be read, is no TOML, or is larger or deeper than options are.
+    """
     try:
-        options = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        text = content.decode("utf-8-sig")
+        if len(content) > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST} bytes")
+        if LONG_KEY.search(text):  # which takes Python minutes
+            raise ValueError(f"a key has more than {DEEPEST} parts")
+        options = tomllib.loads(text.replace("\r\n", "\n"))
+        _check_depth(options)
     except OSError as error:
-        raise OptionError(f"--config needs a readable file, got {path}: {error.strerror}.") from error
+        raise OptionError(f"{who} needs a readable file, got {path}: {error.strerror}.") from error
+    except RecursionError as error:
+        raise OptionError(f"{who} needs valid TOML, got {path}: it is nested too deeply.") from error
     except ValueError as error:
-        raise OptionError(f"--config needs valid TOML, got {path}: {error}.") from error
-    return OptionsFile(options, str(path))
+        raise OptionError(f"{who} needs valid TOML, got {path}: {error}.") from error
+    return options
+
+
+def _check_depth(options: dict[str, Any]) -> None:
+    """Raises ValueError for a table or list deeper than options are, or a text that no path can be."""
+    level: list[Any] = [options]
+    for _ in range(DEEPEST + 1):
+        inner = [item for held in level for item in (held.values() if isinstance(held, dict) else held)]
+        if any(isinstance(item, str) and "\0" in item for item in inner):
+            raise ValueError("a text has a null character")
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")

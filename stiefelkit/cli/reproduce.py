@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
 from stiefelkit.errors import DivergedError, OptionError
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
+from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.papers import Row, find, rows
 from stiefelkit.training.reproduction import Reproduction
@@ -76,8 +76,8 @@ def _report(out: Path, page: Path, figures: Figures) -> None:
 
     written, drawn = write_page(out, page, figures)
     for path in drawn:
-        print(f"Figure: {path}")
-    print(f"Page: {written}")
+        say(f"Figure: {path}")
+    say(f"Page: {written}")
 
 
 def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
@@ -96,7 +96,7 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
         if diverged or last_step(path) > before:
             note(path, row, plan.command(name), diverged)
     if outcome.signal is not None:
-        print(f"Stopped at step {outcome.step} and saved; the same command goes on.")
+        say(f"Stopped at step {outcome.step} and saved; the same command goes on.")
         return 128 + outcome.signal
     _show(row, path)
     return 0
@@ -121,7 +121,7 @@ def _list(out: Path) -> None:
         )
         units = str(row.settings.hidden_size)
         tables[row.paper].add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}")
-    console = Console(highlight=False)
+    console = Screen()
     for tables in papers.values():
         console.print(*tables.values(), sep="\n")
     console.print("Here: the best epoch on the held-out set, as the papers choose it.")
@@ -153,7 +153,7 @@ def _finding(row: Row, path: Path) -> "Finding | None":
 def _show(row: Row, path: Path) -> None:
     finding = _finding(row, path)
     if finding is None:
-        print(f"{row.name} has not been evaluated yet: give it more --epochs.")
+        say(f"{row.name} has not been evaluated yet: give it more --epochs.")
         return
     task, width = row.build_task(), row.epoch
     word = "accuracy" if task.headline == "accuracy" else task.loss_label
@@ -161,17 +161,17 @@ def _show(row: Row, path: Path) -> None:
     def said(score: "Score") -> str:
         return f"{_figure(row, score.test)} at epoch {score.step / width:.4g}"
 
-    print(f"{row.name}, {finding.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
-    print(f"  best there, as papers report it:    {said(finding.best_test)}")
+    say(f"{row.name}, {finding.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
+    say(f"  best there, as papers report it:    {said(finding.best_test)}")
     if finding.best_validation is None:
-        print("  best on validation, as one should:  nothing is set apart in this task")
+        say("  best on validation, as one should:  nothing is set apart in this task")
     else:
-        print(f"  best on validation, as one should:  {said(finding.best_validation)}")
-    print(f"  last:                               {said(finding.last)}")
+        say(f"  best on validation, as one should:  {said(finding.best_validation)}")
+    say(f"  last:                               {said(finding.last)}")
     figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
-    print(f"  the paper:                          {figure} ({row.paper})")
+    say(f"  the paper:                          {figure} ({row.paper})")
     if task.known_baseline:
-        print(f"  without any memory:                 {_figure(row, task.known_baseline[task.headline])}")
+        say(f"  without any memory:                 {_figure(row, task.known_baseline[task.headline])}")
     if row.note:
-        print(f"  note: {row.note}")
-    print(f"The run is in {path}.")
+        say(f"  note: {row.note}")
+    say(f"The run is in {path}.")

@@ -1,14 +1,13 @@
 """`stiefelkit sweep FILE`."""
 
-import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
 from stiefelkit.cli.open_options import of_plan
+from stiefelkit.cli.options_file import read_toml
 from stiefelkit.cli.tasks import resume_line
-from stiefelkit.errors import OptionError
 from stiefelkit.training.data import named as data_in
 from stiefelkit.training.display import Screen, say
 from stiefelkit.training.sweep import Sweep, SweepPlan
@@ -28,7 +27,7 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
         plan: how.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
     """
-    runs = Sweep.of_options(_read(file)).runs()
+    runs = Sweep.of_options(read_toml("A sweep", file)).runs()
     out = plan.out or Path("runs") / file.stem
     from stiefelkit.training.display import Terminal
     from stiefelkit.training.sweep_runs import checked, run_sweep
@@ -47,15 +46,6 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
         say(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
         return 128 + outcome.signal
     return 1 if any(cell.failed for cell in outcome.cells) else 0
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise OptionError(f"A sweep needs a readable file, got {file}: {error.strerror}.") from error
-    except ValueError as error:
-        raise OptionError(f"A sweep needs valid TOML, got {file}: {error}.") from error
 
 
 def _print(cells: "list[Cell]") -> None:

@@ -93,7 +93,7 @@ def _tell(outcome: "RunOutcome", line: str) -> None:
     from stiefelkit.training.summary import summarise
 
     scores = ", ".join(f"{key} {value:.4f}" for key, value in summarise(outcome.path).test.items())
-    print(f"Finished at step {outcome.step}: held-out {scores}; the run is in {outcome.path}.")
+    say(f"Finished at step {outcome.step}: held-out {scores}; the run is in {outcome.path}.")
 
 
 app = app_of_tasks("train", "Train one model on a task.", _command)

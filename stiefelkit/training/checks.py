@@ -107,7 +107,8 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
     except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
         words = str(error).partition("\n")[0].lower()
         # torch has no type of its own for it on a CPU; a size that is beyond 64 bits overflows before
-        if "without overflow" in words and not isinstance(error, StiefelkitError):  # a rate or an option, no size
+        is_option = "without overflow" in words or "int too big" in words
+        if is_option and not isinstance(error, StiefelkitError):  # a rate or an option, no size
             raise OptionError(
                 f"{who} needs rates and options that fit its dtype, got one that does not: {words}."
             ) from error

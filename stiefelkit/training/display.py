@@ -1,5 +1,6 @@
 """What a person sees while a model trains: a live bar on a terminal, a line now and then elsewhere."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -79,7 +80,7 @@ class Terminal(Silent):
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}", "bold", markup=False), BarColumn(None), MofNCompleteColumn())
             self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=self._console, expand=True)
-            self._task = self._bar.add_task(title, total=steps, completed=step)
+            self._task = self._bar.add_task(printable(title), total=steps, completed=step)
             self._live = Live(self._bar, console=self._console, auto_refresh=False)
             self._live.start()
 
@@ -103,23 +104,32 @@ class Terminal(Silent):
 
     def note(self, sentence: str) -> None:
         """Prints a sentence above the bar."""
-        try:
+        with self._going_on():
             self._console.print(sentence, soft_wrap=True)
-        except OSError:  # whoever read is gone, or the disk under the output is full: the run goes on
-            self._console.quiet = True
 
     def end(self) -> None:
         """Leaves the last state of the bar on the screen."""
-        if self._live:
+        live = self._live
+        if live:
             self._draw()
-            self._live.stop()
             self._live = None
+            with self._going_on():
+                live.stop()
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         self._bar.update(self._task, completed=self._step)
         if self._live:
-            self._live.update(Group(self._bar, Text("  ".join(self._words()))), refresh=True)
+            with self._going_on():
+                self._live.update(Group(self._bar, Text("  ".join(self._words()))), refresh=True)
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Has a run go on where whoever read is gone, or the disk under the output is full."""
+        try:
+            yield
+        except OSError:
+            self._console.quiet = True
 
     def _words(self) -> Iterator[str]:
         last = self._last

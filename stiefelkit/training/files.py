@@ -24,6 +24,7 @@ __all__ = [
     "reachable",
     "read_file",
     "refuse_links",
+    "refuse_special",
     "remove",
     "sync_directory",
     "writable",
@@ -164,10 +165,18 @@ def write_synced(path: Path, content: bytes, root: Path | None = None) -> None:
         os.fsync(file.fileno())
 
 
+def refuse_special(path: Path) -> None:
+    """Raises OSError if a device, a pipe or a socket is there, or a link to one or to what is open, as /dev/stdout."""
+    is_open = path.is_symlink() and os.readlink(path).startswith("/proc/")
+    if is_open or (path.exists() and not (path.is_file() or path.is_dir())):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file in one step: a temporary sibling is written, synced and renamed."""
+    """Replaces a regular file, or a link, in one step: a temporary sibling is written, synced and renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        refuse_special(path)  # which root would replace
         temporary.unlink(missing_ok=True)  # what a kill, or somebody else, has left there
         write_synced(temporary, content)
         os.replace(temporary, path)

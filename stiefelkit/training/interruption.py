@@ -8,15 +8,16 @@ __all__ = ["Interruption"]
 
 
 class Interruption:
-    """Context in which the first SIGINT or SIGTERM is only noted, and a second one acts at once.
+    """Context in which the first SIGINT, SIGTERM or SIGHUP is only noted, and a second one acts at once.
 
-    Outside the main thread, where Python allows no handlers, it changes nothing.
+    One that the process ignores, as under nohup, stays ignored. Outside the main thread, where Python allows no
+    handlers, it changes nothing.
 
     Attributes:
         signal: number of the signal that came, or None.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -24,7 +25,8 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+            heeded = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._note) for number in heeded}
         return self
 
     def __exit__(self, *exception: object) -> None:

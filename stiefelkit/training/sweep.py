@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ __all__ = ["Cell", "Run", "Sweep", "SweepPlan", "cells"]
 WHO = "A sweep"
 SEED = "seed"
 LONGEST_NAME = 100
+MOST = 10_000
+"""Runs of a sweep at most."""
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 TABLES = {name for name, item in FIELDS.items() if item.default_factory is dict}
 
@@ -128,9 +131,12 @@ class Sweep:
         """Every run, the last list fastest.
 
         Raises:
-            OptionError: there is no such option, or no task or model.
+            OptionError: there is no such option, or no task or model, or there are more runs than a sweep may have.
             UnknownNameError: no task has this name.
         """
+        count = math.prod(map(len, self.vary.values()))
+        if count > MOST:
+            raise OptionError(f"{WHO} needs {MOST:,} combinations at most, got {count:,}; shorten the lists of [vary].")
         runs = []
         for values in itertools.product(*self.vary.values()):
             chosen = dict(zip(self.vary, values, strict=True))

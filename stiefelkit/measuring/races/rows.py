@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError
-from stiefelkit.training.files import write_json
+from stiefelkit.training.files import refuse_special, writable, write_json
 
 __all__ = ["FrameRow", "LaunchRow", "ScanRow", "check_place", "write_rows"]
 
@@ -124,6 +124,8 @@ def check_place(path: Path) -> None:
     """Raises RunError unless a file can be written there."""
     if not path.parent.is_dir():
         raise RunError(f"The race needs an existing folder for its rows, got {path}.")
+    with writable("The race", path):
+        refuse_special(path)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise RunError(f"The race needs a file that can be written, got {path}.")
 

@@ -12,6 +12,7 @@ from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.measuring.races.rows import FrameRow
 from stiefelkit.measuring.report.findings import Findings
 from stiefelkit.measuring.report.svg import GREY, INK, SERIES, Look, looks, number, panel, swatch
+from stiefelkit.training.figure import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,7 +197,7 @@ def _ratios(findings: Findings, maps: dict[str, Look]) -> list[Chart]:
                 color=GREY,
             )
         axes.axvline(1.0, color=GREY, linestyle=":", linewidth=1.0, zorder=1)
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), [literal(name) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.set_xscale("log")
@@ -261,7 +262,7 @@ def _scan(findings: Findings) -> list[Chart]:
                 axes.text(
                     row.limit_units + longest / 80, place, f"{row.limit_units:.3g}", va="center", fontsize="small"
                 )
-            axes.set_yticks(range(len(order)), [row.contender for row, _ in order])
+            axes.set_yticks(range(len(order)), [literal(row.contender) for row, _ in order])
             axes.set_ylim(len(order) - 0.4, -0.6)
             axes.set_xlim(0, 1.12 * longest)
             axes.grid(visible=False, axis="y")

@@ -5,6 +5,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from stiefelkit.errors import printable
 from stiefelkit.measuring.races.course import by_reason
 from stiefelkit.measuring.report.charts import charts
 from stiefelkit.measuring.report.findings import Findings
@@ -39,4 +40,11 @@ def page(findings: Findings) -> str:
 def environment() -> Environment:
     """What templates of pages are read by."""
     loader = PackageLoader("stiefelkit.measuring", "report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=loader,
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # drawings are Markup
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

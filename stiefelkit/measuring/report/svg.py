@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from stiefelkit.errors import printable
 from stiefelkit.training.figure import MARKERS, STYLE
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def _inlined(drawn: str, name: str, label: str) -> str:
         *((token, f"var({variable})") for token, variable in TOKENS.items()),
     ):
         inner = re.sub(pattern, replacement, inner, flags=re.DOTALL)
-    return f'<svg class="chart" role="img" aria-label="{escape(label)}" viewBox="{box}">{inner}</svg>'
+    inner, label = printable(inner.replace("\u200b", "")), escape(printable(label))
+    return f'<svg class="chart" role="img" aria-label="{label}" viewBox="{box}">{inner}</svg>'
 
 
 def swatch(look: Look) -> str:
