@@ -145,7 +145,10 @@ SHARED = (
 """What every optimizer of frames has."""
 
 OF_TORCH = {
-    **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay differentiable foreach fused".split(), SWITCH),
+    **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay foreach fused".split(), SWITCH),
+    "differentiable": Check(
+        "{key}=False, since its steps record no graph", lambda value: value is None or value is False
+    ),
     "nesterov": SWITCH,
     **dict.fromkeys(("dampening", "momentum", "alpha", "eps"), FINITE),
     "weight_decay": at_least(0),
