@@ -63,6 +63,7 @@ __all__ = [
     "pruned_name",
     "push_mode",
     "registering",
+    "step_inside",
     "tree_flatten",
     "tree_unflatten",
     "unbatched",
@@ -270,6 +271,12 @@ def check_capture(optimizer: torch.optim.Optimizer) -> None:
     # torch 2.13 has another name for it.
     name = "_accelerator_graph_capture_health_check"
     getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
+
+
+def step_inside(optimizer: torch.optim.Optimizer) -> None:
+    """Does a step that is part of another optimizer's, whose hooks are those of the whole: none is called here."""
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 def is_view_operator(op: Any) -> bool:

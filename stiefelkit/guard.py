@@ -162,10 +162,13 @@ def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Raises OptimizerError before a step that would take a frame off its manifold."""
-    if getattr(optimizer, "moves_frames", False) or not (_coordinate_lists or _alone or _manifolds):
+    if not (_coordinate_lists or _alone or _manifolds):
         return
-    watched, manifolds = frames(), tuple(_manifolds)
-    for group in optimizer.param_groups:
+    groups = optimizer.param_groups
+    if getattr(optimizer, "moves_frames", False):
+        groups = [group for group in groups if group.get("manifold", "any") is None]
+    watched, manifolds = frames() if groups else {}, tuple(_manifolds)
+    for group in groups:
         for p in group["params"]:
             # geoopt's are of classes of its own, and an attribute of a thousand plain ones takes time
             says = type(p) is not nn.Parameter and _is_among(getattr(p, "manifold", None), manifolds)
@@ -195,4 +198,6 @@ def _in_words(optimizer: torch.optim.Optimizer, p: Tensor, frame: Frame) -> str:
         remedy = "geoopt.ManifoldParameter(w, sk.manifolds.Stiefel())" if alone else "sk.optim.geoopt_parameters(model)"
         return f"{name} needs frames as geoopt's own parameters, {got}; give it {remedy}."
     groups = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
+    if getattr(optimizer, "moves_frames", False):
+        return f"{name} needs groups that name the manifold of frames, {got}, in one without; give it {groups}."
     return f"{name} needs parameters that may move freely, {got}; use sk.optim.MultiplicativeCayley({groups})."

@@ -8,6 +8,7 @@ import torch
 from optimizers_at_hand import OPTIMIZERS, STATEFUL, Shapes, every_optimizer, excess, frame, gradient, group, run
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import stiefelkit as sk
 from stiefelkit import errors
@@ -267,3 +268,31 @@ def test_torchs_distributed_checkpoint_resumes_to_the_same_bits(name, settings, 
     again, other = made()
     set_state_dict(again, other, model_state_dict=saved[0], optim_state_dict=saved[1], options=options)
     assert all(map(torch.equal, trained(model, optimizer, 2), trained(again, other, 2)))
+
+
+@every_optimizer
+def test_a_hook_of_every_optimizer_is_called_once_a_step_and_not_by_loading(name):
+    w, p, called = frame((4, 3)), nn.Parameter(torch.ones(3)), []
+    optimizer = OPTIMIZERS[name]([*group(w), {"params": [p]}], lr=0.1)
+    hook = register_optimizer_step_post_hook(lambda stepped, *_: called.append(stepped))
+    try:
+        w.grad, p.grad = gradient((4, 3)), torch.ones(3)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    finally:
+        hook.remove()
+    assert called == [optimizer]
+    assert (p < 1).all()
+
+
+@every_optimizer
+def test_groups_saved_without_capturable_are_taken_and_go_on(name):
+    w, p = frame((4, 3)), nn.Parameter(torch.ones(3))
+    optimizer = OPTIMIZERS[name]([*group(w), {"params": [p]}], lr=0.1)
+    saved = optimizer.state_dict()
+    for of in saved["param_groups"]:
+        del of["capturable"]
+    optimizer.load_state_dict(saved)
+    w.grad, p.grad = gradient((4, 3)), torch.ones(3)
+    optimizer.step()
+    assert (p < 1).all()

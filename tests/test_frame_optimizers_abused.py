@@ -290,6 +290,18 @@ def test_numbers_that_are_not_finite_are_no_settings(name, key, value):
         OPTIMIZERS[name]([group], lr=0.1)
 
 
+@every_optimizer
+def test_a_graph_of_the_steps_is_refused_since_none_is_recorded(name):
+    for own in ({"params": [frame(4, 3)], "manifold": "stiefel:canonical"}, {"params": [nn.Parameter(torch.ones(3))]}):
+        with pytest.raises(errors.OptionError, match="needs differentiable=False, since its steps record no graph"):
+            OPTIMIZERS[name]([{**own, "differentiable": True}], lr=0.1)
+    optimizer = make(name, frame(4, 3), lr=0.1)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["differentiable"] = True
+    with pytest.raises(errors.OptionError, match="record no graph"):
+        optimizer.load_state_dict(saved)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -42,6 +42,20 @@ class Moving(torch.optim.SGD):
     moves_frames = True
 
 
+def test_a_frame_that_comes_into_a_group_of_the_rest_is_refused_before_others_move():
+    first, second = make(), nn.Linear(4, 4)
+    optimizer = sk.optim.CayleyAdam([*sk.optim.parameter_groups(first, lr=0.1), {"params": [second.weight]}], lr=0.1)
+    late = nn.Linear(4, 4, bias=False)
+    sk.orthogonal(late, "weight", "stiefel")
+    with torch.no_grad():
+        second.weight.copy_(late.weight)
+    carried = late.parametrizations.weight
+    carried.replace(next(iter(carried.coordinates)), second.weight)
+    backward(first)
+    backward(late)
+    assert refused(optimizer, r"CayleyAdam needs groups that name the manifold.*got the frame of .*in one without")
+
+
 OPTIMIZERS = [
     "SGD",
     "Adam",

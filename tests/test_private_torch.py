@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
+from torch.optim import optimizer as torch_optimizer
 
 from stiefelkit import _torch
 
@@ -361,6 +362,25 @@ def test_check_capture_asks_whether_a_graph_is_captured(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="capturable"):
         _torch.check_capture(optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
+def test_step_inside_calls_no_hook_and_does_what_step_does(kind: Any) -> None:
+    pair = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    inner, alone = (kind([p], lr=0.1) for p in pair)
+    called: list[str] = []
+    handles = [
+        torch_optimizer.register_optimizer_step_pre_hook(lambda *_: called.append("every")),
+        inner.register_step_post_hook(lambda *_: called.append("own")),
+    ]
+    for p in pair:
+        p.grad = torch.ones(2)
+    _torch.step_inside(inner)
+    assert not called
+    for handle in handles:
+        handle.remove()
+    alone.step()
+    assert torch.equal(*pair)
 
 
 def test_is_view_operator_of_what_shares_memory_with_its_argument() -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import check_capture
+from stiefelkit._torch import check_capture, step_inside
 from stiefelkit.errors import CheckpointError
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free, without_reads
@@ -183,7 +183,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
         for group in state["param_groups"]:
             for key, value in defaults.items():
-                if key != "capturable" or value:  # groups of earlier versions need not have it
+                # Groups of earlier versions need not have the latter, unless torch's optimizer of the rest reads it.
+                if key != "capturable" or value or key in inspect.signature(self.plain).parameters:
                     group.setdefault(key, value)
             check_members(type(self).__name__, group["manifold"], group["params"])
             # A copied optimizer may come before the module that holds its frames.
@@ -310,7 +311,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             inner = self._inner = self.plain([torch.zeros(1)])  # type: ignore[call-arg]
         # Loading a state dict replaces both.
         inner.param_groups, inner.state = rest, self.state
-        inner.step()
+        step_inside(inner)
 
 
 def _with_present_words(group: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,9 @@ SHARED = (
 
 OF_TORCH = {
     **dict.fromkeys("amsgrad capturable centered decoupled_weight_decay foreach fused maximize".split(), SWITCH),
-    "differentiable": one_of(False),
+    "differentiable": Check(
+        "{key}=False, since its steps record no graph", lambda value: value is None or value is False
+    ),
     "nesterov": SWITCH,
     **dict.fromkeys(("dampening", "momentum", "alpha", "eps"), FINITE),
     "weight_decay": at_least(0),

@@ -1,12 +1,13 @@
 """What the state of an optimizer must be before anything of it is loaded."""
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from stiefelkit._torch import step_inside
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.optim.settings import is_number
 from stiefelkit.sharding import local_part
@@ -106,15 +107,13 @@ def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict
     small.grad = torch.ones_like(small)
     kind: Any = type(optimizer)
     twin = object.__new__(kind)
-    # Hooks, and what a scheduler has put over `step`, belong to the optimizer itself.
-    attributes = {key: value for key, value in vars(optimizer).items() if key not in ("step", "_inner")}
-    hooks = {key: OrderedDict() for key in attributes if key.endswith("_hooks")}
+    attributes = {key: value for key, value in vars(optimizer).items() if key != "_inner"}
     own_group = {**group, "params": [small], "lr": 0.0}
     if group["manifold"] is None:
         own_group["capturable"] = False  # which torch has on a GPU alone
     fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_writes": {}, "_sortings": {}}
-    vars(twin).update(attributes | hooks | fresh)
-    kind.step(twin)
+    vars(twin).update(attributes | fresh)
+    step_inside(twin)
     return {key: _shape_of(value, small) for key, value in twin.state[small].items()}
 
 
