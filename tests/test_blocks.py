@@ -396,3 +396,37 @@ LAWS += ["functional_call", "forward_mode", "batched_gradients", "second_derivat
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_that_do_not_ask_for_a_frame_hold_of_parts_in_a_row(law):
     check_parametrization(Split, [law])
+
+
+@pytest.mark.parametrize("name", sk.available())
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32], ids=str)
+def test_a_weight_of_one_row_is_no_lazy_conjugate(name, dtype):
+    """Nor is a gradient, which neither torch's nor our clipping could scale."""
+    if sk.available()[name].supports((5, 1), dtype) is not None:
+        pytest.skip("not of this kind")
+    layer: Any = sk.orthogonal(nn.Linear(5, 1, bias=False, dtype=dtype), "weight", name)
+    x = torch.randn(2, 5, dtype=dtype)
+    assert not layer.weight.is_conj()
+    layer.weight.detach().numpy()
+    layer(x).abs().sum().backward()
+    assert not any(p.grad.is_conj() for p in layer.parameters())
+    for clip in (nn.utils.clip_grad_norm_, sk.optim.clip_grad_norm_):
+        clip(layer.parameters(), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("stiefel", {}), ("margin", {"v": "stiefel"}), ("rebased", {"inner": "stiefel"})]
+)
+def test_the_gradient_of_a_frame_that_is_read_as_its_adjoint_is_no_lazy_conjugate(name, options):
+    layer: Any = sk.orthogonal(nn.Linear(4, 4, bias=False, dtype=torch.complex64), "weight", name, **options)
+    (torch.randn(3, 4, dtype=torch.complex64) @ layer.weight.mH).abs().sum().backward()
+    nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+    assert not any(p.grad.is_conj() for p in layer.parameters())
+
+
+def test_the_gradient_of_a_plain_parameter_that_is_read_as_its_adjoint_is_clipped():
+    w = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
+    (w.mH @ torch.ones(3, dtype=torch.complex64)).abs().sum().backward()
+    sk.optim.clip_grad_norm_(w, 1e-3)
+    assert w.grad is not None
+    assert torch.linalg.vector_norm(w.grad).item() <= 1.001e-3

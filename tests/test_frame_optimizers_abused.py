@@ -185,6 +185,20 @@ def test_states_load_into_another_dtype(name, pair):
     assert excess(w) <= 20
 
 
+@pytest.mark.parametrize("pair", [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+@every_optimizer
+def test_a_state_that_was_loaded_into_another_dtype_is_one_that_its_own_optimizer_takes(name, pair):
+    """What rounding left of a frame in one dtype is nothing that belongs to it in another."""
+    w = frame(8, 8, pair[0])
+    optimizer = make(name, w, **STATEFUL[name])
+    run(optimizer, w, [gradient(w, seed) for seed in range(3)])
+    other = make(name, frame(8, 8, pair[1]), **STATEFUL[name])
+    other.load_state_dict(optimizer.state_dict())
+    (state,) = other.state_dict()["state"].values()
+    assert "lo" not in state
+    other.load_state_dict(other.state_dict())
+
+
 @every_optimizer
 def test_a_state_of_torchs_own_optimizer_is_refused_with_the_remedy(name):
     two = sk.optim.parameter_groups(sk.orthogonal(nn.Linear(3, 3), "weight", "stiefel"), lr=1e-2)

@@ -398,3 +398,25 @@ def test_a_checkpoint_of_another_dtype_gives_frames_to_the_limit_of_the_model(na
         assert torch.dist(w.double(), theirs.weight.double()) <= max(torch.finfo(DTYPES[e]).eps for e in pair) ** 0.5
     if load is not by_copy:
         assert {key: c.dtype for key, c in held.coordinates.items()} == held.param.coordinate_dtypes
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["stiefel", "cayley", "margin"])
+def test_a_description_without_coordinates_is_half_a_weight(name, strict):
+    ours = sk.orthogonal(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "1.weight", name)
+    state = {key: value + 1 for key, value in kept(ours).items() if not key.startswith("1." + INSIDE)}
+    state["1." + INSIDE + entries.EXTRA] = kept(ours)["1." + INSIDE + entries.EXTRA]
+    before = kept(ours)
+    with pytest.raises(errors.CheckpointError, match=r"1\.weight needs its coordinates"):
+        ours.load_state_dict(state, strict=strict)
+    assert same(ours, before)
+    assert ours.load_state_dict(kept(nn.Sequential(nn.Linear(4, 4))), strict=False).missing_keys
+
+
+def test_a_shared_module_may_be_saved_under_one_of_its_names():
+    one = layer()
+    ours = nn.ModuleDict({"a": one, "b": one})
+    state = {key: value for key, value in kept(ours).items() if key != "a." + INSIDE + "original0"}
+    state = {key: value for key, value in state.items() if key != "a." + INSIDE + "0.signs"}
+    sk.check_state_dict(ours, state)
+    ours.load_state_dict(state, strict=False)

@@ -144,6 +144,41 @@ def test_a_frame_that_is_cast_up_is_a_frame_in_the_finer_dtype(dtype, finer):
         assert torch.dist(other.weight, w) <= 4 * rounding_limit(4, dtype) + orthogonality_error(w)
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (6, 4)])
+@pytest.mark.parametrize(("name", "options"), [("rebased", {"inner": "cayley"}), ("matrix_exp", {})])
+@pytest.mark.parametrize(("dtype", "finer"), [("float32", "float64"), ("complex64", "complex128")])
+def test_a_frame_in_a_chart_that_is_cast_up_is_one_before_it_is_read_or_saved(name, options, dtype, finer, shape):
+    dtype, finer = getattr(torch, dtype), getattr(torch, finer)
+    layer: Any = sk.orthogonal(nn.Linear(*shape[::-1], bias=False, dtype=dtype), "weight", name, init="haar", **options)
+    layer.to(finer)
+    chart = {key: value.clone() for key, value in layer.named_buffers()}
+    w = layer.weight.detach().clone()
+    state = layer.state_dict()
+    assert torch.equal(layer.weight, w)
+    assert all(torch.equal(value, chart[key]) for key, value in layer.named_buffers())
+    layer.to("meta").to_empty(device="cpu").load_state_dict(state)
+    assert torch.equal(layer.weight, w)
+
+
+@pytest.mark.parametrize("name", ["rebased", "matrix_exp", "stiefel"])
+def test_another_memory_format_keeps_frames_that_are_looked_at(name):
+    module: Any = nn.Module()
+    module.weight = nn.Parameter(torch.randn(2, 5, 3, dtype=torch.complex64))
+    sk.orthogonal(module, "weight", name)
+    w = module.weight.detach().clone()
+    module.to(memory_format=torch.channels_last)
+    copied = copy.deepcopy(module)  # which looks at values
+    copied.load_state_dict(module.state_dict())
+    assert torch.equal(copied.weight, w)
+    average = copy.deepcopy(module)
+    for t in [*average.parameters(), *average.buffers()]:
+        if t.is_floating_point() or t.is_complex():
+            t.data.mul_(0.9)
+    average.state_dict()
+    if name == "rebased":
+        assert torch.dist(average.weight, w) < 1e-5
+
+
 def test_a_gradient_is_cast_along():
     layer = make(dtype=torch.complex64)
     layer.weight.backward(torch.ones(6, 4, dtype=torch.complex64) * 1j)

@@ -121,3 +121,36 @@ def test_one_that_is_baked_alone_comes_apart_with_a_warning(first):
         sk.bake(net, f"{first}.weight")
     assert len(caught) == 1
     assert list(sk.drift(net)) == [f"{other}.weight"]
+
+
+def stacked(nets: Any) -> Any:
+    return {
+        key: torch.stack([dict(net.named_parameters())[key] for net in nets]) for key, _ in nets[0].named_parameters()
+    }
+
+
+@pytest.mark.parametrize("name", ["cayley", "stiefel", "rebased"])
+def test_functional_call_and_vmap_give_the_coordinates_back(name):
+    net, other = Language(name), Language(name)
+    before, x = dict(net.named_parameters()), torch.arange(7)
+    values = {key: p.detach().clone() for key, p in other.named_parameters()}
+    buffers = dict(other.named_buffers())
+    assert torch.equal(torch.func.functional_call(net, (values, buffers), x), other(x))
+    torch.vmap(lambda p: torch.func.functional_call(net, p, x))(stacked([net, other]))
+    torch.func.grad(lambda p: torch.func.functional_call(net, p, x).sum())(values)
+    after = dict(net.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(after[key] is p for key, p in before.items())
+    loss(net).backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_a_model_on_the_meta_device_is_tied_and_loaded():
+    net = Language()
+    with torch.device("meta"):
+        other = Language(tied=False)
+        sk.orthogonal(other.decoder, "weight")
+        sk.tie(other.encoder, "weight", other.decoder, "weight")
+    other.load_state_dict(net.state_dict(), assign=True)
+    assert torch.equal(other.decoder.weight, net.encoder.weight)
+    assert len(list(other.parameters())) == 1

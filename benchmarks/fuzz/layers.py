@@ -38,8 +38,8 @@ class Loop(nn.Module):
         u, w, b = (getattr(self, f"{name}{self.suffix}") for name in ("weight_ih", "weight_hh", "bias"))
         inside = self.activation == "modrelu"
         if self.is_complex:
-            u = torch.complex(*u.chunk(2))
-            b = b if inside or b is None else torch.complex(*b.chunk(2))
+            u = torch.complex(*u.to(w.real.dtype).chunk(2))
+            b = b if inside or b is None else torch.complex(*b.to(w.real.dtype).chunk(2))
         h, states = torch.zeros(x.shape[1], w.shape[0], dtype=w.dtype), []
         for step in x.to(w.dtype):
             z = step @ u.mT + h @ w.mT + (0 if inside or b is None else b)

@@ -98,7 +98,7 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
     blocks, view, dim = BLOCKS.get(kind), None, None
     if kind in CONVOLUTIONS:
         view = rng.choice(VIEWS) if rng.random() < 0.7 else f"group_{rng.choice(VIEWS)}"
-    elif kind in ("linear", "own_linear", "bare") and rng.random() < 0.2:
+    elif kind in ("linear", "own_linear", "bare") and name not in ("block_diagonal", "fourier") and rng.random() < 0.2:
         blocks, dim = rng.choice((2, 3, [1, 2], [2, 1, 1])), rng.choice((0, 1))
         size = blocks * rng.randint(1, 3) if isinstance(blocks, int) else sum(blocks)
         a, b = (a, size) if dim == 0 else (size, b)

@@ -107,7 +107,7 @@ def _is_nothing(value: Any) -> bool:
 
 def _sentence(text: str) -> str:
     """A refusal without its figures, so that those of one kind are counted together."""
-    return "".join("#" if c.isdigit() else c for c in text.splitlines()[0])[:110]
+    return "".join("#" if c.isdigit() else c for c in text.splitlines()[0])[:70]
 
 
 def shrink(case: dict[str, Any], budget: int = 60) -> dict[str, Any]:

@@ -272,8 +272,10 @@ class World:
         ours, ours_x, ours_p = self.evaluate(self.net, self.inputs())
         self.compare("output", ours, exact)
         self.compare("gradient of an input", ours_x, exact_x)
+        plain_ones = dict(self.net.named_parameters(remove_duplicate=False))
         for key in exact_p.keys() & ours_p.keys():
-            self.compare(f"gradient of {key}", [ours_p[key]], [exact_p[key]])
+            tied = [exact_p[k] for k, p in plain_ones.items() if p is plain_ones[key]]
+            self.compare(f"gradient of {key}", [ours_p[key]], [torch.stack(tied).sum(0)])
         weights = self.all_weights()
         for weight in {id(weight.coordinate_list): weight for weight in weights[::-1]}.values():
             tied = [exact_p[w.qualified] for w in weights if w.coordinate_list is weight.coordinate_list]

@@ -144,8 +144,8 @@ class View:
 
     def from_frame(self, q: Tensor) -> Tensor:
         """Turns frames into the weight, or a stack of them, (k, *frame_shape), into k weights."""
-        # Not .mH: one row, or its gradient, would stay a lazy conjugate, which neither NumPy nor foreach takes.
-        m = q.mT.conj_physical() if self.is_wide else q
+        # One row is contiguous as it is, and would stay a lazy conjugate, which NumPy does not take.
+        m = q.mH.resolve_conj() if self.is_wide else q
         if m.dim() > len(self.matrix_shape):
             m = m.reshape(-1, *self._moved_shape).permute(0, *(1 + d for d in self._back))
             return m.reshape(-1, *self.shape)
