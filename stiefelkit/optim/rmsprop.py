@@ -9,11 +9,18 @@ from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, at_least, plain
-from stiefelkit.optim.settings import OF_TORCH, RATE
+from stiefelkit.optim.settings import OF_TORCH, RATE, SWITCH
 
 __all__ = ["RMSprop"]
 
-_CHECKS = {**OF_TORCH, "lr": RATE, "maximize": FLAG, "init_acc": at_least(0), "eps_inside": FLAG}
+_CHECKS = {
+    **OF_TORCH,
+    "lr": RATE,
+    "alpha": at_least(0, most=1),
+    **dict.fromkeys(("eps", "momentum", "init_acc"), at_least(0)),
+    "differentiable": SWITCH,
+    **dict.fromkeys(("maximize", "eps_inside"), FLAG),
+}
 
 
 class RMSprop(torch.optim.RMSprop):
