@@ -154,7 +154,7 @@ def test_one_precision_has_nothing_to_compare_with(capsys):
         ("--precisions exakt", 'did you mean "exact"'),
         ("--step-length 0", "step_length"),
         ("--step-length nan", "step_length"),
-        ("--step-length 1e30", "step_length <= 100"),
+        ("--step-length 1e30", "step_length > 0 and <= 100"),
         ("--dtype bfloat16", "'bfloat16'; did you mean"),
         ("--optimizers geoopt_sgd", "geoopt_sgd_"),
         ("--sizes 4x8", "4 x 8"),

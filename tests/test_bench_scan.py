@@ -307,7 +307,7 @@ def test_the_page_describes_every_peer():
         ("--case T=3", "n and B"),
         ("--case T=3,n=x,B=2", "'n=x'"),
         ("--case T=3,n=2,B=2,T=4", "'T=4'"),
-        ("--case T=0,n=2,B=2", "T to be"),
+        ("--case T=0,n=2,B=2", "an integer T >= 1, got 0"),
         ("--activation tahn", 'did you mean "tanh"'),
         ("--activation tanh --cases D", "'tanh'"),
         ("--backends inplaec", 'did you mean "inplace"'),

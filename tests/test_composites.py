@@ -55,7 +55,7 @@ def test_a_weight_within_the_margin_is_kept_and_one_beyond_it_refused():
 
 @pytest.mark.parametrize("margin", [-0.1, 1.0, True, "wide"])
 def test_the_margin_lies_between_0_and_1(margin):
-    with pytest.raises(errors.OptionError, match="margin in"):
+    with pytest.raises(errors.OptionError, match="margin >= 0 and < 1"):
         square("margin", margin=margin)
 
 

@@ -277,7 +277,7 @@ def test_the_command_shows_and_writes_the_worst_of_each(capsys):
         ("--gradients fix", 'did you mean "fixed"'),
         ("--methods cayley,stiefel", "'stiefel' on its manifold, got 'adam'; name one with --optimizer"),
         ("--step-length 0", "step_length"),
-        ("--step-length 1e30", "step_length <= 100"),
+        ("--step-length 1e30", "step_length > 0 and <= 100"),
         ("--look-every 0", "look_every"),
         ("--threads 0", "threads"),
         ("--sizes 4x8", "4 x 8"),

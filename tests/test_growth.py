@@ -155,7 +155,7 @@ def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
         ({"what": ("space",)}, "no quantity 'space'"),
         ({"against": ()}, "one axis or more"),
         ({"sizes": (64, 64)}, "two sizes or more"),
-        ({"steps": (0, 4)}, "integer >= 1"),
+        ({"steps": (0, 4)}, "integer steps >= 1"),
         ({"dtype": "float16"}, "no dtype 'float16'"),
         ({"precision": "slow"}, "no precision 'slow'"),
     ],

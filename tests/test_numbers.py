@@ -29,6 +29,7 @@ from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.numbers import Check, above, at_least, one_of, optional, plain, sizes, whole
 from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.parametrizations import option_names, registered
+from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.reproduction import Reproduction
@@ -335,9 +336,9 @@ def test_a_model_is_made_alike_by_any_kind_of_number(name: str, kind: str) -> No
     parameters = {key: p for key, p in inspect.signature(factory).parameters.items() if takes_a_number(p.annotation)}
     given = {key: 0.5 if p.default is None else p.default for key, p in parameters.items() if key not in models.SIZES}
     arguments, options = (2, 4, 3), given | {"num_layers": 2, "dropout": 0.5}
-    torch.manual_seed(5)
+    seeds.reseed(5)
     mine = models.create(name, *arguments, **as_python(options, kind))
-    torch.manual_seed(5)
+    seeds.reseed(5)
     other = models.create(name, *of_kind(arguments, kind), **of_kind(options, kind))
     for (key, a), (other_key, b) in zip(mine.state_dict().items(), other.state_dict().items(), strict=True):
         assert key == other_key

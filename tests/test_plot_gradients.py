@@ -203,7 +203,7 @@ def test_a_folder_of_that_name_is_reached_by_its_path(capsys):
         ("--iterations=-1", "iterations"),
         ("--task digits --T 5", "option T"),
         ("--T 1", "T"),
-        ("--T 0", "T to be"),
+        ("--T 0", "an integer T >= 3, got 0"),
         ("--lr 0", "lr"),
         ("--hidden-size 0", "hidden_size"),
         ("--device gpu", "device"),
