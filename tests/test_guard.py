@@ -49,7 +49,7 @@ def test_a_frame_that_comes_into_a_group_of_the_rest_is_refused_before_others_mo
     sk.orthogonal(late, "weight", "stiefel")
     with torch.no_grad():
         second.weight.copy_(late.weight)
-    carried = late.parametrizations.weight
+    carried: Any = late.get_submodule("parametrizations.weight")
     carried.replace(next(iter(carried.coordinates)), second.weight)
     backward(first)
     backward(late)

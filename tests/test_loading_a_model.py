@@ -388,7 +388,7 @@ CASTS = [(a, b) for a in DTYPES for b in DTYPES if a != b]
 def test_a_checkpoint_of_another_dtype_gives_frames_to_the_limit_of_the_model(name, pair, load):
     theirs, ours = (sk.orthogonal(nn.Linear(6, 6, dtype=DTYPES[each]), "weight", name) for each in pair)
     load(ours, theirs.state_dict())
-    held: Any = ours.parametrizations.weight
+    held: Any = ours.get_submodule("parametrizations.weight")
     for w in (ours.weight, ours.eval().weight):
         assert w.dtype is DTYPES[pair[1]]
         # two limits and the eps of small frames; float64 maps and steps promise 20

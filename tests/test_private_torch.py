@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
-from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stiefelkit import _torch
 
@@ -370,7 +370,7 @@ def test_step_inside_calls_no_hook_and_does_what_step_does(kind: Any) -> None:
     inner, alone = (kind([p], lr=0.1) for p in pair)
     called: list[str] = []
     handles = [
-        torch_optimizer.register_optimizer_step_pre_hook(lambda *_: called.append("every")),
+        register_optimizer_step_pre_hook(lambda *_: called.append("every")),
         inner.register_step_post_hook(lambda *_: called.append("own")),
     ]
     for p in pair:

@@ -78,8 +78,8 @@ def clip_grad_norm_(
     # an infinite norm stays unscaled if it is only to be measured
     if max_norm < math.inf and not (reads_are_free(total) and max_norm >= total.item() + 1e-6):
         scaled = [*plain, *itertools.chain(*by_manifold.values())]
-        for p in scaled:
-            if p.is_complex() and p.grad.is_conj():  # of one that was read as its adjoint, which foreach does not take
+        for p in scaled:  # the gradient of one that was read as its adjoint is a lazy conjugate, which foreach refuses
+            if p.is_complex() and p.grad.is_conj():  # type: ignore[union-attr]
                 p.grad = p.grad.resolve_conj()  # type: ignore[union-attr]
         nn.utils.clip_grads_with_norm_(scaled, max_norm, total)
     return total
