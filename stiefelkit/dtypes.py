@@ -86,7 +86,7 @@ def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
 
 
 def _keeps_rows(fn: Callable[[Tensor], Tensor], dim: int) -> bool:
-    """Whether what `Module._apply` is given leaves the format of memory, which `.to(memory_format=)` does not."""
+    """Tells whether a function given to `Module._apply` keeps tensors row-major, as `.to(memory_format=)` does not."""
     sample = torch.empty((2,) * dim, device="cpu")
     try:
         return fn(sample).is_contiguous()

@@ -32,7 +32,7 @@ _SAVED_NAMES: dict[type, str] = {
     Viewed: "stiefelkit.parametrizations.viewed:Viewed",
     SideBySide: "stiefelkit.parametrizations._inner:SideBySide",
 }
-"""What checkpoints call the classes that no registry names: their first places, whichever files have them now."""
+"""The names of wrappers in checkpoints. They stay when a class moves to another file."""
 _FIXED = ("shape", "field")
 """What no assignment changes."""
 _REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"

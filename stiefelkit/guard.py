@@ -178,7 +178,7 @@ def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _is_among(manifold: Any, classes: tuple[type, ...]) -> bool:
-    """Whether a manifold is of some classes, or geoopt's Scaled around one that is."""
+    """Tells whether a manifold is of one of the classes, or is geoopt's `Scaled` around one that is."""
     return isinstance(manifold, classes) or isinstance(getattr(manifold, "base", None), classes)
 
 

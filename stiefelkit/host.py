@@ -40,7 +40,7 @@ __all__ = [
 
 
 _RESETS = ("reset_parameters", "_reset_parameters")
-"""What modules of torch call their method that draws parameters."""
+"""The names of the methods by which torch's modules draw their parameters."""
 
 
 def check_module(module: Any, who: str, remedy: str = "") -> None:

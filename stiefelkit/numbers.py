@@ -66,7 +66,7 @@ def sizes(shape: Any) -> tuple[int, ...] | None:
 
 
 def settle_(options: Any, who: str = "", /, **checks: "Check") -> None:
-    """Has the fields of a dataclass, a frozen one too, hold Python's own numbers, and checks those that are named."""
+    """Makes the numbers in a dataclass, frozen or not, Python's own, and checks the fields that are named."""
     for field in dataclasses.fields(options):
         object.__setattr__(options, field.name, plain(getattr(options, field.name)))
     for name, check in checks.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import modrelu
-from stiefelkit.scan import scan
+from stiefelkit.scan import find_activation, scan
 from stiefelkit.scan.activations.modrelu import ComplexModReLU
 
 DOUBLE = torch.float64
@@ -100,3 +100,36 @@ def test_complex_modrelu_of_rows_is_that_of_numbers_at_every_size():
         b = torch.full_like(modulus, bias)
         found = torch.complex(*ComplexModReLU.of_rows(torch.cat([z.real, z.imag]), b).chunk(2))
         torch.testing.assert_close(found, modrelu(z, b), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bias", [-0.5, 0.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("backend", ["reference", "inplace"])
+def test_modrelu_with_an_epsilon_is_right_for_states_of_every_size(backend, dtype, bias):
+    exponents = torch.linspace(-120, 120, 49, dtype=DOUBLE)
+    sizes = exponents.exp2() * (torch.polar(torch.ones(49, dtype=DOUBLE), exponents) if dtype.is_complex else 1)
+
+    def values(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        arguments = {
+            "x": sizes.to(dtype).reshape(1, 1, -1),
+            "w": torch.eye(49, dtype=dtype),
+            "h0": torch.zeros(1, 49, dtype=dtype),
+            "activation_bias": torch.full((49,), bias, dtype=dtype.to_real()),
+        }
+        leaves = {name: t.requires_grad_() for name, t in arguments.items()}
+        given: dict[str, Any] = {**leaves, "activation": "modrelu_epsilon", "backend": backend}
+        out = scan(given.pop("x"), given.pop("w"), given.pop("h0"), **given)[1]
+        g = torch.full_like(out, 0.6 - 0.8j if dtype.is_complex else 0.6)
+        return [out.detach(), *torch.autograd.grad(out, [leaves["x"], leaves["activation_bias"]], g)]
+
+    fine = torch.complex128 if dtype.is_complex else DOUBLE
+    for own, expected in zip(values(backend, dtype), values("reference", fine), strict=True):
+        torch.testing.assert_close(own.to(expected.dtype), expected, rtol=1e-4, atol=1e-30)
+
+
+def test_rows_of_modrelu_with_an_epsilon_are_its_numbers_at_every_size():
+    z = torch.polar(torch.logspace(-44, 38, 83), torch.linspace(0.1, 6, 83))
+    activation: Any = find_activation("modrelu_epsilon", True)
+    b = torch.full((83,), 0.5)
+    found = torch.complex(*activation.of_rows(torch.cat([z.real, z.imag]), b).chunk(2))
+    torch.testing.assert_close(found, modrelu(z, b, activation.slope), rtol=1e-6, atol=0)

@@ -1,13 +1,15 @@
 """Activations of recurrent cells that torch has not, real and complex."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.errors import ShapeError
+from stiefelkit.numbers import at_least
 
-__all__ = ["leaky_relu", "modrelu", "oplu"]
+__all__ = ["EPSILON", "leaky_relu", "modrelu", "modrelu_of_parts", "oplu"]
+
+EPSILON = at_least(0)
+"""Of modReLU's epsilon."""
 
 
 def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
@@ -38,12 +40,10 @@ def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
     >>> modrelu(torch.tensor([-2.0, 0.0, 0.5]), torch.tensor([-1.0, 1.0, -1.0]))
     tensor([-1.,  0.,  0.])
     """
-    if not 0 <= epsilon < math.inf:
-        raise OptionError(f"modrelu needs a finite epsilon >= 0, got {epsilon!r}.")
+    epsilon = EPSILON.require("modrelu", "epsilon", epsilon)
     if epsilon:
-        square = torch.view_as_real(z).square().sum(-1) if z.is_complex() else z.square()
-        modulus = (square + epsilon).sqrt()
-        return z * (torch.relu(modulus + b.to(modulus.dtype)) / (modulus + epsilon))
+        parts = modrelu_of_parts(torch.view_as_real(z) if z.is_complex() else z.unsqueeze(-1), b, epsilon, -1)
+        return torch.view_as_complex(parts) if z.is_complex() else parts.squeeze(-1)
     if not z.is_complex():
         # The sign has derivative 0, which autograd would add up at the price of the rest together.
         return torch.sgn(z.detach()) * torch.relu(z.abs() + b.to(z.dtype))
@@ -51,6 +51,15 @@ def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
     z = torch.where(z.detach().abs() < torch.finfo(z.dtype).tiny, 0, z)
     modulus = z.abs()
     return torch.sgn(z) * torch.relu(modulus + b.to(modulus.dtype))
+
+
+def modrelu_of_parts(parts: Tensor, b: Tensor, epsilon: float, dim: int) -> Tensor:
+    """Applies `modrelu` with an epsilon above zero to numbers whose real parts, one or two, lie along `dim`."""
+    root = epsilon**0.5
+    # Of parts divided by the largest the squares neither overflow nor vanish; s does not depend on what divides.
+    largest = parts.detach().abs().amax(dim, keepdim=True).clamp_min(root)
+    s = largest * ((parts / largest).square().sum(dim, keepdim=True) + (root / largest).square()).sqrt()
+    return parts * (torch.relu(s + b.to(s.dtype).unsqueeze(dim)) / (s + epsilon))
 
 
 def oplu(z: Tensor) -> Tensor:

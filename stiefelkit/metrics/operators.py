@@ -71,7 +71,7 @@ def lipschitz(
         dtype: of the inputs; that of the first weight if left out.
 
     Raises:
-        OptionError: the layer is not linear or lazy, or `input_size` is missing.
+        OptionError: the layer is lazy or not linear, or `input_size` is missing.
         NonFiniteError: a weight is not finite, or too large for Lanczos steps.
         ShapeError: the layer does not take inputs of that size.
 
@@ -97,7 +97,7 @@ def lipschitz(
         certain = _bound_of_convolution(layer, operator)
         try:
             found = _lanczos(operator, steps, is_patient=certain is None)
-        except RuntimeError as cause:  # torch.linalg.LinAlgError, which torch does not name as its own
+        except torch.linalg.LinAlgError as cause:  # type: ignore[attr-defined]
             raise NonFiniteError(
                 "lipschitz needs a layer whose products by itself and its adjoint are finite, got others; scale its "
                 "weight, or exact=True."

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.functional import modrelu
+from stiefelkit.functional._activations import EPSILON
 
 __all__ = ["ModReLU"]
 
@@ -33,7 +34,7 @@ class ModReLU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.epsilon: float = EPSILON.require("ModReLU", "epsilon", epsilon)
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
 
     def forward(self, z: Tensor) -> Tensor:

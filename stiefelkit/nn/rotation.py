@@ -223,9 +223,10 @@ def _check_own_forward(site: _Site, values: dict[str, Tensor], scales: Mapping[i
         before = before if scale is None else before * scale.values
     try:
         y, rotated = twin(layer)(before), twin(layer, **values)(x)
-    except RuntimeError as cause:  # a forward put on the instance runs the layer that was copied
+    except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
         raise OptionError(
-            f"rotate_ needs layers of which a copy runs in float64, got {_kind(layer)} with a forward of its own."
+            f"rotate_ needs layers of which a copy runs in float64, got {_kind(layer)}, which raises "
+            f"{type(cause).__name__}."
         ) from cause
     if not agree(rotated, y @ r.mT.to(y) if site.writes else y, max(n, w.shape[1])):
         raise OptionError(f"rotate_ needs layers that compute W x + b, got {_kind(layer)}, whose forward does more.")

@@ -249,7 +249,8 @@ class Cayley(OrthogonalParam):
 
 def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
     """Turns the option into p signs."""
-    signs = plain(getattr(negative, "tolist", lambda: negative)())
+    given: Any = negative
+    signs = plain(given.tolist() if hasattr(given, "tolist") else given)
     if type(signs) is int:
         count = whole(0, p, "p").require("Cayley", "negative", signs)
         return (1,) * (p - count) + (-1,) * count

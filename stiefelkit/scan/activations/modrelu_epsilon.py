@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import modrelu
+from stiefelkit.functional._activations import modrelu_of_parts
 from stiefelkit.scan.activations.activation import Activation, Step
 
 __all__ = ["ModReLUEpsilon"]
@@ -50,14 +51,15 @@ class ModReLUEpsilon(Activation):
     def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
         """The part z / (s + epsilon) of the gradient by h, which is delta over the derivative along z."""
         z, s = self._before(h, saved)
+        length = s + self.slope
         if z.shape == s.shape:
-            ratio, product = (z / s) * (z / (s + self.slope)), z * delta
+            ratio, product = (z / s) * (z / length), z / length * delta
         else:
-            ratio = (s - self.slope / s) / (s + self.slope)
-            product = (z * delta).unflatten(-1, (2, -1)).sum(-2)
+            ratio = (s - self.slope / s) / length
+            pairs = z.unflatten(-1, (2, -1)) / length.unsqueeze(-2)
+            product = (pairs * delta.unflatten(-1, (2, -1))).sum(-2)
         # Between q and 1; 0 where all is 0.
-        along = (saved + (1 - saved) * ratio).clamp_min(torch.finfo(h.dtype).tiny)
-        return product / along / (s + self.slope)
+        return product / (saved + (1 - saved) * ratio).clamp_min(torch.finfo(h.dtype).tiny)
 
     def _before(self, h: Tensor, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Z, which is 0 where q is, and s."""
@@ -74,9 +76,7 @@ class _Complex(ModReLUEpsilon):
 
     def of_rows(self, z: Tensor, b: Tensor) -> Tensor:
         """The function of [Re z | Im z]."""
-        pairs = z.unflatten(-1, (2, -1))
-        s = (pairs.square().sum(-2, keepdim=True) + self.slope).sqrt()
-        return (pairs * (torch.relu(s + b.unsqueeze(-2)) / (s + self.slope))).flatten(-2)
+        return modrelu_of_parts(z.unflatten(-1, (2, -1)), b, self.slope, -2).flatten(-2)
 
     def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
         """With the halves, and with pairs beside their scale."""
