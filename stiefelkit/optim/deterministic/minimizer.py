@@ -147,7 +147,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         ask_readers(self.param_groups[-1])
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Makes the numbers of a group Python's; raises OptionError unless they are in range and equal in all groups."""
+        """Makes the numbers of a group Python's; raises OptionError unless in range and equal in all groups."""
         name = type(self).__name__
         for setting in self.settings:
             group[setting.name] = setting.check.require(name, setting.name, group[setting.name])
