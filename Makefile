@@ -3,6 +3,7 @@
 # make bench    measures precision and time on this machine, in ten minutes: tables, and pages in .asv/html
 # make bench-full  the same at more sizes and over more steps, in hours
 # make bench-smoke  a glance at the benchmarks, and the regression gate, as CI does it
+# make fuzz     random lives of random models for SECONDS from SEED: each failure with its smallest form
 # make gpu      laws, drift and times on a GPU, in less than nine minutes; torch must be built for it
 # make gpu-smoke  goes the same way in seconds, without a GPU
 # make test     runs the tests
@@ -20,7 +21,7 @@
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
 .PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic test-interop
-.PHONY: docs docs-links
+.PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -78,6 +79,12 @@ bench-smoke: $(VENV)/.bench
 	STIEFELKIT_BENCH=smoke $(ASV) run $(ASV_CONFIG) --machine $(MACHINE) --python=same --quick --dry-run \
 	  --bench 'drift.Frames|step_time.Parametrizations'
 	$(BIN)/python -m benchmarks.gate --subset smoke
+
+SECONDS := 3600
+SEED := 0
+
+fuzz: $(VENV)/.test
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 # The Python of an environment with torch for CUDA; nothing is installed into it.
 GPU_PYTHON ?= $(shell command -v python3)
