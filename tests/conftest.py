@@ -30,9 +30,11 @@ settings.load_profile("laws")
 
 
 def pytest_configure(config):
-    # A shell has its background jobs ignore Ctrl-C, and the commands that tests start would inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell has its background jobs ignore Ctrl-C, nohup a hangup, and the commands that tests start inherit that.
+    usual = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+    for number, handler in ((getattr(signal, name), usual[name]) for name in usual if hasattr(signal, name)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     # Without an offset hypothesis draws from the source of each test; with one, from the offset.
     if seeds.seed() and getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seeds.seed())
