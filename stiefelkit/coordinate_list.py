@@ -21,7 +21,7 @@ from stiefelkit._torch import (
 from stiefelkit.batching import Seat, leave_seat, saved_plainly
 from stiefelkit.dtypes import coarser, keep_precision, keeps_values
 from stiefelkit.entries import EXTRA
-from stiefelkit.errors import ImageError, OptionError, UnfilledError
+from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional._sparse import with_dense_gradient
 from stiefelkit.handed import Handed
 from stiefelkit.mending import Notes, frame_tensors, to_nearest_
@@ -79,6 +79,8 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _watch(self) -> None:
         self._notes = Notes()
+        names = {*self.param.coordinates, *self.param.chart} - self.__dict__.keys()
+        self._names = frozenset(name for name in names if not hasattr(type(self), name))
         leave_seat(self)
         self.note_written()
         notices.watch(self)
@@ -112,7 +114,8 @@ class CoordinateList(parametrize.ParametrizationList):
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, whose parameters are others."""
         self.mend(by_value=True)
-        return self.__dict__ | {"_emptied": [] if self._is_unfilled() else None, "_notes": None, "seat": None}
+        emptied = [] if self._is_unfilled() else None
+        return self.__dict__ | {"_emptied": emptied, "_notes": None, "_dtypes": [], "seat": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
@@ -185,6 +188,9 @@ class CoordinateList(parametrize.ParametrizationList):
     def note_written(self) -> None:
         """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
         self._notes.take(self.param, self._parameters, self._originals)
+        wanted, held = self.param.coordinate_dtypes.values(), self._parameters
+        pairs = zip(self._originals, wanted, strict=True)
+        self._dtypes = [(key, id(held[key]), dtype) for key, dtype in pairs if held.get(key) is not None]
 
     def mend(self, by_value: bool | None = None) -> None:
         """Takes frames that were written to from outside, as averages of weights do, to their nearest.
@@ -200,6 +206,18 @@ class CoordinateList(parametrize.ParametrizationList):
             return
         if self._buffers.get(EXTRA) is not None:
             self._check_taken()
+        if not self._names.isdisjoint(self.__dict__):
+            raise self._refused(
+                f"an attribute {min(self._names & self.__dict__.keys())} that hides one; del it, and copy_ into the "
+                "coordinate or sk.assign_ the weight"
+            )
+        for key, noted, dtype in self._dtypes:
+            p = self._parameters.get(key)
+            # .data of a coarser dtype, or complex, as torch's vectors of parameters are where one parameter is
+            if p is not None and p.dtype is not dtype and id(p) == noted and coarser(p.dtype, dtype) is p.dtype:
+                self._settle({name: c.dtype for name, c in self.coordinates.items()})
+                self.note_written()
+                break
         written = self._notes.written(guard.was_moved)
         looks = by_value or (by_value is None and self.is_at_rest())
         if not written and (not looks or is_intercepted() or not (by_value or self._notes.may_be_wrong())):
@@ -415,6 +433,10 @@ class CoordinateList(parametrize.ParametrizationList):
         """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
         wanted = self.param.coordinate_dtypes
         for name, c in self.coordinates.items():
+            if c.is_complex() and not wanted[name].is_complex:
+                if torch.view_as_real(c.detach())[..., 1].any():
+                    raise DtypeError(f"{self.weight} needs real coordinates, got complex numbers in {name}.")
+                c.data = c.data.real
             if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
                 c.data = c.data.to(wanted[name])
             if name in loaded and name in self.param.manifolds:

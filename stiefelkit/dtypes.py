@@ -48,8 +48,8 @@ def dtype_of_parts(parts: torch.dtype, is_complex: bool) -> torch.dtype:
 def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
 
-    Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to.
-    What is moved stays row-major: formats of memory are those of images.
+    Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to;
+    integers, which `Module.type` casts as well, stay what they are. What is moved stays row-major: formats of memory are those of images.
     """
 
     def apply(t: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
         moved = _silently(fn, t) if t.is_complex() else fn(t)
         wanted = coordinate_dtype(dtype)
         wanted = wanted.to_complex() if t.is_complex() else wanted
-        if not (t.is_floating_point() or t.is_complex()) or moved.dtype == wanted:
+        wanted = wanted if t.is_floating_point() or t.is_complex() else t.dtype
+        if moved.dtype == wanted:
             return moved
         return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
 

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 INSIDE = "parametrizations.weight."
 
@@ -192,3 +193,96 @@ def pickled(net) -> bytes:
     buffer = io.BytesIO()
     torch.save(net, buffer)
     return buffer.getvalue()
+
+
+def test_coordinates_that_are_real_are_refused_complex_numbers():
+    layer = make("cayley", torch.complex64)
+    skew = sk.coordinates(layer, "weight")["skew"]
+    skew.data = torch.complex(skew.detach(), skew.detach())
+    with pytest.raises(errors.DtypeError, match=r"Linear\.weight needs real coordinates, got complex numbers in skew"):
+        layer.weight  # noqa: B018
+
+
+COARSER = [(torch.float32, torch.half), (torch.float32, torch.bfloat16), (torch.float64, torch.float32)]
+
+
+@pytest.mark.parametrize("how", ["alone", "grouped", "saved"])
+@pytest.mark.parametrize(("dtype", "coarse"), COARSER)
+@pytest.mark.parametrize("name", [name for name in sk.available() if name not in ("fourier", "margin")])
+def test_coordinates_whose_data_are_of_a_coarser_dtype_still_give_frames_to_the_limit(name, dtype, coarse, how):
+    net: Any = nn.Sequential(*(make(name, dtype) for _ in range(2)))
+    for p in net.parameters():
+        p.data = p.data.to(coarse)
+    if how == "saved":
+        net.state_dict()
+    if how == "grouped":
+        with sk.grouped(net):
+            w = net[0].weight.detach()
+    else:
+        w = net[0].weight.detach()
+    bound = (20 if dtype is torch.float64 else 2) * rounding_limit(4, dtype) + torch.finfo(dtype).eps
+    assert orthogonality_error(w).item() <= bound
+    make(name, dtype).load_state_dict(net[0].state_dict())
+
+
+@over_all_maps
+def test_a_type_that_casts_everything_leaves_charts_of_integers_what_they_are(name, dtype):
+    layer, twin = make(name, dtype), make(name, dtype)
+    before = {key: b.dtype for key, b in layer.named_buffers() if not (b.is_floating_point() or b.is_complex())}
+    w = layer.weight.detach().clone()
+    layer.type(torch.complex128 if dtype.is_complex else torch.float64)
+    assert close(layer.weight.to(dtype), w)
+    layer.type(dtype)
+    assert {key: b.dtype for key, b in layer.named_buffers() if key in before} == before
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(twin.weight, layer.weight)
+
+
+@over_all_maps
+def test_a_tensor_under_the_name_of_a_coordinate_is_refused_at_the_next_read(name, dtype):
+    layer = make(name, dtype)
+    held, w = layer.parametrizations.weight, layer.weight.detach().clone()
+    hidden = next(iter(held.coordinates))
+    setattr(held, hidden, torch.zeros_like(held.original0))
+    for look in (lambda: layer.weight, layer.state_dict, lambda: copy.deepcopy(layer)):
+        with pytest.raises(errors.OptionError, match=rf"attribute {hidden} that hides one; del it"):
+            look()
+    delattr(held, hidden)
+    assert torch.equal(layer.weight, w)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", [name for name in sk.available() if name != "fourier"])
+def test_what_makes_another_weight_of_a_frame_is_refused_and_takes_a_baked_one(name):
+    norm, x = nn.BatchNorm1d(4).eval(), torch.randn(3, 4)
+    nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+    layer = make(name, torch.float32).eval()
+    w = layer.weight.detach().clone()
+    with pytest.raises(errors.NotAFrameError):
+        nn.utils.fusion.fuse_linear_bn_eval(layer, norm)
+    with pytest.raises(AssertionError, match="only works for"):  # torch's own words, as over any parametrization
+        quantization.quantize_dynamic(nn.Sequential(layer), {nn.Linear})
+    assert torch.equal(layer.weight, w)
+    baked = sk.bake(layer)
+    assert close(nn.utils.fusion.fuse_linear_bn_eval(baked, norm)(x), norm(baked(x)))
+    quantized = quantization.quantize_dynamic(nn.Sequential(baked), {nn.Linear})
+    assert torch.dist(quantized(x), baked(x)) < 0.1 * baked(x).norm()
+
+
+@over_all_maps
+def test_vectors_of_parameters_sharing_and_freezing_leave_frames(name, dtype):
+    layer = make(name, dtype)
+    w = layer.weight.detach().clone()
+    vector = nn.utils.parameters_to_vector(layer.parameters())
+    nn.utils.vector_to_parameters(vector, layer.parameters())
+    assert close(layer.weight, w)
+    nn.utils.vector_to_parameters(vector + 0.1, layer.parameters())
+    layer.weight  # noqa: B018
+    assert name == "margin" or sk.drift(copy.deepcopy(layer))["weight"].bits_lost < 1
+    assert {key: c.dtype for key, c in sk.coordinates(layer, "weight").items()} == (
+        layer.parametrizations.weight.param.coordinate_dtypes
+    )
+    layer.share_memory()
+    frozen = sk.bake(layer.requires_grad_(False)).weight
+    assert isinstance(frozen, nn.Parameter)
+    assert not frozen.requires_grad
