@@ -386,7 +386,8 @@ CASTS = [(a, b) for a in DTYPES for b in DTYPES if a != b]
 @pytest.mark.parametrize("pair", CASTS, ids="-".join)
 @pytest.mark.parametrize("name", [name for name in sk.available() if name not in ("fourier", "margin")])
 def test_a_checkpoint_of_another_dtype_gives_frames_to_the_limit_of_the_model(name, pair, load):
-    theirs, ours = (sk.orthogonal(nn.Linear(6, 6, dtype=DTYPES[each]), "weight", name) for each in pair)
+    made: list[Any] = [sk.orthogonal(nn.Linear(6, 6, dtype=DTYPES[each]), "weight", name) for each in pair]
+    theirs, ours = made
     load(ours, theirs.state_dict())
     held: Any = ours.get_submodule("parametrizations.weight")
     for w in (ours.weight, ours.eval().weight):
