@@ -18,20 +18,59 @@ Norms = list[Any]
 
 
 def norms_of(*matrices: Tensor) -> list[Norms]:
-    """Frobenius norms as numbers; where no value is read, on other devices than a CPU, as a tensor.
+    """Frobenius norms of matrices of any size as numbers; where no value is read, on other devices, as a tensor.
+
+    Of what is so small or large that squares leave the range of the dtype, they come from float64 or from units of the
+    largest entry.
 
     Args:
         *matrices: tensors of one batch shape, (*, n, p) each.
 
     Returns:
-        For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,).
+        For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,), in
+        float64.
     """
     if switch.forbidden or not matrices[0].is_cpu:
-        return [[torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1)] for m in matrices]
+        return [[_safely(m)] for m in matrices]
+    low = _smallest(matrices[0].dtype)
     if len(matrices) == 1 and matrices[0].dim() == 2:
-        return [[torch.linalg.vector_norm(matrices[0]).item()]]
-    norms = [torch.linalg.vector_norm(m, dim=(-2, -1)).reshape(-1) for m in matrices]
-    return torch.stack(norms).tolist()
+        norm = torch.linalg.vector_norm(_parts(matrices[0])).item()
+        return [[norm if low < norm < math.inf else _safely(matrices[0]).item()]]
+    norms = torch.stack([_lengths(m) for m in matrices]).tolist()
+    for i, found in enumerate(norms):
+        if found and not (low < min(found) and max(found) < math.inf):
+            norms[i] = _safely(matrices[i]).tolist()
+    return norms
+
+
+def _parts(m: Tensor) -> Tensor:
+    """Entries of complex matrices as pairs of numbers: their moduli would take many times as long as the sum."""
+    return torch.view_as_real(m.resolve_conj()) if m.is_complex() else m
+
+
+def _lengths(m: Tensor, ord: float = 2.0, dtype: torch.dtype | None = None) -> Tensor:
+    """Norms of the vectors of entries, shape (b,)."""
+    return torch.linalg.vector_norm(_parts(m), ord, dim=_dims(m), dtype=dtype).reshape(-1)
+
+
+def _dims(m: Tensor) -> tuple[int, ...]:
+    return (-3, -2, -1) if m.is_complex() else (-2, -1)
+
+
+def _safely(m: Tensor) -> Tensor:
+    """The same in float64, whatever the size of the entries, and without a value that is read."""
+    if (m.dtype != working_dtype(m.dtype) and m.device.type != "mps") or not m.numel():  # that has no float64
+        return _lengths(m, dtype=torch.float64)
+    parts, dims = _parts(m), _dims(m)
+    largest = torch.linalg.vector_norm(parts, math.inf, dim=dims, keepdim=True)
+    unit = torch.where(largest > 0, largest, 1.0)
+    return (torch.linalg.vector_norm(parts / unit, dim=dims, keepdim=True) * unit).reshape(-1)
+
+
+@functools.lru_cache(maxsize=8)
+def _smallest(dtype: torch.dtype) -> float:
+    """The norm above which no square that counts is lost in a dtype."""
+    return 2.0**13 * torch.finfo(dtype).tiny ** 0.5
 
 
 def largest_of_square(norms: list[float], a: Tensor) -> float:

@@ -275,6 +275,10 @@ class Bucket:
         """Keeps what `state` and `numbers` shall read from `commit` on; a list has an entry for each frame."""
         self._staged.append((key, value))
 
+    def is_finite(self) -> bool:
+        """Whether all tensors that were staged are finite; on a CPU, where that may be asked."""
+        return all(bool(torch.isfinite(value).all()) for _, value in self._staged if isinstance(value, Tensor))
+
     def taken(self) -> list[tuple[str, Tensor | list[Any]]]:
         """What was staged, which is no more then."""
         staged, self._staged = self._staged, []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
+from stiefelkit.functional._norms import norms_of
 from stiefelkit.guard import MANIFOLDS, Frame, frames, manifold_of, watch_frame
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
 from stiefelkit.numbers import plain
@@ -30,6 +31,7 @@ __all__ = [
     "check_readers",
     "check_spelling",
     "not_finite",
+    "too_long",
 ]
 
 
@@ -230,4 +232,13 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
     return NonFiniteError(
         f"{start} one so large that its norm or its mean square overflows, of {', '.join(overflows) or 'a frame'}; "
         "nothing was changed."
+    )
+
+
+def too_long(who: str, group: dict[str, Any], bucket: Bucket, length: float) -> NonFiniteError:
+    """Returns the error for a step so long that no frame comes of it."""
+    norm = max(norms_of(bucket.gradients())[0])
+    return NonFiniteError(
+        f"{who} needs shorter steps, got one of length {length:.2g} of lr={float(group['lr']):.2g} and a gradient of "
+        f"norm {norm:.2g}, of which no frame comes; lower the learning rate; the frame was not changed."
     )

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import norms_of
-from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._product import plus_product
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
@@ -26,7 +25,7 @@ from stiefelkit.optim.settings import (
     at_least,
     whole,
 )
-from stiefelkit.optim.steps import as_factor, rate
+from stiefelkit.optim.steps import are_ordinary, as_factor, divided, rate, units_of
 from stiefelkit.optim.unread import commit, counted, is_zero, land_unread, refuse, write
 from stiefelkit.optim.upkeep import land
 
@@ -91,8 +90,10 @@ class Landing(FrameOptimizer):
         """See `FrameOptimizer`."""
         who, precision, lr = type(self).__name__, group["precision"], float(group["lr"])
         w, attraction = bucket.frames(), _attraction(group)
-        field, distances, lengths = _field(group, bucket, w, bucket.gradients(), attraction)
-        if not math.isfinite(sum(lengths)):
+        off, (g, s) = defect_of(w), _gradient(group, bucket, w, bucket.gradients())
+        field = _field(group, w, g, s, off, attraction * off)
+        distances, lengths = norms_of(off, field)
+        if not sum(lengths) < torch.finfo(w.dtype).max ** 0.5:  # nor where it is NaN
             raise not_finite(who, [bucket])
         furthest = max(distances)
         if not furthest < FURTHEST + 1e-3:
@@ -107,6 +108,12 @@ class Landing(FrameOptimizer):
         if lr == 0:
             return
         steps = [_safe(lr, d, f, attraction) for d, f in zip(distances, lengths, strict=True)]
+        if not are_ordinary(steps):
+            units = units_of(lengths)
+            g = divided(g, units)
+            field = _field(group, w, g, w.mH @ g, off, divided(attraction * off, units))
+            every = zip(units, distances, norms_of(field)[0], strict=True)
+            steps = [_safe(lr * u, d, f, attraction / u) for u, d, f in every]
         bucket.add(field * (-as_factor(steps, w)))
         if count % group["every"] == 0:
             land(bucket, precision)
@@ -114,12 +121,14 @@ class Landing(FrameOptimizer):
     def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
         """See `FrameOptimizer`."""
         w, attraction, exact = bucket.frames(), _attraction(group), group["precision"] == "exact"
-        field, (distance,), (length,) = _field(group, bucket, w, g, attraction)
+        off = defect_of(w)
+        field = _field(group, w, *_gradient(group, bucket, w, g), off, attraction * off)
+        (distance,), (length,) = norms_of(off, field)
         sound = sound & ((length < math.inf) & (distance < FURTHEST + 1e-3)).all()
         count = counted(bucket)
         if not is_zero(group["lr"]):
             pull = attraction * distance * (1 - distance)
-            longest = (pull + (pull * pull + length.square() * (FURTHEST - distance).clamp(min=0)).sqrt()) / length**2
+            longest = (pull + torch.hypot(pull, length * (FURTHEST - distance).clamp(min=0).sqrt())) / length / length
             step = torch.where(length > 0, longest, 0.0).clamp(max=rate(group))
             step = step.clamp(max=0.5 / attraction) if attraction else step
             increment, lo = field * (-as_factor([step], w)), bucket.remainders()
@@ -139,28 +148,29 @@ def _attraction(group: dict[str, Any]) -> float:
     return group["attraction"] if group["every"] > 1 else 0.0
 
 
-def _field(
-    group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor, attraction: float
-) -> tuple[Tensor, Norms, Norms]:
-    """F, ||E||_F and ||F||_F of each matrix; stages the momentum."""
+def _gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """G of what is minimised with its momentum, which is staged, and S = W^H G."""
     if group["maximize"]:
         g = -g
     bucket.refresh(group["precision"] == "exact" and w.dtype != working_dtype(w.dtype))
     if group["momentum"]:
         g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
-    gram_less = defect_of(w)
     s = w.mH @ g
     if group["momentum"]:
         bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
+    return g, s
+
+
+def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor) -> Tensor:
+    """F of frames with W^H W - I = `off`, and `pull` that times attraction."""
     within = s.mH if group["manifold"].endswith(":canonical") else (s + s.mH) / 2
-    field = plus_product(plus_product(g, g, gram_less), w, attraction * gram_less - within)
-    distances, lengths = norms_of(gram_less, field)
-    return field, distances, lengths
+    return plus_product(plus_product(g, g, off), w, pull - within)
 
 
 def _safe(lr: float, d: float, f: float, attraction: float) -> float:
-    """A step that stays as near to the manifold as it has to, of a field of norm f at the distance d."""
+    """A step that stays as near to the manifold as it has to, of a field of norm f at the distance d; 0 of no field."""
+    if f == 0:
+        return 0.0
     pull = attraction * d * (1 - d)
-    if f > 0:
-        lr = min(lr, (pull + math.sqrt(pull * pull + f * f * max(FURTHEST - d, 0.0))) / f / f)
+    lr = min(lr, (pull + math.hypot(pull, f * math.sqrt(max(FURTHEST - d, 0.0)))) / f / f)
     return min(lr, 0.5 / attraction) if attraction else lr

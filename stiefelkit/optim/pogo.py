@@ -125,5 +125,5 @@ class POGO(TangentOptimizer):
         steps = [s * lr for s in scales]
         if bucket.is_read:  # else every optimizer does it
             norms = direction.norms("euclidean")
-            steps = [s if s * norm <= longest else longest / norm for s, norm in zip(steps, norms, strict=True)]
+            steps = [longest / norm if s * norm > longest else s for s, norm in zip(steps, norms, strict=True)]
         return direction, steps

@@ -54,7 +54,7 @@ def wear(direction: Tangent, steps: list[float]) -> float:
     """What a step adds, in rounding limits, the most of a batch: 1, 2 and 3 above."""
     worst = 0.0
     for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
-        q = 0.5 * t * o + (0.5 * t * r) ** 2
+        q = 0.5 * t * (o + 0.5 * t * r * r)
         worst = max(worst, t * math.hypot(o, r, s if r else 0.0) * max(1.0, q))
     return worst
 

@@ -1,6 +1,5 @@
 """What optimizers by the spectral norm share: their settings, their momentum and the step to the nearest frame."""
 
-import math
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +8,7 @@ from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
 from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
-from stiefelkit.optim.steps import above_rounding, as_factor
+from stiefelkit.optim.steps import above_rounding, as_factor, have_squares
 from stiefelkit.optim.tangent_optimizer import CayleyStep
 
 __all__ = ["AFTER", "BEFORE", "PolarStep", "averaged_gradient"]
@@ -52,6 +51,6 @@ def averaged_gradient(group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tenso
         g = bucket.state("momentum_buffer").mul(momentum).add_(g, alpha=1 - momentum)
         bucket.stage("momentum_buffer", g)
     gradient = riemannian_gradient(w, g, "euclidean")
-    if bucket.is_read and not math.isfinite(sum(gradient.rotation_norms) + sum(gradient.rest_norms)):
+    if bucket.is_read and not have_squares(gradient, g.dtype):
         raise OverflowError
     return above_rounding(gradient, g)

@@ -64,6 +64,8 @@ class SplitOptimizer(TangentOptimizer):
             after = w @ within if momentum.rest is None else plus_product(momentum.rest, w, within)
         else:
             after = carried_momentum(w + increment, direction, as_factor(steps, w), momentum, share)
+        if momentum.units:
+            after = after * as_factor(momentum.units, w)
         bucket.stage(self.buffer, after)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,24 +10,34 @@ from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of
 from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.unread import counted
 
 __all__ = [
     "above_rounding",
+    "are_ordinary",
     "as_factor",
     "bounded_steps",
     "count_steps",
+    "divided",
+    "have_squares",
+    "in_units",
     "inverse",
     "length_of",
     "rate",
     "second_moments",
     "shares",
+    "units_of",
 ]
 
 _ROUNDING = 4.0
 """What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
+_ORDINARY = 2.0**24
+"""Factor of a direction up to which, and from whose inverse on, fourth powers of one that makes a step of length 1 stay
+in the range of float32."""
 
 
 def rate(group: dict[str, Any]) -> float | Tensor:
@@ -47,7 +58,7 @@ def second_moments(bucket: Bucket, norms: Norms, decay: float) -> list[tuple[Any
         shapes = [p.shape[:-2] for p in bucket.params]
         for state, shape in zip(bucket.states, shapes, strict=True):
             if "exp_avg_sq" not in state:
-                state["exp_avg_sq"] = torch.zeros(shape, dtype=norms[0].dtype, device=norms[0].device)
+                state["exp_avg_sq"] = torch.zeros(shape, dtype=bucket.params[0].dtype.to_real(), device=norms[0].device)
         moments = bucket.numbers("exp_avg_sq")
         assert moments is not None
         mixed = decay * moments + (1 - decay) * norms[0].square()
@@ -108,6 +119,57 @@ def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
 def length_of(direction: Tangent, steps: Norms) -> Any:
     """Frobenius norm of the longest of the increments, to first order; where none is read, a tensor of all."""
     return max([step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True)])
+
+
+def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
+    """Whether the squares of a direction's norms are finite in a dtype, as others need them: not where one is NaN."""
+    return sum(direction.rotation_norms) + sum(direction.rest_norms) < torch.finfo(dtype).max ** 0.5
+
+
+def are_ordinary(steps: Norms) -> bool:
+    """Whether factors are 0 or of a size that leaves powers of directions in the range of their dtype."""
+    return all([1 / _ORDINARY < t < _ORDINARY or t == 0 for t in steps])
+
+
+def units_of(norms: Norms) -> Norms:
+    """Powers of 2 of the size of norms; 1 for 0."""
+    return [2.0 ** max(math.frexp(norm)[1], -1000) for norm in norms]
+
+
+def divided(x: Tensor, units: Norms) -> Tensor:
+    """Each matrix over its unit, which need not be in the range of the dtype."""
+    unit = torch.tensor(units, dtype=torch.float64, device=x.device).view((-1, 1, 1) if x.dim() == 3 else (1, 1))
+    return (x.to(working_dtype(x.dtype)) / unit).to(x.dtype)
+
+
+def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norms]:
+    """Returns the same steps along directions of length 1 or so, where powers of these leave the range of their dtype.
+
+    That is where the factors are extreme, as a rate of 1e30 is with a gradient of 1e-30. The units are powers of 2, so
+    that nothing is rounded, and what rounding below the normal numbers has put into W^H P is taken away. Where there is
+    no direction, there is no step.
+    """
+    if isinstance(direction.rotation_norms[0], Tensor) or are_ordinary(steps):
+        return direction, steps
+    norms = direction.norms("euclidean")
+    units = units_of(norms)
+    rotation, rest = divided(direction.rotation, units), direction.rest
+    if rest is not None:
+        rest = divided(rest, units)
+        rest = plus_product(rest, w, w.mH @ rest, -1)
+    rotation_norms = [o / u for o, u in zip(direction.rotation_norms, units, strict=True)]
+    rest_norms = direction.rest_norms if rest is None else norms_of(rest)[0]
+    before = direction.units or [1.0] * len(units)
+    scaled = replace(
+        direction,
+        rotation=rotation,
+        rest=rest,
+        rotation_norms=rotation_norms,
+        rest_norms=rest_norms,
+        along_norms=[],
+        units=[u * v for u, v in zip(units, before, strict=True)],
+    )
+    return scaled, [t * u if norm else 0.0 for t, u, norm in zip(steps, units, norms, strict=True)]
 
 
 def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:

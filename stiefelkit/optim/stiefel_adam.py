@@ -11,7 +11,7 @@ from stiefelkit.functional._product import plus_product
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import Moving, SplitOptimizer, turned
-from stiefelkit.optim.steps import as_factor, count_steps, rate
+from stiefelkit.optim.steps import as_factor, count_steps, in_units, rate
 
 __all__ = ["StiefelAdam"]
 
@@ -95,7 +95,7 @@ class StiefelAdam(SplitOptimizer):
         rest = divided("exp_avg_sq", momentum.rest, gradient.rest)
         s = w.mH @ rest
         rest = plus_product(rest, w, s, -1)
-        along = Moving(rotation, rest, *norms_of(rotation, rest, s), momentum=momentum)
+        along, steps = in_units(w, Moving(rotation, rest, *norms_of(rotation, rest, s), momentum=momentum), steps)
         along.rest, momentum.rest = turned(group, along, steps, along.rest, momentum.rest)
         return along, steps
 

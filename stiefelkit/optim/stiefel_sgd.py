@@ -10,7 +10,7 @@ from stiefelkit.functional._norms import Norms
 from stiefelkit.optim.bucket import Bucket
 from stiefelkit.optim.settings import FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import SplitOptimizer, turned
-from stiefelkit.optim.steps import rate
+from stiefelkit.optim.steps import in_units, rate
 
 __all__ = ["StiefelSGD"]
 
@@ -58,6 +58,6 @@ class StiefelSGD(SplitOptimizer):
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         along = riemannian_gradient(w, g, group["manifold"].partition(":")[2])
-        steps = [rate(group)] * len(along.rotation_norms)
+        along, steps = in_units(w, along, [rate(group)] * len(along.rotation_norms))
         (along.rest,) = turned(group, along, steps, along.rest)
         return along, steps

@@ -12,10 +12,10 @@ from stiefelkit.functional._norms import Norms
 from stiefelkit.functional._stiefel.cayley_step import landed_in_one
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.checks import not_finite
+from stiefelkit.optim.checks import not_finite, too_long
 from stiefelkit.optim.frame_optimizer import FrameOptimizer
 from stiefelkit.optim.rounding import HOPELESS, due, growth, left_behind, urgent, wear, wear_of_rounding
-from stiefelkit.optim.steps import as_factor, length_of
+from stiefelkit.optim.steps import as_factor, have_squares, in_units, length_of
 from stiefelkit.optim.unread import LOST, commit, is_zero, land_unread, refuse, shortened, write
 from stiefelkit.optim.upkeep import estimate, is_sampled, leap, measured, polish_wholly, wear_left
 
@@ -131,10 +131,10 @@ class TangentOptimizer(FrameOptimizer):
         bucket.refresh(with_remainder)
         try:
             direction, steps = self.direction(group, bucket, w, g)
-            finite = math.isfinite(sum(direction.rotation_norms) + sum(direction.rest_norms) + sum(steps))
+            sound = have_squares(direction, w.dtype)
         except OverflowError:
-            finite = False
-        if not finite:
+            sound = False
+        if not sound:
             raise not_finite(who, [bucket])
         if float(group["lr"]) == 0:
             # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
@@ -142,12 +142,18 @@ class TangentOptimizer(FrameOptimizer):
             bucket.commit()
             bucket.wear = bucket.wear
             return
+        direction, steps = in_units(w, direction, steps)
         root = math.sqrt(w.shape[-1])
         worn = wear(direction, steps)
         length = length_of(direction, steps)
+        if not math.isfinite(length):
+            raise too_long(who, group, bucket, length)
         if length > _LONGEST * root or worn > HOPELESS:
-            exact = leap(who, bucket, w, direction, steps, self.retraction.leap)
-            self.carry(group, bucket, direction, steps, exact.to(w.dtype))
+            exact = leap(bucket, w, direction, steps, self.retraction.leap)
+            if exact is not None:
+                self.carry(group, bucket, direction, steps, exact.to(w.dtype))
+            if exact is None or not bucket.is_finite():
+                raise too_long(who, group, bucket, length)
             bucket.commit()
             bucket.assign(exact)
             bucket.wear = 0.0

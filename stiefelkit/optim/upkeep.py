@@ -3,16 +3,14 @@
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from stiefelkit.errors import NonFiniteError
+from stiefelkit.errors import NonFiniteError, RankError
 from stiefelkit.functional import Tangent, nearest_frame, norms_of
 from stiefelkit.functional._polish import rounded_defect, sampled_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.steps import length_of
 
 __all__ = ["estimate", "is_sampled", "land", "leap", "measured", "polish", "polish_wholly", "wear_left"]
 
@@ -74,21 +72,20 @@ def land(bucket: Bucket, precision: str, left: float = math.inf) -> None:
     exact = precision == "exact"
     limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
     while left > (0.3 * limit if exact else 3 * limit):
-        left = 0.75 * polish(bucket, coarse=not exact) ** 2
+        norm = polish(bucket, coarse=not exact)
+        left = 0.75 * norm * norm
 
 
 def leap(
-    who: str,
     bucket: Bucket,
     w: Tensor,
     direction: Tangent,
     steps: list[float],
     increment: Callable[[Tensor, Tangent, list[float]], Tensor],
-) -> Tensor:
+) -> Tensor | None:
     """Where a step leads that is so long that it is no small increment: worked out in float64, the nearest frame.
 
-    Raises:
-        NonFiniteError: nothing finite comes of it.
+    None where that is not finite, or many frames are equally near.
     """
     wide, lo = working_dtype(w.dtype), bucket.remainders()
     exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
@@ -96,10 +93,7 @@ def leap(
     if rest is not None:
         rest = rest - exact @ (exact.mH @ rest)
     tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
-    moved = exact + increment(exact, tangent, steps)
-    if not torch.isfinite(moved).all():
-        raise NonFiniteError(
-            f"{who} needs shorter steps, got one of length {length_of(direction, steps):.2g}, of "
-            "which nothing finite comes; lower the learning rate. The frame was not changed."
-        )
-    return nearest_frame(moved)
+    try:
+        return nearest_frame(exact + increment(exact, tangent, steps))
+    except (NonFiniteError, RankError):
+        return None

@@ -33,17 +33,17 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
     tolerance = _TOLERANCE * torch.finfo(a.dtype).eps if tolerance is None else tolerance
     square = _square_of_hermitian(a)
     (fourths,) = norms_of(square)
-    size, total = scale**2 * largest_of_square(fourths, a), scale**2 * max(fourths)
+    size, total = scale * scale * largest_of_square(fourths, a), scale * scale * max(fourths)
     permitted = _permitted(tolerance, total, a)
     c = _coefficients(size, permitted)
     if c is None:
         # A better bound takes a product, and is seldom below twice a mean of the squares weighted with themselves.
         seconds = norms or norms_of(a)[0]
-        mean = scale**2 * max((f * f / (x * x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
+        mean = scale * scale * max((f * f / (x * x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
         if _coefficients_of_degree_2(2 * mean, permitted) is None:
             return _by_inverse(a * scale, size)
         fourth = _square_of_hermitian(square)
-        size = scale**2 * largest_of_square(norms_of(fourth)[0], a) ** 0.5
+        size = scale * scale * largest_of_square(norms_of(fourth)[0], a) ** 0.5
         c = _coefficients_of_degree_2(size, permitted)
         if c is None:
             return _by_inverse(a * scale, size)
@@ -66,9 +66,9 @@ def quotient_of_accretive(q: Tensor) -> Tensor:
     permitted = _permitted(_TOLERANCE * torch.finfo(q.dtype).eps, 5 * size, q)
     if size <= permitted:
         return first.mul_(-2)
-    if size**2 <= permitted:
+    if size * size <= permitted:
         return _combination(first, -2.0, square, -2.0)
-    if size**3 <= permitted:
+    if size * size * size <= permitted:
         return _combination(first, -2.0, plus_product(square, square, square), -2.0)
     return _by_inverse(q, size)
 

@@ -12,15 +12,21 @@ from stiefelkit.functional._cayley.quotient import quotient_of_skew
 from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent
+from stiefelkit.metrics import working_dtype
 
 __all__ = ["carried_momentum", "split_increment", "turn"]
 
+_LONG = 1e6
+"""Factor from which a float32 transform is worked out in float64."""
+
 
 def turn(direction: Tangent, step: float | Tensor) -> Tensor:
-    """R - I, to relative rounding."""
+    """R - I, to relative rounding; of long steps in float64, which has the range for them."""
+    a = direction.rotation
     if isinstance(step, Tensor):
-        return quotient_of_skew(direction.rotation * step, 0.5, [], None)
-    return quotient_of_skew(direction.rotation, 0.5 * step, direction.rotation_norms, None)
+        return quotient_of_skew(a * step, 0.5, [], None)
+    wide = a.to(working_dtype(a.dtype)) if step > _LONG else a
+    return quotient_of_skew(wide, 0.5 * step, direction.rotation_norms, None).to(a.dtype)
 
 
 def split_increment(

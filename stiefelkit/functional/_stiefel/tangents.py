@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from stiefelkit.errors import OptionError, ShapeError
@@ -93,6 +94,7 @@ class Tangent:
         rest_norms: ||P||_F of each.
         along_norms: ||S||_F of each, where P = G - W S is what one projection has left: P then has errors as large as
             those of W S, and -(W^H W - I) S along W. Zeros where it was projected twice, or is None.
+        units: what all of them were divided by, a number for each; empty if by nothing.
     """
 
     rotation: Tensor
@@ -100,6 +102,7 @@ class Tangent:
     rotation_norms: Norms
     rest_norms: Norms
     along_norms: Norms = field(default_factory=list)
+    units: Norms = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Fills what was left out."""
@@ -107,11 +110,8 @@ class Tangent:
 
     def norms(self, metric: str) -> Norms:
         """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
-        share = METRICS[metric] / 2
-        if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
-            o, r = self.rotation_norms[0], self.rest_norms[0]
-            return [(share * o * o + r * r).sqrt() if isinstance(r, Tensor) else o * share**0.5]
-        return [math.sqrt(share * o * o + r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
+        share = (METRICS[metric] / 2) ** 0.5
+        return _together(self.rotation_norms, self.rest_norms, share, 1.0)
 
     def vector(self, w: Tensor) -> Tensor:
         """R itself."""
@@ -126,10 +126,15 @@ class Tangent:
 
     def generator_norms(self) -> Norms:
         """Frobenius norm of the n x n skew generator that maps W to R: sqrt(||Omega||^2 + 2 ||P||^2)."""
-        if self.rotation_norms and isinstance(self.rotation_norms[0], Tensor):
-            o, r = self.rotation_norms[0], self.rest_norms[0]
-            return [(o * o + 2 * r * r).sqrt() if isinstance(r, Tensor) else o]
-        return [math.sqrt(o * o + 2 * r * r) for o, r in zip(self.rotation_norms, self.rest_norms, strict=True)]
+        return _together(self.rotation_norms, self.rest_norms, 1.0, 2**0.5)
+
+
+def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
+    """The roots of (a o)^2 + (b r)^2, for norms of any size."""
+    if rotations and isinstance(rotations[0], Tensor):
+        o, r = rotations[0] * a, rests[0]
+        return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]
+    return [math.hypot(a * o, b * r) for o, r in zip(rotations, rests, strict=True)]
 
 
 def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side: str = "left") -> Tangent:
