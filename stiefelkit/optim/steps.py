@@ -123,7 +123,8 @@ def length_of(direction: Tangent, steps: Norms) -> Any:
 
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Whether the squares of a direction's norms are finite in a dtype, as others need them: not where one is NaN."""
-    return sum(direction.rotation_norms) + sum(direction.rest_norms) < torch.finfo(dtype).max ** 0.5
+    size = sum(direction.rotation_norms) + sum(direction.rest_norms)
+    return size * max(direction.units, default=1.0) < torch.finfo(dtype).max ** 0.5
 
 
 def are_ordinary(steps: Norms) -> bool:

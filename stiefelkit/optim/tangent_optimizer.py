@@ -146,7 +146,7 @@ class TangentOptimizer(FrameOptimizer):
         root = math.sqrt(w.shape[-1])
         worn = wear(direction, steps)
         length = length_of(direction, steps)
-        if not math.isfinite(length):
+        if not math.isfinite(length + sum(direction.rest_norms)):  # the largest of a batch need not show a NaN
             raise too_long(who, group, bucket, length)
         if length > _LONGEST * root or worn > HOPELESS:
             exact = leap(bucket, w, direction, steps, self.retraction.leap)

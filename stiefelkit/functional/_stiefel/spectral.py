@@ -76,7 +76,8 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
         return Tangent(signed, None, norms, [0.0] * len(norms)), torch.zeros_like(k)
     is_read = reads_are_free(k)
     dtype = working_dtype(k.dtype) if is_read else k.dtype
-    fine, wide = k.to(dtype), rest.to(dtype)
+    unit = _unit(gradient).to(dtype.to_real())
+    fine, wide = k.to(dtype) / unit, rest.to(dtype) / unit
     gram = wide.mH @ wide
     whole = fine.mH @ fine + gram
     mean = (_singular_values(whole).mean(-1) if is_read else _mean_root(whole))[..., None, None]
@@ -94,8 +95,17 @@ def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Te
     whole = skew.mH @ skew + lower.mH @ gram @ lower
     largest = _singular_values(whole).amax(-1) if is_read else _largest_root(whole)
     longest = largest[..., None, None].clamp(min=1)
-    vector = w @ (skew / longest).to(w.dtype) + rest @ (lower * (tau / longest)).to(w.dtype)
-    return split(w, vector, is_tangent=True), ((along + along.mH) / (-4 * tau)).to(w.dtype)
+    vector = w @ (skew / longest).to(w.dtype) + wide.to(w.dtype) @ (lower * (tau / longest)).to(w.dtype)
+    return split(w, vector, is_tangent=True), ((along + along.mH) / (-4 * tau) * unit).to(w.dtype)
+
+
+def _unit(gradient: Tangent) -> Tensor:
+    """Powers of 2 of the size of each matrix, shape (*, 1, 1), in units of which its squares are ordinary numbers."""
+    (length, *_), k = gradient.norms("euclidean"), gradient.rotation
+    if not isinstance(length, Tensor):
+        length = torch.tensor(gradient.norms("euclidean"), dtype=torch.float64)
+    size = torch.where(length > 0, length, 1.0).log2().floor().clamp(-1000, 1000).exp2()
+    return size.to(k.device).view(*k.shape[:-2], 1, 1)
 
 
 def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
