@@ -49,7 +49,8 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
     """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
 
     Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to;
-    integers, which `Module.type` casts as well, stay what they are. What is moved stays row-major: formats of memory are those of images.
+    integers, which `Module.type` casts as well, stay what they are. What is moved stays row-major: formats of memory
+    are those of images.
     """
 
     def apply(t: Tensor) -> Tensor:

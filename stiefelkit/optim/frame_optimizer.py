@@ -164,7 +164,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
         check_states(self, state_dict)
         state_dict = plain(dict(state_dict), keep=Tensor)
-        state_dict["param_groups"] = [_with_present_words(group) for group in state_dict["param_groups"]]
+        # None stands for what is not there, as torch.optim.SGD has it.
+        states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
+        groups = [_with_present_words(group) for group in state_dict["param_groups"]]
+        state_dict = {**state_dict, "state": states, "param_groups": groups}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
             if saved.get("manifold") != group["manifold"]:
                 raise CheckpointError(

@@ -21,8 +21,6 @@ SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
 """Means of squares: not negative."""
 LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear", "refused")
 """May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
-LATE_OF_TORCH = ("momentum_buffer",)
-"""The same of other parameters: a momentum that was zero so far has none."""
 
 
 def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
@@ -114,7 +112,7 @@ def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict
     fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_writes": {}, "_sortings": {}}
     vars(twin).update(attributes | fresh)
     step_inside(twin)
-    return {key: _shape_of(value, small) for key, value in twin.state[small].items()}
+    return {key: _shape_of(value, small) for key, value in twin.state[small].items() if value is not None}
 
 
 def _shape_of(value: Any, p: Tensor) -> Any:
@@ -128,7 +126,8 @@ def _shape_of(value: Any, p: Tensor) -> Any:
 
 
 def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p: Tensor, is_frame: bool) -> None:
-    late = LATE if is_frame else LATE_OF_TORCH
+    is_of_sgd = not is_frame and set(template) == {"momentum_buffer"}  # which makes it when it is first needed
+    late = LATE if is_frame else template if is_of_sgd else ()
     missing = sorted(key for key in template if key not in entry and key not in late)
     if is_frame and ("step" in entry) != ("exp_avg_sq" in entry) and {"step", "exp_avg_sq"} <= template.keys():
         missing.append("step" if "exp_avg_sq" in entry else "exp_avg_sq")
@@ -142,18 +141,15 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
         kind = template.get(key, "parameter")
         if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
             value = int(value) if value == value.round() else value  # as steps count where no value is read
-        if key == "momentum_buffer" and value is None:
-            continue
         shape = shapes.get(kind)
-        may_be_sparse = not is_frame and set(template) == {"momentum_buffer"}  # as sparse gradients make that of SGD
-        if may_be_sparse and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
+        if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:  # of sparse ones
             value = value.coalesce().values()
             shape = value.shape
         if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers
             _check_tensor(f"{who}: {key}", key, value, shape, p, is_real=kind != "parameter")
-        elif kind is not type(None) and not is_number(value):
+        elif not is_number(value):
             raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
-        elif kind is not type(None) and (not value >= 0 or (kind is int and not isinstance(value, int))):
+        elif not value >= 0 or (kind is int and not isinstance(value, int)):
             raise CheckpointError(f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {value!r}.")
 
 
