@@ -142,7 +142,7 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
         if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
             value = int(value) if value == value.round() else value  # as steps count where no value is read
         shape = shapes.get(kind)
-        if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:  # of sparse ones
+        if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
             value = value.coalesce().values()
             shape = value.shape
         if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers

@@ -186,14 +186,15 @@ class Minimizer(torch.optim.Optimizer, ABC):
         before = [p.detach().clone() for p in params]
         manifolds = [group["manifold"] for group in self.param_groups for _ in group["params"]]
         likes = [p.detach().to(working_dtype(p.dtype)) for p in params]
-        objective = Objective(name, closure, params, Space(likes, manifolds), self.needs_products)
         memory = self._recall(params)
+        unit = memory.pop("unit", 1.0) if memory else None  # what is kept is in units of it
+        objective = Objective(name, closure, params, Space(likes, manifolds), self.needs_products, unit)
         iterations, idle, patience, stopped = 0, 0, _IDLE, ""
         try:
             with FullPrecision(params[0].device):
                 first = here = objective.start()
                 for iterations in range(settings["max_iter"] + 1):
-                    stopped = _verdict(here, settings["tolerance_grad"])
+                    stopped = _verdict(here, settings["tolerance_grad"] / objective.scale)
                     if stopped or iterations == settings["max_iter"]:
                         break
                     best, objective.reached = objective.best, min(objective.reached, here.loss)
@@ -204,7 +205,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
                         continue
                     # Nothing is gained any more, as far as the losses tell.
                     shortest, has_grown = objective.measured(objective.best or here)
-                    stopped = _verdict(shortest, settings["tolerance_grad"])
+                    stopped = _verdict(shortest, settings["tolerance_grad"] / objective.scale)
                     if stopped or (there is None and not has_grown):
                         here, stopped = objective.on_manifold(shortest), stopped or "no_descent"
                         memory.clear()
@@ -216,16 +217,18 @@ class Minimizer(torch.optim.Optimizer, ABC):
                 if objective.best and here.loss > objective.lowest + here.noise:
                     here = objective.on_manifold(objective.best)
                     memory.clear()
-                    stopped = stopped and (_verdict(here, settings["tolerance_grad"]) or "no_descent")
+                    stopped = stopped and (_verdict(here, settings["tolerance_grad"] / objective.scale) or "no_descent")
                 objective.write(here.points)
         except BaseException:
             for p, w in zip(params, before, strict=True):
                 p.copy_(w)
             raise
+        if memory and objective.scale != 1:
+            memory["unit"] = objective.scale
         self._keep(params, memory)
         self.progress = Progress(
-            here.loss,
-            here.norm,
+            here.loss * objective.scale,
+            here.norm * objective.scale,
             iterations,
             objective.evaluations,
             objective.products,

@@ -23,6 +23,8 @@ _PROBES = 2
 _SAFELY = 2.0
 """Rounding that is allowed for, over the largest that was measured."""
 
+_ORDINARY = 2.0**32
+"""Largest entry of a gradient from which on, or from whose inverse down, losses and gradients are in units of it."""
 _CANCELLED = 1e-3
 """Share of the Euclidean gradient below which what is left of it is projected once more."""
 
@@ -68,14 +70,21 @@ class Objective:
         params: the parameters, which are written to.
         space: the product of their manifolds.
         is_curved: whether gradients shall be such that they can be differentiated, if the closure leaves them to us.
+        unit: what losses and gradients are divided by, a power of 2; None to choose one by the first gradient.
     """
 
     def __init__(
-        self, who: str, closure: Callable[[], Any], params: Sequence[Tensor], space: Space, is_curved: bool = False
+        self,
+        who: str,
+        closure: Callable[[], Any],
+        params: Sequence[Tensor],
+        space: Space,
+        is_curved: bool = False,
+        unit: float | None = None,
     ):
         self.who, self.space, self.evaluations, self.products = who, space, 0, 0
         self._closure, self._params, self._is_curved = closure, params, is_curved
-        self.eps = torch.finfo(params[0].dtype).eps
+        self.eps, self.unit = torch.finfo(params[0].dtype).eps, unit
         self.lowest = math.inf
         """The least loss of all positions so far."""
         self.reached = math.inf
@@ -83,6 +92,11 @@ class Objective:
         self.best: Position | None = None
         """The position with the shortest gradient of those whose losses differ from the least by rounding only."""
         self._noise, self._steepest = NOISE, 0.0
+
+    @property
+    def scale(self) -> float:
+        """What the losses and gradients of positions are in units of."""
+        return self.unit or 1.0
 
     def write(self, points: Sequence[Tensor]) -> None:
         """Sets the parameters."""
@@ -104,8 +118,8 @@ class Objective:
         here = self._asked(points)
         if not math.isfinite(here.loss + here.norm):
             raise NonFiniteError(
-                f"{self.who} needs a finite loss and finite gradients, got {here.loss:.3g} and a gradient of norm "
-                f"{here.norm:.3g}; nothing was changed."
+                f"{self.who} needs a finite loss and finite gradients, got {here.loss * self.scale:.3g} and a gradient "
+                f"of norm {here.norm * self.scale:.3g}; nothing was changed."
             )
         return here
 
@@ -159,7 +173,7 @@ class Objective:
             self.products += 1
             us = space.directions(here.points, u)
             if here.graph is not None:
-                hs = self._differentiated(here.graph, us)
+                hs = [h / self.scale for h in self._differentiated(here.graph, us)]
             else:
                 step = math.sqrt(self.eps) * space.reach / max(torch.linalg.vector_norm(u).item(), 1e-300)
                 there = self.at(space.path(here.points, step * u).at(1.0).points)
@@ -185,13 +199,17 @@ class Objective:
             graph, is_curved = self._graph(returned)
         dense = [g.to_dense() if g.is_sparse else g for g in graph]
         gradients = [g.detach().to(w.dtype) for g, w in zip(dense, points, strict=True)]
-        size = math.sqrt(sum(torch.linalg.vector_norm(g).item() ** 2 for g in gradients))
+        if self.unit is None:
+            self.unit = _unit_of(gradients)
+        if self.unit != 1:
+            gradients = [g / self.unit for g in gradients]
+        size = math.hypot(*[torch.linalg.vector_norm(g).item() for g in gradients])
         flat = self.space.gradient(points, gradients)
         norm = torch.linalg.vector_norm(flat).item()
         if norm < _CANCELLED * size:
             flat = self.space.tangent(points, flat)
             norm = torch.linalg.vector_norm(flat).item()
-        loss = float(returned.detach() if isinstance(returned, Tensor) else returned)
+        loss = float(returned.detach() if isinstance(returned, Tensor) else returned) / self.scale
         position = Position(
             points=points,
             loss=loss,
@@ -227,3 +245,12 @@ class Objective:
             )
         gradients = torch.autograd.grad(returned, self._params, create_graph=self._is_curved, materialize_grads=True)
         return list(gradients), self._is_curved
+
+
+def _unit_of(gradients: Sequence[Tensor]) -> float:
+    """A power of 2 of the size of gradients whose squares may leave the range of a dtype, 1 for all others."""
+    parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in gradients]
+    largest = max([torch.linalg.vector_norm(x, math.inf).item() for x in parts])
+    if largest == 0 or 1 / _ORDINARY < largest < _ORDINARY or not math.isfinite(largest):
+        return 1.0
+    return 2.0 ** max(math.frexp(largest)[1], -1000)
