@@ -11,7 +11,7 @@ from torch import Tensor
 from stiefelkit.functional._reads import switch
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe"]
+__all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe", "unread_norms"]
 
 Norms = list[Any]
 """A number for each matrix of a batch; where none is read, one entry, a tensor of all of them, shape (b,)."""
@@ -31,15 +31,15 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
         float64.
     """
     if switch.forbidden or not matrices[0].is_cpu:
-        return [[_safely(m)] for m in matrices]
+        return [[unread_norms(m)] for m in matrices]
     low = _smallest(matrices[0].dtype)
     if len(matrices) == 1 and matrices[0].dim() == 2:
         norm = torch.linalg.vector_norm(_parts(matrices[0])).item()
-        return [[norm if low < norm < math.inf else _safely(matrices[0]).item()]]
+        return [[norm if low < norm < math.inf else unread_norms(matrices[0]).item()]]
     norms = torch.stack([_lengths(m) for m in matrices]).tolist()
     for i, found in enumerate(norms):
         if found and not (low < min(found) and max(found) < math.inf):
-            norms[i] = _safely(matrices[i]).tolist()
+            norms[i] = unread_norms(matrices[i]).tolist()
     return norms
 
 
@@ -57,13 +57,13 @@ def _dims(m: Tensor) -> tuple[int, ...]:
     return (-3, -2, -1) if m.is_complex() else (-2, -1)
 
 
-def _safely(m: Tensor) -> Tensor:
+def unread_norms(m: Tensor) -> Tensor:
     """The same in float64, whatever the size of the entries, and without a value that is read."""
     if (m.dtype != working_dtype(m.dtype) and m.device.type != "mps") or not m.numel():  # that has no float64
         return _lengths(m, dtype=torch.float64)
     parts, dims = _parts(m), _dims(m)
     largest = torch.linalg.vector_norm(parts, math.inf, dim=dims, keepdim=True)
-    unit = torch.where(largest > 0, largest, 1.0)
+    unit = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
     return (torch.linalg.vector_norm(parts / unit, dim=dims, keepdim=True) * unit).reshape(-1)
 
 

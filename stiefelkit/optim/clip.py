@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import riemannian_gradient
+from stiefelkit.functional._norms import unread_norms
 from stiefelkit.functional._product import FullPrecision
 from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.guard import MANIFOLDS, frames, manifold_of
-from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import Check, is_number
 from stiefelkit.optim.bucket import buckets
 from stiefelkit.sharding import whole
@@ -21,6 +21,8 @@ from stiefelkit.sharding import whole
 __all__ = ["clip_grad_norm_"]
 
 _MOST = Check("{key} >= 0", lambda value: is_number(value) and value >= 0)
+_SMALLEST = 64.0
+"""Unit that complex numbers are divided by at least, over the smallest normal number."""
 
 
 @torch.no_grad()
@@ -55,7 +57,7 @@ def clip_grad_norm_(
     """
     max_norm = _MOST.require("clip_grad_norm_", "max_norm", max_norm)
     plain, by_manifold = _sorted(parameters)
-    squares = [torch.linalg.vector_norm(_gradient(p), dtype=working_dtype(p.dtype)).square() for p in plain]
+    norms = [_norm(_gradient(p)) for p in plain]
     for manifold, members in by_manifold.items():
         for bucket in buckets(members, {p: {} for p in members}):
             metric = manifold.partition(":")[2]
@@ -63,16 +65,18 @@ def clip_grad_norm_(
                 w, g = bucket.frames(), bucket.gradients()
                 if not bucket.is_read:
                     size = g.abs().amax()
-                    unit = torch.where(size > 0, size, 1.0)
+                    unit = size.clamp(min=_SMALLEST * torch.finfo(g.dtype).tiny)
                     (norm,) = riemannian_gradient(w, g / unit, metric).norms(metric)
-                    squares.append((norm.double() * unit).square().sum())
+                    norms.append(_norm(norm) * unit)
                     continue
                 largest = g.abs().amax().item()
-                # In units of the largest entry, since squares may overflow.
-                norms = riemannian_gradient(w, g / largest, metric).norms(metric) if 0 < largest < math.inf else [1.0]
-            squares.append(torch.tensor(largest**2 * sum([norm * norm for norm in norms]), dtype=torch.float64))
-    where = next((square.device for square in squares if not square.is_cpu), torch.device("cpu"))
-    total = torch.stack([square.to(where) for square in squares]).sum().sqrt() if squares else torch.zeros(()).double()
+                # In units of the largest entry, since products may overflow; by less no complex number can be divided.
+                unit = max(largest, _SMALLEST * torch.finfo(g.dtype).tiny)
+                lengths = riemannian_gradient(w, g / unit, metric).norms(metric)
+            size = unit * math.hypot(*lengths) if largest < math.inf else largest
+            norms.append(torch.tensor(size, dtype=torch.float64))
+    where = next((norm.device for norm in norms if not norm.is_cpu), torch.device("cpu"))
+    total = _norm(torch.stack([norm.to(where) for norm in norms])) if norms else torch.zeros(()).double()
     if error_if_nonfinite and not math.isfinite(total):
         raise NonFiniteError(f"clip_grad_norm_ needs finite gradients, got a norm of {total.item()}.")
     # an infinite norm stays unscaled if it is only to be measured
@@ -83,6 +87,11 @@ def clip_grad_norm_(
                 p.grad = p.grad.resolve_conj()  # type: ignore[union-attr]
         nn.utils.clip_grads_with_norm_(scaled, max_norm, total)
     return total
+
+
+def _norm(x: Tensor) -> Tensor:
+    """The 2-norm of all entries in float64, of any size, which is not waited for."""
+    return unread_norms(x.reshape(1, 1, -1)).squeeze(0).double()
 
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:

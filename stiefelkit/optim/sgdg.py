@@ -112,4 +112,4 @@ def _generator_norms(direction: Tangent) -> Norms:
     if direction.rest is not None:
         return direction.generator_norms()
     norms = torch.linalg.matrix_norm(direction.rotation, ord=1).reshape(-1)
-    return norms.tolist() if reads_are_free(norms) else [norms]
+    return norms.tolist() if reads_are_free(norms) else [norms.double()]
