@@ -46,6 +46,10 @@ def walk(optimizer: Any, steps: int) -> None:
         optimizer.step()
 
 
+MAY_BEGIN_ANEW = ("momentum_buffer", "square_avg", "lo", "wear")
+"""Keys whose value may be missing, for which None stands."""
+
+
 def spoil_value(draw: random.Random, value: Any) -> Any:
     """Something that the entry may not be."""
     if isinstance(value, torch.Tensor):
@@ -88,13 +92,14 @@ def spoil(draw: random.Random, state: dict[str, Any]) -> str:
         "numbers",
     ]
     kind = draw.choice(kinds)
-    if kind in ("drop", "rename") and key in ("momentum_buffer", "square_avg", "lo", "wear"):
-        kind = "entry"  # these may begin anew
+    if kind in ("drop", "rename") and key in MAY_BEGIN_ANEW:
+        kind = "entry"
     if kind == "value":
         entry[key] = spoil_value(draw, entry[key])
         made = entry[key]
-        if key == "momentum_buffer" and (made is None or (getattr(made, "is_sparse", False) and len(entry) == 1)):
-            entry[key] = "state"  # no momentum yet, or that of SGD with sparse gradients
+        is_of_sgd = key == "momentum_buffer" and getattr(made, "is_sparse", False) and len(entry) == 1
+        if is_of_sgd or (made is None and key in MAY_BEGIN_ANEW):
+            entry[key] = "state"
     elif kind == "drop":
         del entry[key]
     elif kind == "rename":

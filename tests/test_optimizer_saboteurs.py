@@ -1,6 +1,7 @@
 """Each law of optimizers catches one that breaks it, and names itself."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -186,6 +187,15 @@ class Unchecked(CayleySGD):
     )
 
 
+class Unscaled(CayleySGD):
+    """Takes lengths from sums of squares in the dtype of the frame."""
+
+    def direction(self, group, bucket, w, g):
+        along, steps = super().direction({**group, "q": math.inf}, bucket, w, g)
+        along.rotation_norms = along.rotation.square().sum((-2, -1)).sqrt().reshape(-1).tolist()
+        return along, steps
+
+
 class Unnamed(CayleySGD):
     """Has a setting that it does not take."""
 
@@ -215,6 +225,7 @@ class Unnamed(CayleySGD):
         (Idle, "groups"),
         (Unchecked, "settings"),
         (Unnamed, "settings"),
+        (Unscaled, "sizes"),
         (Reading, "reads"),
         (Replacing, "reads"),
         (Careless, "refusal"),

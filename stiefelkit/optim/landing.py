@@ -33,6 +33,8 @@ __all__ = ["Landing"]
 
 FURTHEST = 0.5
 """||W^H W - I||_F that no step goes beyond."""
+_ROUNDING = 4.0
+"""What rounding may leave of the tangent part of a normal matrix, over eps sqrt(p) and its norm."""
 _POLISHES = 6
 """From there they leave 0.19, 0.03, 6e-4, 3e-7, 6e-14 and nothing."""
 
@@ -92,7 +94,7 @@ class Landing(FrameOptimizer):
         w, attraction = bucket.frames(), _attraction(group)
         off, (g, s) = defect_of(w), _gradient(group, bucket, w, bucket.gradients())
         field = _field(group, w, g, s, off, attraction * off)
-        distances, lengths = norms_of(off, field)
+        distances, lengths, normal = norms_of(off, field, s)
         if not sum(lengths) < torch.finfo(w.dtype).max ** 0.5:  # nor where it is NaN
             raise not_finite(who, [bucket])
         furthest = max(distances)
@@ -107,13 +109,15 @@ class Landing(FrameOptimizer):
         bucket.wear = 0.0
         if lr == 0:
             return
-        steps = [_safe(lr, d, f, attraction) for d, f in zip(distances, lengths, strict=True)]
+        noise = _noise(w)
+        steps = [_safe(lr, d, f, attraction, noise * x) for d, f, x in zip(distances, lengths, normal, strict=True)]
         if not are_ordinary(steps):
             units = units_of(lengths)
             g = divided(g, units)
-            field = _field(group, w, g, w.mH @ g, off, divided(attraction * off, units))
-            every = zip(units, distances, norms_of(field)[0], strict=True)
-            steps = [_safe(lr * u, d, f, attraction / u) for u, d, f in every]
+            s = w.mH @ g
+            field = _field(group, w, g, s, off, divided(attraction * off, units))
+            every = zip(units, distances, *norms_of(field, s), strict=True)
+            steps = [_safe(lr * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
         bucket.add(field * (-as_factor(steps, w)))
         if count % group["every"] == 0:
             land(bucket, precision)
@@ -122,13 +126,16 @@ class Landing(FrameOptimizer):
         """See `FrameOptimizer`."""
         w, attraction, exact = bucket.frames(), _attraction(group), group["precision"] == "exact"
         off = defect_of(w)
-        field = _field(group, w, *_gradient(group, bucket, w, g), off, attraction * off)
-        (distance,), (length,) = norms_of(off, field)
+        g, s = _gradient(group, bucket, w, g)
+        field = _field(group, w, g, s, off, attraction * off)
+        (distance,), (length,), (normal,) = norms_of(off, field, s)
         sound = sound & ((length < math.inf) & (distance < FURTHEST + 1e-3)).all()
         count = counted(bucket)
         if not is_zero(group["lr"]):
-            pull = attraction * distance * (1 - distance)
-            longest = (pull + torch.hypot(pull, length * (FURTHEST - distance).clamp(min=0).sqrt())) / length / length
+            pull = attraction * distance * (1 - distance) - _noise(w) * normal
+            room = (FURTHEST - distance).clamp(min=0)
+            root = torch.hypot(pull, length * room.sqrt())
+            longest = torch.where(pull > 0, (pull + root) / length / length, room / (root - pull))
             step = torch.where(length > 0, longest, 0.0).clamp(max=rate(group))
             step = step.clamp(max=0.5 / attraction) if attraction else step
             increment, lo = field * (-as_factor([step], w)), bucket.remainders()
@@ -167,10 +174,19 @@ def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, 
     return plus_product(plus_product(g, g, off), w, pull - within)
 
 
-def _safe(lr: float, d: float, f: float, attraction: float) -> float:
-    """A step that stays as near to the manifold as it has to, of a field of norm f at the distance d; 0 of no field."""
+def _noise(w: Tensor) -> float:
+    """What rounding may put into W^H F, over the norm of W^H G."""
+    return _ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5
+
+
+def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> float:
+    """A step that stays as near to the manifold as it has to, of a field of norm f at the distance d; 0 of no field.
+
+    By 2 a of the noise, the rounding of a field that is not tangent, it goes further than a tangent one would.
+    """
     if f == 0:
         return 0.0
-    pull = attraction * d * (1 - d)
-    lr = min(lr, (pull + math.hypot(pull, f * math.sqrt(max(FURTHEST - d, 0.0)))) / f / f)
+    pull, room = attraction * d * (1 - d) - noise, max(FURTHEST - d, 0.0)
+    root = math.hypot(pull, f * math.sqrt(room))
+    lr = min(lr, (pull + root) / f / f if pull > 0 else room / (root - pull) if root > pull else lr)
     return min(lr, 0.5 / attraction) if attraction else lr

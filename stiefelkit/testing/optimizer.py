@@ -36,6 +36,7 @@ from stiefelkit.testing.optimizer_cases import (
     walk,
 )
 from stiefelkit.testing.require import require, require_refused
+from stiefelkit.testing.sizes import law_of_sizes
 from stiefelkit.testing.unread import law_of_steps_on_meta, law_of_unread_steps, law_refusal
 
 __all__ = ["OPTIMIZER_LAWS", "check_optimizer", "optimizer_checks"]
@@ -298,6 +299,7 @@ OPTIMIZER_LAWS: dict[str, Callable[[OptimizerCase], None]] = named(
         "guard": law_guard,
         "groups": law_groups,
         "settings": law_settings,
+        "sizes": law_of_sizes,
         "reads": law_of_unread_steps,
         "refusal": law_refusal,
         "meta": law_of_steps_on_meta,

@@ -39,7 +39,7 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
     if c is None:
         # A better bound takes a product, and is seldom below twice a mean of the squares weighted with themselves.
         seconds = norms or norms_of(a)[0]
-        mean = scale * scale * max((f * f / (x * x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
+        mean = scale * scale * max(((f / x) * (f / x) for f, x in zip(fourths, seconds, strict=True) if x), default=0.0)
         if _coefficients_of_degree_2(2 * mean, permitted) is None:
             return _by_inverse(a * scale, size)
         fourth = _square_of_hermitian(square)
