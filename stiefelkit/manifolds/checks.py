@@ -1,17 +1,22 @@
 """What may be a frame, what may be moved, and what errors say of the rest."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_traced, is_transformed
-from stiefelkit.errors import NotAFrameError
-from stiefelkit.metrics import defect, orthogonality_error, rounding_limit
+from stiefelkit.errors import NotAFrameError, RankError
+from stiefelkit.functional._norms import unread_norms
+from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit
 
-__all__ = ["DTYPES", "checked", "judged", "members", "remedy", "widened", "wrong_dtype"]
+__all__ = ["DTYPES", "checked", "judged", "landed", "members", "remedy", "unit_of", "widened", "wrong_dtype"]
 
 _REACH = 3e-5
 """Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
 of it, below half the rounding limit of float32 up to p = 600, and what `geodesic_logarithm` takes for frames."""
+_LONG = 1e3
+"""Largest entry of a vector from which on it is looked at whether a step along it ends at a frame."""
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -37,6 +42,29 @@ def checked(w: Tensor, dtype: torch.dtype) -> Tensor:
                 )
     # The rounding of a float32 frame would stay in every later one. The gradient passes straight through.
     return w if correction is None else torch.sub(w, correction, alpha=0.5)
+
+
+def landed(moved: Tensor, u: Tensor) -> Tensor:
+    """Frames after a step along U; raises RankError if that was too long for them to be any, on a CPU."""
+    if moved.device.type != "cpu" or is_traced() or is_transformed() or not u.numel():
+        return moved
+    constant = u.detach()
+    if torch.linalg.vector_norm(constant, math.inf).item() > _LONG:
+        error = orthogonality_error(moved).max().item()
+        if not error <= frame_tolerance(moved.shape[-1], moved.dtype):
+            raise RankError(
+                f"Stiefel needs a step that its arithmetic can make, got one of length "
+                f"{unread_norms(constant).max().item():.2g}, which ends at ||W^H W - I||_F = {error:.2g}; shorten it."
+            )
+    return moved
+
+
+def unit_of(u: Tensor) -> Tensor:
+    """A power of 2 of the size of each matrix, shape (*, 1, 1), so that squares in units of it are ordinary numbers."""
+    parts = torch.view_as_real(u.detach().resolve_conj()) if u.is_complex() else u.detach().unsqueeze(-1)
+    largest = parts.abs().amax((-3, -2, -1)) if u.numel() else parts.new_zeros(parts.shape[:-3])
+    ordinary = (largest > 0) & (largest < math.inf)
+    return torch.where(ordinary, largest, 1.0).log2().floor().clamp(-1000, 1000).exp2()[..., None, None]
 
 
 def members(missing: Tensor, most: int = 8) -> str:

@@ -18,7 +18,7 @@ from stiefelkit.functional import (
     tangent_part,
 )
 from stiefelkit.guard import watch_manifold
-from stiefelkit.manifolds.checks import checked, members, remedy, widened
+from stiefelkit.manifolds.checks import checked, landed, members, remedy, unit_of, widened
 from stiefelkit.manifolds.frames import Frames
 
 __all__ = ["Stiefel"]
@@ -39,7 +39,7 @@ class Stiefel(Frames):
     float32, float64, complex64 or complex128. Of a direction that is not tangent the tangent part counts.
     Steps are taken from frames only: from what is further off than three times the tolerance of
     `check_point_on_manifold` they raise NotAFrameError on the CPU; on other devices, where no value is read, and under
-    torch.func and torch.compile they end in NaN.
+    torch.func and torch.compile they end in NaN. Of a step so long that no frame comes of it the CPU raises RankError.
     A parameter on it, `geoopt.ManifoldParameter(w, Stiefel())`, is refused by optimizers that would take it off, at
     their first step; geoopt's take it, and so do those of `stiefelkit.optim`, in its metric.
     `logmap` and `dist` are not differentiable, all else is any number of times; derivatives by a frame are right for
@@ -142,7 +142,9 @@ class Stiefel(Frames):
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Length of a tangent vector, shape (*), or (*, 1, 1) with `keepdim`."""
         w, a = widened(x, u)
-        return inner_product(w, a, a, self.metric, keepdim=keepdim).sqrt().to(x.dtype.to_real())
+        unit = unit_of(a)
+        length = inner_product(w, a / unit, a / unit, self.metric, keepdim=True).sqrt() * unit
+        return (length if keepdim else length[..., 0, 0]).to(x.dtype.to_real())
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Moves frames in the direction U by the retraction."""
@@ -217,8 +219,8 @@ class Stiefel(Frames):
         single = x.dtype != w.dtype
         w, *wide = torch.broadcast_tensors(checked(w, x.dtype), *wide)
         moved, *carried = along(w, *wide)
-        moved = moved if single else polish(moved)
-        return moved.to(x.dtype), *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
+        moved = landed((moved if single else polish(moved)).to(x.dtype), wide[0])
+        return moved, *(z.to(v.dtype) for z, v in zip(carried, vectors[1:], strict=True))
 
 
 watch_manifold(Stiefel)
