@@ -32,15 +32,23 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
     """
     if switch.forbidden or not matrices[0].is_cpu:
         return [[unread_norms(m)] for m in matrices]
-    low = _smallest(matrices[0].dtype)
-    if len(matrices) == 1 and matrices[0].dim() == 2:
-        norm = torch.linalg.vector_norm(_parts(matrices[0])).item()
-        return [[norm if low < norm < math.inf else unread_norms(matrices[0]).item()]]
-    norms = torch.stack([_lengths(m) for m in matrices]).tolist()
+    first, low = matrices[0], _smallest(matrices[0].dtype)
+    if len(matrices) == 1 and first.dim() == 2:
+        norm = torch.linalg.vector_norm(_parts(first)).item()
+        return [[norm]] if low < norm < math.inf else [_safely(first)]
+    parts, dims = (map(_parts, matrices), (-3, -2, -1)) if first.is_complex() else (matrices, (-2, -1))
+    norms = torch.stack([torch.linalg.vector_norm(m, dim=dims).reshape(-1) for m in parts]).tolist()
     for i, found in enumerate(norms):
-        if found and not (low < min(found) and max(found) < math.inf):
-            norms[i] = unread_norms(matrices[i]).tolist()
+        if found and not (low < min(found) and sum(found) < math.inf):
+            norms[i] = _safely(matrices[i])
     return norms
+
+
+def _safely(m: Tensor) -> Norms:
+    """Norms where sums of squares do not serve; a modulus takes none."""
+    if m.shape[-2:] != (1, 1):
+        return unread_norms(m).tolist()
+    return [*map(abs, m.reshape(-1).tolist())]
 
 
 def _parts(m: Tensor) -> Tensor:
@@ -48,26 +56,17 @@ def _parts(m: Tensor) -> Tensor:
     return torch.view_as_real(m.resolve_conj()) if m.is_complex() else m
 
 
-def _lengths(m: Tensor, ord: float = 2.0, dtype: torch.dtype | None = None) -> Tensor:
-    """Norms of the vectors of entries, shape (b,)."""
-    return torch.linalg.vector_norm(_parts(m), ord, dim=_dims(m), dtype=dtype).reshape(-1)
-
-
-def _dims(m: Tensor) -> tuple[int, ...]:
-    return (-3, -2, -1) if m.is_complex() else (-2, -1)
-
-
 def unread_norms(m: Tensor) -> Tensor:
-    """The same in float64, whatever the size of the entries, and without a value that is read."""
+    """Frobenius norms in float64, shape (b,), whatever the size of the entries, and without a value that is read."""
+    parts, dims = _parts(m), (-3, -2, -1) if m.is_complex() else (-2, -1)
     if (m.dtype != working_dtype(m.dtype) and m.device.type != "mps") or not m.numel():  # that has no float64
-        return _lengths(m, dtype=torch.float64)
-    parts, dims = _parts(m), _dims(m)
+        return torch.linalg.vector_norm(parts, dim=dims, dtype=torch.float64).reshape(-1)
     largest = torch.linalg.vector_norm(parts, math.inf, dim=dims, keepdim=True)
     unit = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
     return (torch.linalg.vector_norm(parts / unit, dim=dims, keepdim=True) * unit).reshape(-1)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _smallest(dtype: torch.dtype) -> float:
     """The norm above which no square that counts is lost in a dtype."""
     return 2.0**13 * torch.finfo(dtype).tiny ** 0.5

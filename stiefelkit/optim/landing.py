@@ -25,7 +25,7 @@ from stiefelkit.optim.settings import (
     at_least,
     whole,
 )
-from stiefelkit.optim.steps import are_ordinary, as_factor, divided, rate, units_of
+from stiefelkit.optim.steps import are_ordinary, as_factor, divided, largest_root, rate, units_of
 from stiefelkit.optim.unread import commit, counted, is_zero, land_unread, refuse, write
 from stiefelkit.optim.upkeep import land
 
@@ -95,7 +95,7 @@ class Landing(FrameOptimizer):
         off, (g, s) = defect_of(w), _gradient(group, bucket, w, bucket.gradients())
         field = _field(group, w, g, s, off, attraction * off)
         distances, lengths, normal = norms_of(off, field, s)
-        if not sum(lengths) < torch.finfo(w.dtype).max ** 0.5:  # nor where it is NaN
+        if not sum(lengths) < largest_root(w.dtype):  # nor where it is NaN
             raise not_finite(who, [bucket])
         furthest = max(distances)
         if not furthest < FURTHEST + 1e-3:

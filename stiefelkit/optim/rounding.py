@@ -19,6 +19,7 @@ What is promised, 2 and 30 limits, leaves room for errors that align.
 """
 
 import math
+import operator
 
 from torch import Tensor
 
@@ -52,6 +53,9 @@ def urgent(w: Tensor, precision: str) -> float:
 
 def wear(direction: Tangent, steps: list[float]) -> float:
     """What a step adds, in rounding limits, the most of a batch: 1, 2 and 3 above."""
+    if direction.rest is None:
+        longest = max(map(operator.mul, steps, direction.rotation_norms))
+        return longest * max(1.0, 0.5 * longest)
     worst = 0.0
     for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
         q = 0.5 * t * (o + 0.5 * t * r * r)

@@ -1,5 +1,6 @@
 """How far a frame goes."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -26,6 +27,7 @@ __all__ = [
     "have_squares",
     "in_units",
     "inverse",
+    "largest_root",
     "length_of",
     "rate",
     "second_moments",
@@ -121,14 +123,22 @@ def length_of(direction: Tangent, steps: Norms) -> Any:
     return max([step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True)])
 
 
+@functools.lru_cache(maxsize=8)
+def largest_root(dtype: torch.dtype) -> float:
+    """The root of the largest number of a dtype."""
+    return torch.finfo(dtype).max ** 0.5
+
+
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
     """Whether the squares of a direction's norms are finite in a dtype, as others need them: not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
-    return size * max(direction.units, default=1.0) < torch.finfo(dtype).max ** 0.5
+    return size * max(direction.units, default=1.0) < largest_root(dtype)
 
 
 def are_ordinary(steps: Norms) -> bool:
     """Whether factors are 0 or of a size that leaves powers of directions in the range of their dtype."""
+    if 1 / _ORDINARY < min(steps) and max(steps) < _ORDINARY:
+        return True
     return all([1 / _ORDINARY < t < _ORDINARY or t == 0 for t in steps])
 
 

@@ -63,7 +63,7 @@ def inverse_root_less_one(e: Tensor) -> Tensor:
     mean = e.diagonal(dim1=-2, dim2=-1).real.mean(-1)[..., None, None]
     eye = torch.eye(p, dtype=e.dtype, device=e.device)
     centred = (e - mean * eye) / (1 + mean)
-    size = max(norms_of(centred)[0])
+    size = max(norms_of(centred)[0]) if p > 1 else 0.0
     permitted = _DEFECT * torch.finfo(e.dtype).eps * p**0.5
     power = size
     for degree, following in enumerate(_SERIES[1:]):

@@ -6,6 +6,7 @@ columns of the new frame, and of V is kept what is normal to W', V + t W' (I + E
 the length that it loses by that, which is a factor of (I + E)^(1/2).
 """
 
+import torch
 from torch import Tensor
 
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
@@ -25,6 +26,8 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
     a = direction.rotation
     if isinstance(step, Tensor):
         return quotient_of_skew(a * step, 0.5, [], None)
+    if not any(direction.rotation_norms):  # as of one real column
+        return torch.zeros_like(a)
     wide = a.to(working_dtype(a.dtype)) if step > _LONG else a
     return quotient_of_skew(wide, 0.5 * step, direction.rotation_norms, None).to(a.dtype)
 

@@ -177,7 +177,8 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
     if not reads_are_free(w):
         rest = plus_product(rest, w, w.mH @ rest, -1)
         return Tangent(rotation, rest, *norms_of(rotation, rest))
-    norms, rest_norms, along = norms_of(rotation, rest, s)
+    rest_norms, along, *turning = norms_of(rest, s, *([rotation] if w.shape[-1] > 1 or w.is_complex() else []))
+    norms = turning[0] if turning else [0.0] * len(along)  # one real column does not turn
     left = [math.hypot(o, r) < _CANCELLED * math.hypot(a, r) for o, r, a in zip(norms, rest_norms, along, strict=True)]
     if any(left):
         rest, along = plus_product(rest, w, w.mH @ rest, -1), []
