@@ -1,0 +1,249 @@
+"""What the suites of others expect and is otherwise here on purpose: each with its reason, refused or failing as said.
+
+`docs/at-home-in-torch.md` shows this list, and `test_differences.py` holds the page and the list to each other.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+
+__all__ = ["DIFFERENCES", "Difference", "mark_differences"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs: what a suite does, what comes of it here, and why; as code that is refused, or as tests.
+
+    Args:
+        suite: whose, "torch", "geoopt" or "pymanopt".
+        what: what it does.
+        instead: what comes of it here.
+        why: the reason.
+        attempt: does it, and is refused.
+        error: by what.
+        said: the pattern of the sentence.
+        tests: a pattern of the names of its tests, which fail.
+        may_pass: whether they need not, as where rounding decides.
+    """
+
+    suite: str
+    what: str
+    instead: str
+    why: str
+    attempt: Callable[[], Any] | None = None
+    error: type[Exception] | None = None
+    said: str = ""
+    tests: str = ""
+    may_pass: bool = False
+
+    @property
+    def row(self) -> str:
+        """The row of the table on the page."""
+        return f"| {self.suite} | {self.what} | {self.instead} | {self.why} |"
+
+
+def mark_differences(suite: str, items: list[pytest.Item]) -> None:
+    """Has pytest expect that tests of what differs fail, and no others."""
+    for item in items:
+        for difference in DIFFERENCES:
+            if difference.suite == suite and difference.tests and re.search(difference.tests, item.nodeid):
+                kinds, strict = (AssertionError, errors.StiefelkitError), not difference.may_pass
+                item.add_marker(pytest.mark.xfail(reason=difference.why, raises=kinds, strict=strict))
+
+
+def _framed(map: str = "cayley", **options: Any) -> Any:
+    return sk.orthogonal(nn.Linear(4, 4, bias=False), "weight", map, **options)
+
+
+def _stepped(optimizer: Callable[..., Any], map: str = "cayley", **options: Any) -> Callable[[], Any]:
+    def step() -> None:
+        layer = _framed(map)
+        layer(torch.ones(2, 4)).square().sum().backward()
+        optimizer(layer.parameters(), **options).step()
+
+    return step
+
+
+def _held(*members: Tensor, **options: Any) -> Any:
+    held = list(members) or [nn.Parameter(torch.eye(4, 3))]
+    return sk.optim.CayleyAdam([{"params": held, "manifold": "stiefel:canonical", **options}], lr=0.1)
+
+
+def _twice() -> Any:
+    w = nn.Parameter(torch.eye(3))
+    return _held(w, w)
+
+
+DIFFERENCES = (
+    Difference(
+        "torch",
+        "weights of `nn.RNN`, `nn.LSTM`, `nn.GRU`",
+        "`OptionError`, which names what to use",
+        "they keep lists of their own and would read the weights as they were",
+        lambda: sk.orthogonal(nn.LSTM(4, 4), "weight_hh_l0"),
+        errors.OptionError,
+        r"^orthogonal needs a module that reads its weight at each forward, got LSTM, .*; use .*\.$",
+    ),
+    Difference(
+        "torch",
+        "weights of lazy modules before the first batch",
+        "`OptionError`; taken after it",
+        "they have no shape yet",
+        lambda: sk.orthogonal(nn.LazyLinear(4), "weight"),
+        errors.OptionError,
+        r"^orthogonal needs a weight with a shape, got LazyLinear\.weight of a lazy module; call .*\.$",
+    ),
+    Difference(
+        "torch",
+        "kernels of convolutions without `view=`",
+        "`ShapeError`, which lists the views",
+        "a kernel is a matrix in several ways, and they differ in what the layer keeps",
+        lambda: sk.orthogonal(nn.Conv2d(3, 3, 2), "weight"),
+        errors.ShapeError,
+        r"^Cayley on Conv2d\.weight needs view=.* for a kernel, got shape \(3, 3, 2, 2\)\.$",
+    ),
+    Difference(
+        "torch",
+        "embeddings with `max_norm` or `padding_idx`",
+        "`OptionError`",
+        "the one scales rows of the frame, the other leaves one out",
+        lambda: sk.orthogonal(nn.Embedding(5, 4, padding_idx=0), "weight"),
+        errors.OptionError,
+        r"^orthogonal needs an embedding that leaves its weight alone, got .* first\.$",
+    ),
+    Difference(
+        "torch",
+        "a forward pass on the meta device",
+        "`UnfilledError`",
+        "a weight that a loader has left without values is told at the first read, wherever that is",
+        lambda: _framed().to("meta")(torch.ones(2, 4, device="meta")),
+        errors.UnfilledError,
+        r"^Cayley needs filled coordinates, got a weight that was moved to or from the meta device .* first\.$",
+    ),
+    Difference(
+        "torch",
+        'any optimizer of torch\'s on frames (`"stiefel"`)',
+        "`OptimizerError` before the first step, which names one that moves them",
+        "it would take them off the manifold",
+        _stepped(torch.optim.SGD, "stiefel", lr=0.1),
+        errors.OptimizerError,
+        r"^SGD needs parameters that may move freely, got the frame of Linear\.weight .*; use sk\.optim\..*\.$",
+    ),
+    Difference(
+        "torch",
+        "`Muon` on coordinates",
+        "torch's `ValueError`",
+        "coordinates are vectors, and what is orthogonal by itself needs no such step; `ManifoldMuon` moves frames so",
+        _stepped(torch.optim.Muon),
+        ValueError,
+        "Muon only supports 2D parameters",
+    ),
+    Difference(
+        "torch",
+        "`SparseAdam` on coordinates",
+        "torch's `RuntimeError`",
+        "every entry of a frame depends on every coordinate, so their gradients are dense",
+        _stepped(torch.optim.SparseAdam),
+        RuntimeError,
+        "SparseAdam does not support dense gradients",
+    ),
+    Difference(
+        "torch",
+        "`differentiable=True` of our optimizers",
+        "`OptionError`",
+        "a step ends in a projection and a rounding, and records no graph",
+        lambda: _held(differentiable=True),
+        errors.OptionError,
+        r"^CayleyAdam needs differentiable=False, since its steps record no graph, got True\.$",
+    ),
+    Difference(
+        "torch",
+        "`weight_decay` of frames",
+        "`OptionError`; the other groups have it",
+        "frames cannot shrink",
+        lambda: _held(weight_decay=0.1),
+        errors.OptionError,
+        r"^CayleyAdam needs weight_decay=0 for frames, which cannot shrink, got 0\.1; .*\.$",
+    ),
+    Difference(
+        "torch",
+        "betas that are tensors",
+        "`OptionError`",
+        "they are checked when they are given, and a tensor may be written to afterwards",
+        lambda: _held(betas=(torch.tensor(0.9), torch.tensor(0.99))),
+        errors.OptionError,
+        r"^CayleyAdam needs two betas in \[0, 1\), got .*\.$",
+    ),
+    Difference(
+        "torch",
+        "a frame twice in a group, of which torch warns",
+        "`OptionError`",
+        "it would be moved twice, the second time from where it is no more",
+        _twice,
+        errors.OptionError,
+        r"^CayleyAdam needs each frame once in a group, got one of them twice\.$",
+    ),
+    Difference(
+        "geoopt",
+        "`proju` in the canonical metric as U − W U^H W",
+        "the orthogonal projection, in either metric",
+        "that doubles the part of a tangent vector within the columns, so it is no projection",
+        tests=r"test_vector_projection_via_assert\[.*-CanonicalFrames-",
+    ),
+    Difference(
+        "geoopt",
+        "`dist` along a tangent vector of length 6.7 or 7.1 is that length",
+        "the length of a shorter geodesic to the same point",
+        "the vector leaves the ball in which geodesics are shortest",
+        tests=r"test_dist\[.*-(Canonical|Euclidean|Geodesic)Frames-NotScaled\]",
+    ),
+    Difference(
+        "geoopt",
+        "`dist` of float32 products to a part in 10⁷",
+        "right to a rounding",
+        "a rounding of float32 is more than that",
+        tests=r"test_dist\[.*-ProductManifold0-Scaled\]",
+        may_pass=True,
+    ),
+    Difference(
+        "geoopt",
+        "a step with a zero gradient moves a frame by 10⁻⁶",
+        "the same bits",
+        "a frame stays where nothing pulls at it",
+        tests=r"test_init_manifold",
+    ),
+    Difference(
+        "geoopt",
+        "steps from a matrix that is no frame",
+        "`NotAFrameError`, with the distance",
+        "nothing that comes of it is a frame; `projx` gives the nearest",
+        lambda: sk.manifolds.Stiefel().retr(torch.ones(3, 2), torch.ones(3, 2)),
+        errors.NotAFrameError,
+        r"^Stiefel needs a frame to move, .* projx gives the nearest\.$",
+        tests=r"test_sampling_manifold",
+    ),
+    Difference(
+        "geoopt",
+        "conjugate gradients by Fletcher and Reeves with c₂ = 0.99 converge from one start",
+        "end early from some starts, geoopt's manifold from others",
+        "their directions need c₂ < ½ to lead downwards",
+        tests=r"test_rwolfe_stiefel\[fr-wolfe-.*-line_search_params1\]",
+        may_pass=True,
+    ),
+    Difference(
+        "pymanopt",
+        "`typical_dist` of a sphere is π",
+        "√p, as of all frames",
+        "a sphere is a Stiefel manifold here, of one column",
+        tests=r"(TestSphereManifold|TestProductManifold)::test_typical_dist",
+    ),
+)
+"""In the order of the page."""
