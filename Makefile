@@ -10,6 +10,7 @@
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
 # make test-interop  runs the tests with other people's libraries: transformers, peft, accelerate, lightning, ...
+# make peers-suites  runs the tests of torch, geoopt and pymanopt on ours: all inputs, in a quarter of an hour or more
 # make docs     runs the pages of docs/ and builds them into docs/_build/html
 # make docs-links  asks for an answer from every address that docs/ links to; needs a network, so CI leaves it out
 # make lint     checks style, format and types
@@ -23,6 +24,7 @@
 .PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
+.PHONY: peers-suites
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -142,7 +144,13 @@ test-arithmetic-%: $(VENV)/.test
 
 # `make test` leaves out what is not installed, and says so.
 test-interop: $(VENV)/.interop
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -q tests/interop
+	$(BIN)/python tests/peers_suites/their_tests.py geoopt pymanopt
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -q tests/interop tests/peers_suites
+
+# The sources of others come to build/peers, where they can be got; STIEFELKIT_GEOOPT names another copy of geoopt's.
+peers-suites: $(VENV)/.interop
+	$(BIN)/python tests/peers_suites/their_tests.py geoopt pymanopt
+	STIEFELKIT_SUITES=full $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -q tests/peers_suites
 
 # No network: links into other projects want STIEFELKIT_DOCS_ONLINE=1. Pages that have not changed are not run again.
 docs: $(VENV)/.docs

@@ -42,7 +42,9 @@ def test_their_tests_of_line_searches():
 
 @only_in_full
 def test_their_tests_of_samplers_and_tensors():
-    run_theirs("geoopt", ["test_rhmc.py", "test_tensor_api.py", "test_utils.py"], "manifold or test_utils or tensor_api")
+    run_theirs(
+        "geoopt", ["test_rhmc.py", "test_tensor_api.py", "test_utils.py"], "manifold or test_utils or tensor_api"
+    )
 
 
 def point_and_tangents(manifold: Any, shape: tuple[int, ...], count: int = 2) -> list[Any]:
