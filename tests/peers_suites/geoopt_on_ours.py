@@ -48,12 +48,16 @@ STAND_INS = {
     "EuclideanStiefelExact": GeodesicFrames,
 }
 OPTIMIZERS = {"RiemannianAdam": partial(ours, "CayleyAdam"), "RiemannianSGD": partial(ours, "CayleySGD")}
-for name, stand_in in STAND_INS.items():
-    setattr(geoopt, name, stand_in)
-    setattr(geoopt.manifolds, name, stand_in)
-if os.environ.get("STIEFELKIT_SUITES_OPTIMIZERS") == "ours":
-    for name, stand_in in OPTIMIZERS.items():
-        setattr(geoopt.optim, name, stand_in)
+
+
+def pytest_configure() -> None:
+    """Puts ours in the place of geoopt's: as a plugin, and not whenever this file is imported."""
+    for name, stand_in in STAND_INS.items():
+        setattr(geoopt, name, stand_in)
+        setattr(geoopt.manifolds, name, stand_in)
+    if os.environ.get("STIEFELKIT_SUITES_OPTIMIZERS") == "ours":
+        for name, stand_in in OPTIMIZERS.items():
+            setattr(geoopt.optim, name, stand_in)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

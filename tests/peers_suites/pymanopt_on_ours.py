@@ -7,17 +7,17 @@ import random
 from typing import Any
 
 import numpy as np
-import pymanopt
 import pytest
 import torch
 from differences import mark_differences
 from numpy.typing import NDArray
-from pymanopt.manifolds.manifold import Manifold
 
 import stiefelkit as sk
 
+pymanopt = pytest.importorskip("pymanopt", reason="needs the extra [interop]")
 
-class Frames(Manifold):
+
+class Frames(pymanopt.manifolds.manifold.Manifold):
     """Points are arrays of any shape that hold k frames of n x p; what is asked of them goes to our manifold."""
 
     def __init__(self, name: str, n: int, p: int, k: int, retraction: str, shape: tuple[int, ...], **drawn: Any):
@@ -128,12 +128,14 @@ class UnitaryGroup(Group):
         super().__init__(n, **options, dtype=torch.complex128)
 
 
-for stand_in in (Stiefel, Sphere, SpecialOrthogonalGroup, UnitaryGroup):
-    setattr(pymanopt.manifolds, stand_in.__name__, stand_in)
+def pytest_configure() -> None:
+    """Puts ours in the place of pymanopt's: as a plugin, and not whenever this file is imported."""
+    for stand_in in (Stiefel, Sphere, SpecialOrthogonalGroup, UnitaryGroup):
+        setattr(pymanopt.manifolds, stand_in.__name__, stand_in)
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded_as_theirs():
     random.seed(42)
     np.random.seed(42)  # noqa: NPY002  which pymanopt draws from
     torch.manual_seed(42)

@@ -5,8 +5,7 @@ from typing import Any
 import geoopt
 import pytest
 import torch
-from their_tests import run_theirs
-from torchs_inputs import IS_FULL
+from their_tests import IS_FULL, run_theirs
 
 from stiefelkit.manifolds import Stiefel
 from stiefelkit.testing import seeds

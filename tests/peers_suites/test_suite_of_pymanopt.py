@@ -1,8 +1,7 @@
 """pymanopt's own tests of its manifolds of frames and of its optimizers, on our manifold."""
 
 import pytest
-from their_tests import run_theirs
-from torchs_inputs import IS_FULL
+from their_tests import IS_FULL, run_theirs
 
 for needed in ("pymanopt", "autograd"):
     pytest.importorskip(needed, reason="needs the extra [interop]")

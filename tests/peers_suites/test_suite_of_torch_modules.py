@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from their_tests import IS_FULL
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torchs_inputs import IS_FULL, module_db
+from torchs_inputs import module_db
 
 import stiefelkit as sk
 from stiefelkit import errors

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, excess, frame, gradient
+from their_tests import IS_FULL
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torchs_inputs import IS_FULL, for_all_optimizers, optim_db, with_flags
+from torchs_inputs import for_all_optimizers, optim_db, with_flags
 
 import stiefelkit as sk
 from stiefelkit import errors

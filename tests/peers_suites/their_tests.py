@@ -22,7 +22,10 @@ SOURCES = Path(os.environ.get("STIEFELKIT_PEERS") or ROOT / "build" / "peers")
 GEOOPT = os.environ.get("STIEFELKIT_GEOOPT") or "https://github.com/geoopt/geoopt"
 """geoopt's distributions lack its tests: a repository, or a copy of it."""
 
-__all__ = ["run_theirs"]
+IS_FULL = os.environ.get("STIEFELKIT_SUITES") == "full"
+"""Whether all inputs and tests are taken, as by `make peers-suites`, or a few of each kind."""
+
+__all__ = ["IS_FULL", "run_theirs"]
 
 
 def run_theirs(library: str, files: list[str], keywords: str, **environment: str) -> None:

@@ -1,6 +1,5 @@
 """The inputs that torch tests its own modules and optimizers with, from `torch.testing._internal`."""
 
-import os
 from typing import Any
 from unittest.mock import patch
 
@@ -14,12 +13,9 @@ with patch.object(torch.backends, "disable_global_flags"):
     from torch.testing._internal import common_modules, common_optimizers
 hypothesis.settings.load_profile("laws")
 
-IS_FULL = os.environ.get("STIEFELKIT_SUITES") == "full"
-"""Whether all inputs are taken, as by `make peers-suites`, or a few of each kind."""
-
 module_db: list[Any] = list(common_modules.module_db)
 optim_db: list[Any] = list(common_optimizers.optim_db)
 with_flags: Any = common_optimizers._get_optim_inputs_including_global_cliquey_kwargs
 for_all_optimizers: Any = common_optimizers.get_error_inputs_for_all_optims
 
-__all__ = ["IS_FULL", "for_all_optimizers", "module_db", "optim_db", "with_flags"]
+__all__ = ["for_all_optimizers", "module_db", "optim_db", "with_flags"]
