@@ -221,8 +221,9 @@ class Givens(OrthogonalParam):
         return torch.cat([complex_of(t.cos(), t.sin()), complex_of(f.cos(), f.sin()), d]).to(self.dtype)
 
     def prefers_factors(self, rows: int) -> bool:
-        """Measured: complex ones gain 1.5 to 1.9 times at n = 256 with two layers, and lose as much with 8."""
-        return rows >= 8 and self.shape[-1] >= (60 if self.is_complex else 100) * (self.layers + 2)
+        """Measured: a step with L layers and a product of rows with W cost the same where n^2 / (L + 2) is this."""
+        many, few = (10_000, 8_000) if self.is_complex else (18_000, 40_000)
+        return self.shape[-1] ** 2 >= (self.layers + 2) * (many + few / max(rows, 1))
 
     def invert(self, w: Tensor) -> Position:
         """Nulls W rotation by rotation; see `stiefelkit.functional.brickwall_inverse` and `butterfly_inverse`.
