@@ -28,10 +28,11 @@ SMALL = {
     "matrices": (1, 2, 4),
     "steps": (8, 16, 32),
     "batches": (2, 4, 8),
+    "reflections": (1, 2, 4),
     "repeats": 1,
     "seconds": 1e-3,
 }
-SIZES = ["--sizes", "4,8", "--matrices", "1,2", "--T", "4,8", "--batches", "1,2"]
+SIZES = ["--sizes", "4,8", "--matrices", "1,2", "--T", "4,8", "--batches", "1,2", "--reflections", "1,2"]
 
 
 # The fit
@@ -105,7 +106,7 @@ def test_the_profiler_says_nothing_on_standard_error(capfd):
 
 def test_memory_of_a_frame_grows_as_its_square_and_of_a_recurrence_no_faster_than_its_steps():
     plan = GrowthPlan(**{**SMALL, "sizes": (32, 64, 128), "parametrizations": ("matrix_exp",), "what": ("memory",)})
-    rows = {heat.against: heat.rows[0] for heat in growth.heats(plan)}
+    rows = {heat.against: heat.rows[0] for heat in growth.heats(plan) if heat.rows}
     assert rows["n"].exponent == pytest.approx(2.0, abs=0.2)
     assert rows["matrices"].exponent == pytest.approx(1.0, abs=0.1)
     for axis in ("T", "batch"):
@@ -113,6 +114,15 @@ def test_memory_of_a_frame_grows_as_its_square_and_of_a_recurrence_no_faster_tha
         assert exponent is not None
         assert 0 < exponent < 1.1
         assert not rows[axis].faster
+
+
+def test_a_step_with_reflectors_keeps_memory_that_grows_no_faster_than_their_number():
+    plan = GrowthPlan(**{**SMALL, "reflections": (32, 64, 128), "what": ("memory",), "against": ("reflections",)})
+    (heat,) = growth.heats(plan)
+    (row,) = heat.rows
+    assert (row.contender, row.faster) == ("householder", False)
+    plan = GrowthPlan(**{**SMALL, "parametrizations": ("cayley",), "against": ("reflections",)})
+    assert [heat.left_out for heat in growth.heats(plan)] == 2 * [{"cayley": "it has no reflectors"}]
 
 
 # The measurement
@@ -124,7 +134,7 @@ def test_every_member_is_measured_on_every_axis_against_what_it_declares():
     for heat in heats:
         assert not heat.left_out
         names = [row.contender for row in heat.rows if row.contender != growth.PRODUCT]
-        assert names == list(sk.available())
+        assert names == (["householder"] if heat.against == "reflections" else list(sk.available()))
         for row in heat.rows:
             assert row.points == list(GrowthPlan(**SMALL).points(heat.against))
             assert all(value > 0 for value in row.values)

@@ -22,10 +22,12 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     """Fits how time and memory of the parametrizations grow, and compares it with what they declare.
 
     Against n, and against the number of matrices (64 x 64), it is the forward and backward of the map. Against T
-    (16 sequences) and the batch (64 steps) it is that of OrthogonalRNN(8, 64) with that map in it. The exponent is that
-    of the least-squares line through log time, or log memory, over log n; +- is its standard error. Points at the low
-    end from which the next costs less than half of what the expected exponent says are overhead, and left out; the
-    table names the range of the fit, and up to where overhead dominates.
+    (16 sequences) and the batch (64 steps) it is that of OrthogonalRNN(8, 64) with that map in it; against reflections
+    (one sequence, 128 steps) that of OrthogonalRNN(8, 1024), where W stays a product of reflectors.
+
+    The exponent is that of the least-squares line through log time, or log memory, over log n; +- is its standard
+    error. Points at the low end from which the next costs less than half of what the expected exponent says are
+    overhead, and left out; the table names the range of the fit, and up to where overhead dominates.
 
     "expected" is the cost exponent in its traits for time against n, 2 for memory against n, else 1.
     "faster": yes where it grows faster than that by more than twice the spread and what a factor log n could add.

@@ -16,6 +16,7 @@ from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.nn import OrthogonalRNN
+from stiefelkit.parametrizations import option_names
 from stiefelkit.training.threads import threads
 
 __all__ = ["PRODUCT", "GrowthHeat", "GrowthRow", "heats"]
@@ -26,6 +27,8 @@ WIDTH = 64
 """Rows and columns of the frames of which there are many, and of the recurrent weight."""
 STEPS, BATCH, INPUTS = 64, 16, 8
 """Of the recurrent layer where they are not what grows."""
+WIDE, LONG = 1024, 128
+"""Units and steps of the layer whose reflectors grow."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,11 @@ def _point(
 ) -> dict[str, dict[str, float]]:
     """Quantity to contender to what was measured at one value of what grows."""
     course = Course(f"{axis} = {x}", (), watch, left_out)
+    if axis == "reflections":
+        able = [name for name in variants if axis in option_names(available()[name])]
+        if plan.parametrizations:
+            left_out |= {name: "it has no reflectors" for name in variants if name not in able}
+        variants = {name: variants[name] for name in able}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         prepare = _map if axis in ("n", "matrices") else _layer
@@ -153,20 +161,23 @@ def _map(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
 
 
 def _layer(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
-    steps, batch = (x, BATCH) if axis == "T" else (STEPS, x)
+    steps, batch, n, options = (x, BATCH, WIDTH, {}) if axis == "T" else (STEPS, x, WIDTH, {})
+    if axis == "reflections":
+        steps, batch, n, options = LONG, 1, WIDE, {"reflections": x, "factored": True}
     device, source = torch.device(plan.device), torch.Generator().manual_seed(plan.seed)
     layer = OrthogonalRNN(
         INPUTS,
-        WIDTH,
+        n,
         parametrization=variant.name,
         precision=variant.precision,
         field="complex" if variant.dtype.is_complex else "real",
         dtype=variant.dtype.to_real(),
         device=device,
+        **options,
     )
     parameters = list(layer.parameters())
     inputs = torch.randn(steps, batch, INPUTS, dtype=variant.dtype.to_real(), generator=source).to(device)
-    g = (torch.randn(steps, batch, WIDTH, dtype=variant.dtype, generator=source) * WIDTH**-0.5).to(device)
+    g = (torch.randn(steps, batch, n, dtype=variant.dtype, generator=source) * n**-0.5).to(device)
     return lambda: torch.autograd.grad(layer(inputs)[0], parameters, g)
 
 

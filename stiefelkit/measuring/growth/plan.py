@@ -15,9 +15,12 @@ AXES = {
     "matrices": "forward and backward of so many frames at once",
     "T": "forward and backward of a recurrent layer over T steps, the map to W within",
     "batch": "the same for so many sequences at once",
+    "reflections": "the same for one sequence, 1,024 units and so many reflectors, W in factors",
 }
 """What is made larger, and what is measured."""
 QUANTITIES = ("time", "memory")
+SERIES = {"n": "sizes", "matrices": "matrices", "T": "steps", "batch": "batches", "reflections": "reflections"}
+"""Axis to the field of a plan that has its values."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,12 @@ class GrowthPlan(Rules):
     Args:
         parametrizations: names, separated by commas; all if left out. One that is complex only is measured as such.
         what: time, memory, or both, separated by commas.
-        against: n, matrices, T, batch, separated by commas.
+        against: n, matrices, T, batch, reflections, separated by commas.
         sizes: values of n, separated by commas.
         matrices: numbers of matrices.
         steps: values of T.
         batches: numbers of sequences.
+        reflections: numbers of reflectors, of the maps that have them.
         precision: exact or fast; parametrizations without fast are measured as exact.
         dtype: float32, float64, complex64 or complex128.
     """
@@ -43,6 +47,7 @@ class GrowthPlan(Rules):
     matrices: tuple[int, ...] = (1, 4, 16, 64)
     steps: tuple[int, ...] = field(default=(128, 256, 512, 1024), metadata={"names": ("--T", "--steps")})
     batches: tuple[int, ...] = (16, 64, 256, 1024)
+    reflections: tuple[int, ...] = (32, 64, 128, 256)
     precision: str = "exact"
     dtype: str = "float32"
     repeats: int = 20
@@ -57,7 +62,7 @@ class GrowthPlan(Rules):
             known_words(WHO, kind, words, choice)
             if not words:
                 raise OptionError(f"{WHO} needs one {kind} or more, got none.")
-        for name in ("sizes", "matrices", "steps", "batches"):
+        for name in SERIES.values():
             for value in getattr(self, name):
                 whole(1).require(WHO, name, value)
             ordered = tuple(sorted(set(getattr(self, name))))
@@ -67,4 +72,4 @@ class GrowthPlan(Rules):
 
     def points(self, axis: str) -> tuple[int, ...]:
         """The values of what grows."""
-        return {"n": self.sizes, "matrices": self.matrices, "T": self.steps, "batch": self.batches}[axis]
+        return getattr(self, SERIES[axis])
