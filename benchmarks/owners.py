@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import stiefelkit as sk
-from stiefelkit.batching import StackOfMaps
-from stiefelkit.owners import Kind, predict, rows_of_ranks, seconds_of
+from stiefelkit.weights.group import StackOfMaps
+from stiefelkit.weights.owners import Kind, predict, rows_of_ranks, seconds_of
 
 LINKS = {
     "1 GbE": sk.Link(1e-4, 1.25e8),

@@ -21,16 +21,24 @@ if TYPE_CHECKING:
         scan,
         testing,
     )
-    from stiefelkit.attach import assign_, available, bake, coordinates, orthogonal, rebase_, register, reset_
-    from stiefelkit.coordinate_list import CoordinateList
-    from stiefelkit.distributed import fully_shard_coordinates
-    from stiefelkit.drifts import Drift, drift
+    from stiefelkit.contract.param import OrthogonalParam, Traits
     from stiefelkit.errors import StiefelkitError
-    from stiefelkit.grouping import group_, grouped, ungroup_
-    from stiefelkit.host import check_state_dict
-    from stiefelkit.owners import Link, Owners
-    from stiefelkit.param import OrthogonalParam, Traits
-    from stiefelkit.ties import tie
+    from stiefelkit.weights.attach import available, orthogonal, register
+    from stiefelkit.weights.change import (
+        Drift,
+        assign_,
+        bake,
+        coordinates,
+        drift,
+        fully_shard_coordinates,
+        rebase_,
+        reset_,
+        tie,
+    )
+    from stiefelkit.weights.coordinate_list import CoordinateList
+    from stiefelkit.weights.grouped import group_, grouped, ungroup_
+    from stiefelkit.weights.loading import check_state_dict
+    from stiefelkit.weights.owners import Link, Owners
 
 __all__ = [
     "CoordinateList",

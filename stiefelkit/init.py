@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
 from stiefelkit.numbers import sizes
+from stiefelkit.tensors import working_dtype
 
 __all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
 

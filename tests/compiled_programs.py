@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.scan import find_activation
-from stiefelkit.scan.kernels import gated, launch
+from stiefelkit.scan.gated import kernel
+from stiefelkit.scan.kernels import launch
 from stiefelkit.scan.kernels.layouts import Cost, Layout
 
 TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
@@ -37,11 +38,11 @@ def compiled(layout: Layout, way: str, activation: str, units: int, capability: 
     is_complex = layout.states == "complex"
     act = find_activation(activation, is_complex)
     if layout.program == "gates":
-        fixed = gated.settings(layout, units, act)
+        fixed = kernel.settings(layout, units, act)
     else:
         fixed = launch.settings(layout, units * (1 + is_complex), units, act)
     if "AHEAD" in getattr(launch.programs(False), f"{layout.program}_{way}").arg_names:
-        fixed["AHEAD"] = layout.size < gated.WIDEST
+        fixed["AHEAD"] = layout.size < kernel.WIDEST
     options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
     if way == "back":

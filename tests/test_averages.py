@@ -14,10 +14,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.functional._reads import without_reads
-from stiefelkit.host import orthogonal_weights
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import seeds
+from stiefelkit.weights.find import orthogonal_weights
 
 MAPS = sorted(sk.available())
 STEPS = int(os.environ.get("STIEFELKIT_AVERAGES", "50"))

@@ -12,6 +12,7 @@ import stiefelkit as sk
 from stiefelkit import errors, registry
 from stiefelkit import parametrizations as maps
 from stiefelkit.cli import main
+from stiefelkit.contract import table
 from stiefelkit.measuring.races import course, peers
 from stiefelkit.measuring.races.clock import race
 from stiefelkit.measuring.races.contenders import OPERATIONS, Contender, our_contenders
@@ -43,7 +44,7 @@ def contender(row: FrameRow) -> str:
 
 @pytest.fixture
 def own_registry(monkeypatch):
-    own = maps.registered.copy()
+    own = table.registered.copy()
     monkeypatch.setattr(maps, "registered", own)
     return own
 

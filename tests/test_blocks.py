@@ -12,9 +12,9 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.contract.composite import SideBySide
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.parametrizations import Cayley, Householder, Scaled, View, Viewed
-from stiefelkit.parametrizations._inner import SideBySide
 from stiefelkit.testing import check_parametrization, seeds
 
 GQA = (8, 2, 2)

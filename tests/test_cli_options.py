@@ -18,6 +18,7 @@ from stiefelkit.cli.catalogue import kinds
 from stiefelkit.cli.open_options import built, open_options
 from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.recipes import filled
+from stiefelkit.contract import table
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth import measure as growth
 from stiefelkit.measuring.growth.plan import GrowthPlan
@@ -214,7 +215,7 @@ class Half(sk.OrthogonalParam):
 def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = parametrizations.registered.copy()
+    own = table.registered.copy()
     own.register("half", Half)
     monkeypatch.setattr(parametrizations, "registered", own)
     missing = "'half' is left out: A parametrization needs coordinates, forward, initial, traits, got Half without"

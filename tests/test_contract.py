@@ -10,10 +10,11 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors, init, parametrizations
-from stiefelkit.host import orthogonal_weights
+from stiefelkit.contract import table
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
 from stiefelkit.testing import check_parametrization, random_coordinates, seeds
+from stiefelkit.weights.find import orthogonal_weights
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 WRAPPERS: list[Any] = [sk.parametrizations.Viewed, sk.parametrizations.Scaled]
@@ -29,7 +30,7 @@ def test_a_map_is_one_file_and_one_line(tmp_path, monkeypatch):
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: turns\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[stiefelkit.parametrizations]\nturns = turns:PlaneRotations\n")
     monkeypatch.syspath_prepend(tmp_path)
-    check = parametrizations.registered._check_kind
+    check = table.registered._check_kind
     fresh = Registry("stiefelkit.parametrizations", "parametrization", {}, check)
     monkeypatch.setattr(parametrizations, "registered", fresh)
     cls = sk.available()["turns"]

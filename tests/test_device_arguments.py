@@ -8,7 +8,7 @@ from torch.utils import _pytree
 
 import stiefelkit as sk
 from stiefelkit import models
-from stiefelkit.coordinate_list import CoordinateList
+from stiefelkit.weights.coordinate_list import CoordinateList
 
 INPUTS, UNITS, STEPS = 3, 4, 5
 VECTORS, SEQUENCES = (2, INPUTS), (STEPS, 2, INPUTS)

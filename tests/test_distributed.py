@@ -9,8 +9,9 @@ from torch import nn
 from two_ranks import on_two_ranks
 
 import stiefelkit as sk
-from stiefelkit import errors, guard, host
+from stiefelkit import errors
 from stiefelkit.testing import seeds
+from stiefelkit.weights import find, optimizer_hooks
 
 
 class Real(nn.Module):
@@ -45,7 +46,7 @@ def data():
 
 def free():
     """Names of the maps whose coordinates any optimizer may move."""
-    return [name for name in sk.available() if not host.coordinate_manifolds(make(name))]
+    return [name for name in sk.available() if not find.coordinate_manifolds(make(name))]
 
 
 def run_ddp(rank):
@@ -161,7 +162,7 @@ def run_frames_that_are_sharded(rank):
         fully_shard(net, mesh=mesh)
         assert torch.equal(net(x), expected)
         net(x[rank::2]).abs().square().sum().backward()
-        found = {coordinate_list.weight: manifold for coordinate_list, _, manifold in guard.frames().values()}
+        found = {coordinate_list.weight: manifold for coordinate_list, _, manifold in optimizer_hooks.frames().values()}
         assert found == {"Linear.weight": "stiefel:canonical"}
         with pytest.raises(errors.OptimizerError, match=r"Linear\.weight \(8 x 8\)"):
             torch.optim.SGD(net.parameters(), lr=0.1).step()
@@ -198,7 +199,7 @@ def run_layers_that_are_made_without_memory(rank):
                 module.reset_parameters()
         assert all(drift.bits_lost < 1 for drift in sk.drift(net).values()), name
         assert all(torch.isfinite(p.full_tensor()).all() for p in net.parameters())
-        for weight in host.orthogonal_weights(net):
+        for weight in find.orthogonal_weights(net):
             w = weight.coordinate_list.evaluate_whole().detach()
             both = [torch.empty_like(w) for _ in range(2)]
             dist.all_gather(both, w)

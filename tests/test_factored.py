@@ -10,12 +10,12 @@ from torch.nn.utils.rnn import pack_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.host import coordinate_list_of
+from stiefelkit.contract.table import find_parametrization
 from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
-from stiefelkit.parametrizations import find_parametrization
 from stiefelkit.scan import Factored, activations, scan
 from stiefelkit.scan.engines import chunks
 from stiefelkit.scan.structures import STRUCTURES, brick
+from stiefelkit.weights.find import coordinate_list_of
 
 DOUBLE, COMPLEX = torch.float64, torch.complex128
 MAPS: list[tuple[str, torch.dtype, dict[str, Any]]] = [

@@ -12,7 +12,7 @@ from stiefelkit.manifolds import Stiefel
 from stiefelkit.optim import LBFGS, CayleySGD
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.scan import activations
-from stiefelkit.scan.activations.tanh import Tanh
+from stiefelkit.scan.activations.simple import Tanh
 from stiefelkit.testing import (
     Case,
     LawBroken,

@@ -10,9 +10,10 @@ from optimizers_at_hand import OPTIMIZERS
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, guard
+from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds
+from stiefelkit.weights import optimizer_hooks
 
 
 def test_an_optimizer_without_frames_says_so():
@@ -43,7 +44,7 @@ def test_other_optimizers_are_refused_from_then_on():
 def test_a_group_that_names_its_manifold_is_watched_as_well():
     w = nn.Parameter(sk.init.haar((5, 3)))
     sk.optim.CayleySGD([{"params": [w], "manifold": "stiefel:euclidean"}], lr=0.1)
-    assert guard.frames()[id(w)].manifold == "stiefel:euclidean"
+    assert optimizer_hooks.frames()[id(w)].manifold == "stiefel:euclidean"
 
 
 def test_frames_that_die_are_forgotten():
@@ -52,7 +53,7 @@ def test_frames_that_die_are_forgotten():
     key = id(w)
     del w
     gc.collect()
-    assert key not in guard.frames()
+    assert key not in optimizer_hooks.frames()
 
 
 def test_frames_and_others_train_together_and_resume_to_the_same_bits():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit.functional._product import FullPrecision, is_lowered
+from stiefelkit.functional._arithmetic.product import FullPrecision, is_lowered
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import lowered_products
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.parametrizations import Cayley, Householder, Margin, Scaled
 from stiefelkit.testing import check_parametrization, seeds
 

@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import stiefelkit as sk
-from stiefelkit import batching, errors
+from stiefelkit import errors
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.testing import seeds
+from stiefelkit.weights import group
 
 
 def several(name="cayley", dtype=torch.float32, rows=4, columns=4, count=3) -> Any:
@@ -58,8 +59,8 @@ def assert_alike(net):
 def evaluations(net, monkeypatch):
     """Has the list that is returned grow by one with each evaluation of a group."""
     seen: list[int] = []
-    plain = batching.Group.evaluate
-    monkeypatch.setattr(batching.Group, "evaluate", lambda self: (seen.append(len(self.lists)), plain(self))[1])
+    plain = group.Group.evaluate
+    monkeypatch.setattr(group.Group, "evaluate", lambda self: (seen.append(len(self.lists)), plain(self))[1])
     return seen
 
 
@@ -76,7 +77,7 @@ def test_frames_and_gradients_are_those_of_weights_by_themselves(name, dtype, sh
 
 @over_all_maps
 def test_built_in_maps_take_stacks_themselves(name, dtype):
-    assert batching.maps_stacks(make(name, dtype).parametrizations.weight.param)
+    assert group.maps_stacks(make(name, dtype).parametrizations.weight.param)
 
 
 OPTIONS: dict[str, Any] = {
@@ -137,9 +138,9 @@ def test_weights_of_other_kinds_are_in_other_groups_and_single_ones_in_none(monk
 
 
 def test_large_weights_are_parted_as_memory_counts(monkeypatch):
-    from stiefelkit import grouping
+    from stiefelkit.weights import grouped
 
-    monkeypatch.setattr(grouping, "_ENTRIES", 40)
+    monkeypatch.setattr(grouped, "_ENTRIES", 40)
     net = several(count=5)
     seen = evaluations(net, monkeypatch)
     assert_alike(net)
@@ -156,7 +157,7 @@ class Plugin(sk.parametrizations.Cayley):
 
 def test_a_map_that_says_nothing_of_stacks_goes_by_vmap(monkeypatch):
     net: Any = nn.ModuleList(sk.orthogonal(nn.Linear(4, 4), "weight", Plugin) for _ in range(3))
-    assert not batching.maps_stacks(net[0].parametrizations.weight.param)
+    assert not group.maps_stacks(net[0].parametrizations.weight.param)
     sk.assign_(net[1], "weight", -torch.eye(4))
     seen = evaluations(net, monkeypatch)
     assert_alike(net)

@@ -10,6 +10,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors, parametrizations
 from stiefelkit.cli import main
+from stiefelkit.contract import table
 from stiefelkit.measuring.growth import measure as growth
 from stiefelkit.measuring.growth.allocations import peak_bytes
 from stiefelkit.measuring.growth.fit import LOGARITHM, fit
@@ -149,7 +150,7 @@ def test_every_member_is_measured_on_every_axis_against_what_it_declares():
 
 
 def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
-    own = parametrizations.registered.copy()
+    own = table.registered.copy()
     own.register("mine", sk.available()["cayley"])
     monkeypatch.setattr(parametrizations, "registered", own)
     (heat,) = growth.heats(

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, guard, notices
+from stiefelkit import errors
+from stiefelkit.weights import optimizer_hooks, optimizer_notices
 
 
 def make(name="stiefel", **options) -> Any:
@@ -98,9 +99,9 @@ def test_what_holds_no_frame_is_left_alone():
     net = nn.Sequential(make("cayley"), nn.Linear(4, 4))
     kept = make()
     adam(net).step()
-    assert guard.frames()[id(kept.parametrizations.weight.stiefel)].name == "stiefel"
+    assert optimizer_hooks.frames()[id(kept.parametrizations.weight.stiefel)].name == "stiefel"
     other = nn.ModuleList([kept, nn.Linear(4, 4)])
-    optimizer = torch.optim.Adam([p for p in other.parameters() if id(p) not in guard.frames()])
+    optimizer = torch.optim.Adam([p for p in other.parameters() if id(p) not in optimizer_hooks.frames()])
     kept(other[1](torch.ones(4))).sum().backward()
     optimizer.step()
 
@@ -224,29 +225,29 @@ def test_geoopt_may_have_its_own_parameters_and_no_others():
 
 def test_dead_models_are_forgotten():
     gc.collect()
-    before = set(guard.frames())
+    before = set(optimizer_hooks.frames())
     net = make()
     coordinate_list = weakref.ref(net.parametrizations.weight)
-    assert len(guard.frames()) == len(before) + 1
+    assert len(optimizer_hooks.frames()) == len(before) + 1
     del net
     gc.collect()
     assert coordinate_list() is None
-    assert set(guard.frames()) == before
+    assert set(optimizer_hooks.frames()) == before
 
 
 def test_frames_names_coordinate_list_coordinate_and_manifold():
     net = make("margin", u="stiefel")
     coordinate_list = net.parametrizations.weight
-    found = guard.frames()[id(coordinate_list.coordinates["u.stiefel"])]
+    found = optimizer_hooks.frames()[id(coordinate_list.coordinates["u.stiefel"])]
     assert found == (coordinate_list, "u.stiefel", "stiefel:canonical")
-    assert id(coordinate_list.coordinates["spectrum"]) not in guard.frames()
+    assert id(coordinate_list.coordinates["spectrum"]) not in optimizer_hooks.frames()
 
 
 def test_the_same_hooks_serve_all_and_cost_little():
     kept = [make()]
-    before = [*guard._hooks, *notices._hooks]
+    before = [*optimizer_hooks._hooks, *optimizer_notices._hooks]
     kept.append(make())
-    assert [*guard._hooks, *notices._hooks] == before
+    assert [*optimizer_hooks._hooks, *optimizer_notices._hooks] == before
     params = [nn.Parameter(torch.ones(2)) for _ in range(500)]
     for p in params:
         p.grad = torch.ones(2)
@@ -263,6 +264,6 @@ def test_the_same_hooks_serve_all_and_cost_little():
 
     optimizer.step()
     step = calls(optimizer.step)
-    hooks = (guard._refuse, guard._note, notices._look)
+    hooks = (optimizer_hooks._refuse, optimizer_hooks._note, optimizer_notices._look)
     assert calls(lambda: [hook(optimizer, (), {}) for hook in hooks]) < 0.1 * step
     assert kept

@@ -5,8 +5,8 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.dtypes import working_dtype
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.tensors import working_dtype
 from stiefelkit.testing import seeds
 
 

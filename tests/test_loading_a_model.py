@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import stiefelkit as sk
-from stiefelkit import entries, errors
+from stiefelkit import errors
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.seeds import generator
+from stiefelkit.weights import checkpoint
 
 INSIDE = "parametrizations.weight."
 
@@ -98,8 +99,8 @@ def test_a_model_around_a_module_that_got_its_weights_later_is_checked_beforehan
 
 def test_a_weight_is_checked_once_a_load(monkeypatch):
     ours, checks = made_around(), []
-    check_state = entries.check_state
-    monkeypatch.setattr(entries, "check_state", lambda *args: checks.append(1) or check_state(*args))
+    check_state = checkpoint.check_state
+    monkeypatch.setattr(checkpoint, "check_state", lambda *args: checks.append(1) or check_state(*args))
     for count in (1, 2):
         ours.load_state_dict(kept(ours))
         assert len(checks) == count
@@ -406,7 +407,7 @@ def test_a_checkpoint_of_another_dtype_gives_frames_to_the_limit_of_the_model(na
 def test_a_description_without_coordinates_is_half_a_weight(name, strict):
     ours = sk.orthogonal(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "1.weight", name)
     state = {key: value + 1 for key, value in kept(ours).items() if not key.startswith("1." + INSIDE)}
-    state["1." + INSIDE + entries.EXTRA] = kept(ours)["1." + INSIDE + entries.EXTRA]
+    state["1." + INSIDE + checkpoint.EXTRA] = kept(ours)["1." + INSIDE + checkpoint.EXTRA]
     before = kept(ours)
     with pytest.raises(errors.CheckpointError, match=r"1\.weight needs its coordinates"):
         ours.load_state_dict(state, strict=strict)

@@ -8,7 +8,7 @@ import torch
 import stiefelkit as sk
 from stiefelkit import errors, init
 from stiefelkit.functional import exponential, matrix_exp, pack_skew, skew_logarithm, skew_size, unpack_skew
-from stiefelkit.functional._norms import _probes
+from stiefelkit.functional._arithmetic.norms import _probes
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit
 from stiefelkit.testing import seeds
 

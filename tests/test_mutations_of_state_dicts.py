@@ -17,9 +17,9 @@ from torch import nn
 
 import stiefelkit as sk
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.host import orthogonal_weights
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.testing.seeds import reseed, seed
+from stiefelkit.weights.find import orthogonal_weights
 
 COUNT = int(os.environ.get("STIEFELKIT_MUTATIONS", "120"))
 

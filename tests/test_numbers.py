@@ -19,6 +19,7 @@ from torch.optim import lr_scheduler
 
 import stiefelkit as sk
 from stiefelkit import errors, models
+from stiefelkit.contract.table import option_names, registered
 from stiefelkit.functional import msign, spectral_direction
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
@@ -28,7 +29,6 @@ from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.numbers import Check, above, at_least, one_of, optional, plain, sizes, whole
 from stiefelkit.optim import minimizers, optimizers
-from stiefelkit.parametrizations import option_names, registered
 from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import Figures

@@ -14,10 +14,10 @@ from two_ranks import on_two_ranks
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.batching import Group, StackOfMaps
-from stiefelkit.owners import Kind, predict, rows_of_ranks
-from stiefelkit.sharing import Sharing
 from stiefelkit.testing import seeds
+from stiefelkit.weights.group import Group, StackOfMaps
+from stiefelkit.weights.owners import Kind, predict, rows_of_ranks
+from stiefelkit.weights.rank_shares import Sharing
 
 
 class Mixed(nn.Module):

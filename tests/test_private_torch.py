@@ -257,8 +257,8 @@ def test_injected_properties_read_the_weight_from_its_list() -> None:
 
 
 def test_a_list_of_parametrizations_has_the_attributes_that_ours_sets_in_its_place() -> None:
-    from stiefelkit.coordinate_list import CoordinateList
     from stiefelkit.parametrizations.stiefel_point import StiefelPoint
+    from stiefelkit.weights.coordinate_list import CoordinateList
 
     module = nn.Linear(2, 2)
     parametrize.register_parametrization(module, "weight", nn.Identity())

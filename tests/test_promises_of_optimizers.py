@@ -11,8 +11,7 @@ from benchmarks import draws
 from stiefelkit import init
 from stiefelkit.functional._polish import rounded_defect, sampled_defect
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.optim.rounding import PROMISED, due
-from stiefelkit.optim.upkeep import measured
+from stiefelkit.optim.base.rounding import PROMISED, due, measured
 from stiefelkit.testing import seeds
 
 
@@ -136,7 +135,7 @@ def test_an_estimate_of_a_defect_is_near_its_norm_after_rounding(n, dtype):
 def test_large_frames_are_seldom_measured_and_stay_frames(monkeypatch):
     counted = []
     monkeypatch.setattr(
-        "stiefelkit.optim.tangent_optimizer.measured", lambda *args: counted.append(1) or measured(*args)
+        "stiefelkit.optim.base.tangent_optimizer.measured", lambda *args: counted.append(1) or measured(*args)
     )
     w, generator = frame(256, 256), seeds.generator(8)
     optimizer = optimizer_of(w, 1.0)

@@ -12,7 +12,7 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import exponential, norms_of
-from stiefelkit.functional._reads import reads_are_free, without_reads
+from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
 from stiefelkit.measuring.races.launches import counts_of
 from stiefelkit.testing import LawBroken, refusing_reads, seeds
 

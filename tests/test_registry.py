@@ -13,6 +13,7 @@ import stiefelkit as sk
 from stiefelkit import errors, parametrizations, registry
 from stiefelkit.cli import main
 from stiefelkit.cli.tasks import app_of_tasks, with_options
+from stiefelkit.contract import table
 from stiefelkit.registry import Registry
 from stiefelkit.training.tasks import tasks
 
@@ -27,7 +28,7 @@ def fresh(monkeypatch):
         "stiefelkit.parametrizations",
         "parametrization",
         {"cayley": "stiefelkit.parametrizations.cayley:Cayley"},
-        parametrizations.registered.check,
+        table.registered.check,
     )
     monkeypatch.setattr(parametrizations, "registered", own)
     return own
@@ -160,7 +161,7 @@ class Ending(sk.parametrizations.Cayley):
 
 
 def test_the_list_leaves_out_what_ends_the_program_and_says_why_where_it_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(parametrizations.registered._targets, "ending", Ending)
+    monkeypatch.setitem(table.registered._targets, "ending", Ending)
     with pytest.warns(UserWarning, match="The parametrization 'ending' is left out"):
         assert main(["list"]) == 0
     assert "ending" not in capsys.readouterr().out

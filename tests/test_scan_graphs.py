@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from stiefelkit.scan.checks import PLAIN, Recurrence
 from stiefelkit.scan.engines import chunks
 from stiefelkit.scan.engines.graphs import GraphLoops, Graphs
 from stiefelkit.scan.engines.inplace import InPlace
 from stiefelkit.scan.engines.problem import Outcome, Problem
-from stiefelkit.scan.recurrence import PLAIN, Recurrence
 from stiefelkit.testing import seeds
 
 NAMES = ("x", "w", "h0", "u", "bias", "activation_bias")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stiefelkit.scan import scan
-from stiefelkit.scan.recurrence import PLAIN, Recurrence
+from stiefelkit.scan.checks import PLAIN, Recurrence
 from stiefelkit.testing import lowered_products
 
 DOUBLE = torch.float64

@@ -9,8 +9,8 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit.functional import cayley, skew_size
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.functional._kernels import launch
-from stiefelkit.functional._reads import without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.optim import MultiplicativeCayley
 from stiefelkit.testing import check_parametrization, seeds

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, host, init
+from stiefelkit import errors, init
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit
 from stiefelkit.optim import geoopt_parameters, parameter_groups
 from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 from stiefelkit.testing import seeds
+from stiefelkit.weights import find
 
 COMPLEX = pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=["real", "complex"])
 KEY = "parametrizations.weight.original0"
@@ -269,7 +270,7 @@ def test_unknown_manifolds_and_manifolds_of_free_coordinates_are_refused():
 
 def test_a_composite_has_the_manifolds_of_its_parts_under_its_names():
     layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", "margin", u="stiefel")
-    assert host.coordinate_manifolds(nn.Sequential(layer)) == {"0.weight.u.stiefel": "stiefel:canonical"}
+    assert find.coordinate_manifolds(nn.Sequential(layer)) == {"0.weight.u.stiefel": "stiefel:canonical"}
     groups = {group.get("name"): group for group in parameter_groups(layer, lr=1.0, stiefel=0.5)}
     assert (groups["u.stiefel"]["manifold"], groups["u.stiefel"]["lr"]) == ("stiefel:canonical", 0.5)
     assert "manifold" not in groups["spectrum"]

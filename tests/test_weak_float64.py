@@ -9,10 +9,10 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.errors import OptionError
-from stiefelkit.functional import _strength
-from stiefelkit.functional._reads import without_reads
-from stiefelkit.functional._strength import float64_is_weak, splits, taken_for
-from stiefelkit.functional._weak import (
+from stiefelkit.functional._arithmetic import float64
+from stiefelkit.functional._arithmetic.float64 import float64_is_weak, splits, taken_for
+from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.split_products import (
     BITS,
     BITS_OF_RESIDUALS,
     BITS_OF_TALL,
@@ -187,7 +187,7 @@ def test_devices_are_weak_by_their_capability(capability, expected, monkeypatch)
     assert float64_is_weak(torch.device("cuda")) == expected
     assert float64_is_weak(torch.device("mps"))
     assert not float64_is_weak(CPU)
-    large = torch.empty(0, _strength.SMALLEST, device="meta")
+    large = torch.empty(0, float64.SMALLEST, device="meta")
     assert not splits(large)
     with taken_for("weak"):
         assert splits(large)
@@ -197,10 +197,10 @@ def test_devices_are_weak_by_their_capability(capability, expected, monkeypatch)
 
 def test_the_environment_says_what_devices_are_taken_for(monkeypatch):
     for words, expected in (("weak", True), ("strong", False), ("", None)):
-        monkeypatch.setenv(_strength.VARIABLE, words)
-        assert _strength._said() is expected
-    monkeypatch.setenv(_strength.VARIABLE, "slow")
+        monkeypatch.setenv(float64.VARIABLE, words)
+        assert float64._said() is expected
+    monkeypatch.setenv(float64.VARIABLE, "slow")
     with pytest.raises(OptionError, match="weak or strong, got 'slow'"):
-        _strength._said()
+        float64._said()
     with pytest.raises(OptionError, match="weak or strong, got 'slow'"), taken_for("slow"):
         pass

@@ -3,7 +3,7 @@
 import torch
 
 from stiefelkit.functional import cayley, pack_skew
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.parametrizations.stiefel_point import StiefelPoint
 

@@ -24,8 +24,8 @@ import stiefelkit as sk
 from benchmarks.fuzz.layers import is_own
 from benchmarks.fuzz.world import Finding, World, distance, equal, require, size_of
 from stiefelkit.errors import ImageError
-from stiefelkit.host import orthogonal_weights
 from stiefelkit.metrics import working_dtype
+from stiefelkit.weights.find import orthogonal_weights
 
 DTYPES = {"double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import stiefelkit as sk
 from benchmarks.fuzz.layers import Net, cast, field_of, inputs_of, is_own, made, plain, weight_name
+from stiefelkit.contract.composite import cores
+from stiefelkit.contract.param import each_frame
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.host import OrthogonalWeight, orthogonal_weights
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.param import each_frame
-from stiefelkit.parametrizations._inner import cores
+from stiefelkit.weights.find import OrthogonalWeight, orthogonal_weights
 
 Weights = dict[str, Tensor]
 

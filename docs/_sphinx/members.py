@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import stiefelkit as sk
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.optim import minimizers, optimizers
-from stiefelkit.parametrizations import registered
+from stiefelkit.contract.table import registered
 
 SIZE = 8
 

@@ -12,7 +12,7 @@ import stiefelkit
 
 FURTHER = (
     "stiefelkit.scan.activations",
-    "stiefelkit.optim.bucket",
+    "stiefelkit.optim.base.batch",
     "stiefelkit.optim.settings",
     "stiefelkit.optim.steps",
     "stiefelkit.optim.deterministic.objective",

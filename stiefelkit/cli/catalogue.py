@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from stiefelkit import models, parametrizations
+from stiefelkit import models
 from stiefelkit.cli.words import sections
+from stiefelkit.contract import table
+from stiefelkit.contract.param import OrthogonalParam, Traits
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.optim import minimizers, optimizers
-from stiefelkit.param import OrthogonalParam, Traits
 from stiefelkit.registry import Registry
 from stiefelkit.scan import activations
 from stiefelkit.training import tasks
@@ -24,7 +25,7 @@ SIZE = 8
 def tables() -> dict[str, Registry]:
     """Returns the registries, by kind."""
     return {
-        "parametrization": parametrizations.registered,
+        "parametrization": table.registered,
         "optimizer": optimizers,
         "minimizer": minimizers,
         "activation": activations._activations,

@@ -1,6 +1,8 @@
 """Pure functions on tensors, with exact backward: the mathematics under every parametrization and cell."""
 
 from stiefelkit.functional._activations import leaky_relu, modrelu, oplu
+from stiefelkit.functional._arithmetic.norms import norms_of
+from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._cayley.inverse import cayley_inverse
 from stiefelkit.functional._cayley.transform import cayley
 from stiefelkit.functional._diagonal import diagonal
@@ -10,7 +12,6 @@ from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._householder.frames import householder, householder_linear
 from stiefelkit.functional._householder.inverse import householder_inverse
 from stiefelkit.functional._msign import msign
-from stiefelkit.functional._norms import norms_of
 from stiefelkit.functional._packing import (
     band_size,
     pack_skew,
@@ -25,7 +26,6 @@ from stiefelkit.functional._packing import (
 )
 from stiefelkit.functional._polar import nearest_frame, polar_factor
 from stiefelkit.functional._polish import polish, split_defect
-from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations.brickwall import brickwall
 from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError, OptionError, ShapeError
+from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._polar import scaled
 from stiefelkit.functional._polish import polished
-from stiefelkit.functional._product import opaque, plus_product
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import at_least
 

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import constant_in_traced_code, is_traced, unwrapped
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional._diagonal import complex_of
 
 __all__ = [
     "band_size",
+    "check_alike",
+    "check_square",
+    "check_tall",
     "minus_adjoint",
     "pack_skew",
     "pack_skew_gradient",
@@ -34,6 +38,7 @@ __all__ = [
     "unpack_square",
     "unpack_trapezoid",
 ]
+
 
 _LARGEST_CACHED = 1 << 24
 _known: dict[tuple[Any, ...], Tensor] = {}
@@ -305,3 +310,24 @@ def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
     if type(index) is Tensor and index.nbytes <= _LARGEST_CACHED and not is_traced():
         index = _known[key] = unwrapped(index)
     return index
+
+
+def check_tall(who: str, w: Tensor) -> None:
+    """Raises ShapeError unless W is of shape (*, n, p), n >= p."""
+    if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
+        remedy = "; take the adjoint" if w.dim() >= 2 else ""
+        raise ShapeError(f"{who} needs matrices of shape (*, n, p), n >= p, got {tuple(w.shape)}{remedy}.")
+
+
+def check_alike(who: str, w: Tensor, *others: Tensor) -> None:
+    """Raises ShapeError unless W is of shape (*, n, p), n >= p, and so are the others."""
+    check_tall(who, w)
+    for x in others:
+        if x.shape[-2:] != w.shape[-2:]:
+            raise ShapeError(f"{who} needs matrices of one shape (*, n, p), got {tuple(w.shape)} and {tuple(x.shape)}.")
+
+
+def check_square(who: str, w: Tensor) -> None:
+    """Raises ShapeError unless W is of shape (*, n, n)."""
+    if w.dim() < 2 or w.shape[-2] != w.shape[-1]:
+        raise ShapeError(f"{who} needs square matrices of shape (*, n, n), got {tuple(w.shape)}.")

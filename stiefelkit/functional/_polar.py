@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError, NonFiniteError, RankError, ShapeError
-from stiefelkit.functional._function import Function, keep
+from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._polish import polished
-from stiefelkit.functional._product import opaque
 from stiefelkit.metrics import orthogonality_error, working_dtype
 
 __all__ = ["nearest_frame", "polar_factor", "scaled"]

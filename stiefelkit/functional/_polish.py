@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ShapeError
-from stiefelkit.functional._function import Function
-from stiefelkit.functional._product import product
-from stiefelkit.functional._strength import splits
+from stiefelkit.functional._arithmetic.float64 import splits
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.metrics import defect, working_dtype
 
 __all__ = ["polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefelkit._torch import is_traced, is_transformed
 from stiefelkit.errors import NotAFrameError, RankError
-from stiefelkit.functional._norms import unread_norms
+from stiefelkit.functional._arithmetic.norms import unread_norms
 from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit
 
 __all__ = ["DTYPES", "checked", "judged", "landed", "members", "remedy", "unit_of", "widened", "wrong_dtype"]

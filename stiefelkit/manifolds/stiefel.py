@@ -17,9 +17,9 @@ from stiefelkit.functional import (
     riemannian_hessian,
     tangent_part,
 )
-from stiefelkit.guard import watch_manifold
 from stiefelkit.manifolds.checks import checked, landed, members, remedy, unit_of, widened
 from stiefelkit.manifolds.frames import Frames
+from stiefelkit.weights.optimizer_hooks import watch_manifold
 
 __all__ = ["Stiefel"]
 

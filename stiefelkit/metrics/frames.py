@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import working_dtype
+from stiefelkit.tensors import working_dtype
 
 __all__ = [
     "FRAME_TOLERANCE",

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import NonFiniteError, OptionError, ShapeError
 from stiefelkit.numbers import plain, sizes, whole
+from stiefelkit.tensors import working_dtype
 
 __all__ = ["Lipschitz", "lipschitz"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from stiefelkit.contract.table import find_parametrization, option_names, registered
 from stiefelkit.errors import OptionError, did_you_mean
 from stiefelkit.models.sequence import SequenceModel, count_parameters
 from stiefelkit.numbers import plain, whole
-from stiefelkit.parametrizations import find_parametrization, option_names, registered
 from stiefelkit.registry import Registry
 
 __all__ = ["SequenceModel", "available", "count_parameters", "create", "names", "register"]

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import nn
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.param import Parametrization
 
 __all__ = ["eurnn"]
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import is_exported
-from stiefelkit.attach import orthogonal
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError
 from stiefelkit.models.parts import named
 from stiefelkit.nn.layers import Layers, check_dropout, check_stack
-from stiefelkit.param import Parametrization
 from stiefelkit.scan.onnx import exported_gates
+from stiefelkit.weights.attach import orthogonal
 
 __all__ = ["FrameGates", "gated", "run"]
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.parts import layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.param import Parametrization
 
 __all__ = ["lie_urnn"]
 

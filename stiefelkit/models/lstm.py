@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.gates import gated
 from stiefelkit.models.parts import named, read_out
 from stiefelkit.models.sequence import SequenceModel
-from stiefelkit.param import Parametrization
 
 __all__ = ["lstm"]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import nn
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.param import Parametrization
 
 __all__ = ["margin_rnn"]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stiefelkit.param import Parametrization
-from stiefelkit.parametrizations import find_parametrization
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.table import find_parametrization
 
 __all__ = ["draw_", "layer_options", "named", "read_out"]
 

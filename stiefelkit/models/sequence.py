@@ -8,8 +8,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import skew_size
-from stiefelkit.host import orthogonal_weights
 from stiefelkit.models.gates import run
+from stiefelkit.weights.find import orthogonal_weights
 
 __all__ = ["SequenceModel", "count_parameters"]
 

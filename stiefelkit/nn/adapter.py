@@ -8,19 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stiefelkit import attach
 from stiefelkit._torch import call_hooks, held_modules, held_parameters, is_cached
-from stiefelkit.dtypes import computing_dtype, working_dtype
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, UnknownNameError
-from stiefelkit.host import coordinate_list_of
-from stiefelkit.names import Place, Where, choose
 from stiefelkit.nn.probing import beyond_affine, in_other_adapters, is_plain, obstacle
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import Check, plain, whole
-from stiefelkit.param import Parametrization
-from stiefelkit.parametrizations import find_parametrization
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.householder import Householder
+from stiefelkit.tensors import computing_dtype, working_dtype
+from stiefelkit.weights import attach
+from stiefelkit.weights.find import Place, Where, choose, coordinate_list_of
 
 __all__ = ["OrthogonalAdapter", "adapt", "adapters", "fold"]
 

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.param import Parametrization
 from stiefelkit.scan import GORU_BACKENDS, goru_scan
 
 __all__ = ["GORU"]

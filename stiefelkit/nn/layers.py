@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import ShapeError
 from stiefelkit.nn.recurrent import Field, Recurrent
-from stiefelkit.notices import warn_caller
 from stiefelkit.numbers import FLAG, at_least, whole
-from stiefelkit.param import Parametrization
+from stiefelkit.weights.optimizer_notices import warn_caller
 
 __all__ = ["Layers", "check_dropout", "check_stack"]
 

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stiefelkit import attach
 from stiefelkit._torch import is_cached
-from stiefelkit.coordinate_list import CoordinateList
-from stiefelkit.functional._product import is_autocast
-from stiefelkit.host import coordinate_list_of
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.numbers import FLAG
-from stiefelkit.param import Parametrization
+from stiefelkit.weights import attach
+from stiefelkit.weights.coordinate_list import CoordinateList
+from stiefelkit.weights.find import coordinate_list_of
 
 __all__ = ["OrthogonalLinear"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import product
-from stiefelkit.functional._product import is_autocast
+from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.nn.layers import Layers
 from stiefelkit.scan import Factored, find_activation, scan
 

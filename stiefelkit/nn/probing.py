@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks, held_parameters
-from stiefelkit.dtypes import working_dtype
+from stiefelkit.tensors import working_dtype
 
 __all__ = ["agree", "beyond_affine", "has_own_forward", "in_other_adapters", "is_plain", "obstacle", "probes", "twin"]
 

@@ -7,16 +7,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.attach import orthogonal, reset_
+from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.table import find_parametrization, option_names, registered
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
-from stiefelkit.functional._product import is_autocast
-from stiefelkit.host import coordinate_list_of, orthogonal_weights
+from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.init import draw
 from stiefelkit.numbers import FLAG, optional, whole
-from stiefelkit.param import Parametrization
-from stiefelkit.parametrizations import find_parametrization, option_names, registered
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
+from stiefelkit.weights.attach import orthogonal
+from stiefelkit.weights.change import reset_
+from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 __all__ = ["Field", "Recurrent", "require_options"]
 

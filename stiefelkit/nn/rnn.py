@@ -6,13 +6,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.host import coordinate_list_of
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
-from stiefelkit.param import Parametrization
 from stiefelkit.scan import Factored, scan
+from stiefelkit.weights.find import coordinate_list_of
 
 __all__ = ["OrthogonalRNN", "OrthogonalRNNCell"]
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks, held_modules, held_parameters
-from stiefelkit.dtypes import working_dtype
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError, UnfilledError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.adapter import OrthogonalAdapter
 from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
+from stiefelkit.tensors import working_dtype
 
 __all__ = ["rotate_"]
 

@@ -19,9 +19,8 @@ from stiefelkit.errors import (
     RankError,
     ShapeError,
 )
-from stiefelkit.host import coordinate_list_of
 from stiefelkit.metrics import orthogonality_error
-from stiefelkit.names import Place, instead_of
+from stiefelkit.weights.find import Place, coordinate_list_of, instead_of
 
 __all__ = ["TorchRNN", "fill_", "read"]
 

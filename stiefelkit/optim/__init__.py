@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from stiefelkit.optim.averages import average_fn, multi_avg_fn
+    from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
+    from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
     from stiefelkit.optim.clip import clip_grad_norm_
     from stiefelkit.optim.deterministic.minimize import Minimum, minimize
     from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
     from stiefelkit.optim.for_geoopt import geoopt_parameters
-    from stiefelkit.optim.frame_optimizer import FrameOptimizer
     from stiefelkit.optim.groups import frames, parameter_groups
     from stiefelkit.optim.mixed import MixedOptimizer
     from stiefelkit.optim.rmsprop import RMSprop
     from stiefelkit.optim.settings import Check, Setting
-    from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
 
 __all__ = [
     "Check",

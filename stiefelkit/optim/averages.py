@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from stiefelkit import guard
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import at_least
-from stiefelkit.sharding import local_part, placed_like, whole
+from stiefelkit.tensors import local_part, placed_like, whole
+from stiefelkit.weights import optimizer_hooks
 
 __all__ = ["average_fn", "multi_avg_fn"]
 
@@ -107,10 +107,10 @@ def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, co
 def _places() -> dict[tuple[Any, ...], bool]:
     """Where in memory each tensor alive lies that must stay a frame, and whether it is complex and stored as real."""
     places = {}
-    for coordinate_list in guard.coordinate_lists():
+    for coordinate_list in optimizer_hooks.coordinate_lists():
         for c, packed in coordinate_list.frame_tensors():
             places[_place(c)] = packed
-    for p in guard.frames_alone():
+    for p in optimizer_hooks.frames_alone():
         places[_place(p)] = False
     return places
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
-from stiefelkit.functional._norms import Norms
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import BOUNDED, FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.steps import bounded_steps, rate
-from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["CayleySGD"]
 

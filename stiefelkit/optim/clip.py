@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import riemannian_gradient
-from stiefelkit.functional._norms import unread_norms
-from stiefelkit.functional._product import FullPrecision
-from stiefelkit.functional._reads import reads_are_free
-from stiefelkit.guard import MANIFOLDS, frames, manifold_of
+from stiefelkit.functional._arithmetic.norms import unread_norms
+from stiefelkit.functional._arithmetic.product import FullPrecision
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.numbers import Check, is_number
-from stiefelkit.optim.bucket import buckets
-from stiefelkit.sharding import whole
+from stiefelkit.optim.base.batch import buckets
+from stiefelkit.tensors import whole
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS, frames, manifold_of
 
 __all__ = ["clip_grad_norm_"]
 

@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.errors import OptimizerError
-from stiefelkit.host import check_module, orthogonal_weights
-from stiefelkit.sharding import is_sharded
+from stiefelkit.tensors import is_sharded
+from stiefelkit.weights.find import check_module, orthogonal_weights
 
 __all__ = ["geoopt_parameters"]
 

@@ -5,15 +5,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stiefelkit import guard
-from stiefelkit.attach import available
+from stiefelkit.contract.scaled import GAIN
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
-from stiefelkit.guard import MANIFOLDS
-from stiefelkit.host import check_module, orthogonal_weights
 from stiefelkit.numbers import at_least, is_number, plain
-from stiefelkit.optim.checks import check_members
+from stiefelkit.optim.base.checks import check_members
 from stiefelkit.optim.settings import RATE
-from stiefelkit.parametrizations.scaled import GAIN
+from stiefelkit.weights import optimizer_hooks
+from stiefelkit.weights.attach import available
+from stiefelkit.weights.find import check_module, orthogonal_weights
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = ["frames", "parameter_groups"]
 
@@ -69,13 +69,13 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
             raise OptionError(
                 f"sk.optim.frames needs tensors to train, got {got}; torch.nn.Parameter(w.detach()) does."
             )
-    watched = guard.frames()
+    watched = optimizer_hooks.frames()
     groups: dict[str, list[Tensor]] = {}
     for p in members:
-        own = manifold or guard.manifold_of(p) or MANIFOLDS[0]
+        own = manifold or optimizer_hooks.manifold_of(p) or MANIFOLDS[0]
         groups.setdefault(own, []).append(p)
         if id(p) not in watched:
-            guard.watch_frame(p, own)
+            optimizer_hooks.watch_frame(p, own)
     return [
         {"params": some, "name": "frames", "weight_decay": 0.0, "manifold": own, **plain(settings, keep=Tensor)}
         for own, some in groups.items()
@@ -126,9 +126,9 @@ def parameter_groups(
             if id(c) not in taken:
                 taken.add(id(c))
                 by_name.setdefault((name, manifolds.get(name)), []).append(c)
-    alone = {key: frame.manifold for key, frame in guard.frames().items() if frame.coordinate_list is None}
+    alone = {key: frame.manifold for key, frame in optimizer_hooks.frames().items() if frame.coordinate_list is None}
     for p in model.parameters():
-        manifold = alone.get(id(p)) or guard.manifold_of(p)
+        manifold = alone.get(id(p)) or optimizer_hooks.manifold_of(p)
         if manifold in MANIFOLDS and id(p) not in taken:
             taken.add(id(p))
             by_name.setdefault(("stiefel", manifold), []).append(p)

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import norms_of
-from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.checks import not_finite
-from stiefelkit.optim.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.checks import not_finite
+from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.base.on_device import commit, counted, is_zero, land_unread, refuse, write
+from stiefelkit.optim.base.rounding import land
 from stiefelkit.optim.settings import (
     BETAS,
     OF_PLAIN,
@@ -26,8 +28,6 @@ from stiefelkit.optim.settings import (
     whole,
 )
 from stiefelkit.optim.steps import are_ordinary, as_factor, divided, largest_root, rate, units_of
-from stiefelkit.optim.unread import commit, counted, is_zero, land_unread, refuse, write
-from stiefelkit.optim.upkeep import land
 
 __all__ = ["Landing"]
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
-from stiefelkit.functional._norms import Norms
-from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._stiefel.tangents import SIDES
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import rate
-from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["MultiplicativeCayley"]
 

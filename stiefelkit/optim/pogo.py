@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
-from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.metrics import defect as defect_of
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.rounding import land
+from stiefelkit.optim.base.tangent_optimizer import Retraction, TangentOptimizer
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import as_factor, inverse, length_of, rate, second_moments
-from stiefelkit.optim.tangent_optimizer import Retraction, TangentOptimizer
-from stiefelkit.optim.upkeep import land
 
 __all__ = ["POGO"]
 

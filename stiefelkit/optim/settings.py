@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.numbers import Check, at_least, is_number, one_of, optional, plain, whole
 
 __all__ = [

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
-from stiefelkit.functional._norms import Norms
-from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.numbers import optional
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import (
     BOUND,
     FINITE,
@@ -24,7 +25,6 @@ from stiefelkit.optim.settings import (
     one_of,
 )
 from stiefelkit.optim.steps import as_factor, rate, shares
-from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["SGDG"]
 

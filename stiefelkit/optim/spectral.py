@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, polar_increment, riemannian_gradient
-from stiefelkit.functional._norms import Norms
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.tangent_optimizer import CayleyStep
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.steps import above_rounding, as_factor, have_squares
-from stiefelkit.optim.tangent_optimizer import CayleyStep
 
 __all__ = ["AFTER", "BEFORE", "PolarStep", "averaged_gradient"]
 

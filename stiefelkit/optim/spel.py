@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, msign
-from stiefelkit.functional._norms import Norms
+from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._stiefel.spectral import split, steepest
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.spectral import AFTER, BEFORE, PolarStep, averaged_gradient
 from stiefelkit.optim.steps import rate
-from stiefelkit.optim.tangent_optimizer import TangentOptimizer
 
 __all__ = ["SPEL"]
 

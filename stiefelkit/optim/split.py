@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from stiefelkit.functional import Tangent
-from stiefelkit.functional._norms import Norms
-from stiefelkit.functional._product import plus_product
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._stiefel.split_step import carried_momentum, split_increment, turn
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.tangent_optimizer import CayleyStep, TangentOptimizer
 from stiefelkit.optim.steps import as_factor
-from stiefelkit.optim.tangent_optimizer import CayleyStep, TangentOptimizer
 
 __all__ = ["Moving", "SplitOptimizer", "turned"]
 

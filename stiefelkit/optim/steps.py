@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of
-from stiefelkit.functional._norms import Norms
-from stiefelkit.functional._product import plus_product
-from stiefelkit.functional._reads import reads_are_free
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.metrics import working_dtype
-from stiefelkit.optim.bucket import Bucket
-from stiefelkit.optim.unread import counted
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.on_device import counted
 
 __all__ = [
     "above_rounding",

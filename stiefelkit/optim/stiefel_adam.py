@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of, riemannian_gradient
-from stiefelkit.functional._norms import Norms
-from stiefelkit.functional._product import plus_product
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.settings import BETAS, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import Moving, SplitOptimizer, turned
 from stiefelkit.optim.steps import as_factor, count_steps, in_units, rate

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, riemannian_gradient
-from stiefelkit.functional._norms import Norms
-from stiefelkit.optim.bucket import Bucket
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.settings import FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
 from stiefelkit.optim.split import SplitOptimizer, turned
 from stiefelkit.optim.steps import in_units, rate

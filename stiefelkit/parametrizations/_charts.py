@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype, working_dtype
+from stiefelkit.contract.param import Component
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.param import Component
+from stiefelkit.tensors import coordinate_dtype, working_dtype
 
 __all__ = [
     "component",

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.dtypes import dtype_of_parts
 from stiefelkit.functional import (
     brickwall,
     brickwall_inverse,
@@ -18,6 +17,7 @@ from stiefelkit.functional import (
     mesh_size,
     rotate_butterfly,
 )
+from stiefelkit.tensors import dtype_of_parts
 
 __all__ = ["BrickWall", "Fft"]
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import computing_dtype, working_dtype
+from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.param import Parametrization, Position, Traits
 from stiefelkit.errors import DtypeError, ImageError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import Check, whole
-from stiefelkit.param import Parametrization, Position, Traits
-from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
+from stiefelkit.tensors import computing_dtype, working_dtype
 
 __all__ = ["BlockDiagonal"]
 

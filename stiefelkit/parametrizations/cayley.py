@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits
 from stiefelkit.errors import DtypeError, ImageError, OptionError
 from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
 from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
 from stiefelkit.numbers import above, optional, plain, whole
-from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._cayley_draws import haar_with_signs, helfrich
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs
+from stiefelkit.tensors import coordinate_dtype
 
 __all__ = ["Cayley"]
 

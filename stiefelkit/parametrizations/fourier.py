@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import DtypeError
 from stiefelkit.functional import diagonal, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.init import device_of, symmetric
-from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 
 __all__ = ["Fourier"]
 

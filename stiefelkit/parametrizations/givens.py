@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import ImageError, OptionError, ShapeError
 from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
 from stiefelkit.numbers import optional, whole
-from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
+from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 __all__ = ["Givens"]
 

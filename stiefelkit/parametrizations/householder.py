@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype, dtype_of_parts
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.functional import (
     diagonal,
@@ -21,8 +21,8 @@ from stiefelkit.functional import (
 from stiefelkit.init import device_of, gaussian, symmetric
 from stiefelkit.metrics import rounding_limit
 from stiefelkit.numbers import optional, whole
-from stiefelkit.param import OrthogonalParam, Position, Traits, rows_of
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
+from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
 
 __all__ = ["Householder"]
 

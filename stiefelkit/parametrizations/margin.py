@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit import parametrizations
-from stiefelkit.dtypes import coarser, computing_dtype, coordinate_dtype, working_dtype
+from stiefelkit.contract import table
+from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.param import Parametrization, Position, Traits
 from stiefelkit.errors import DtypeError, NotAFrameError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
 from stiefelkit.numbers import at_least
-from stiefelkit.param import Parametrization, Position, Traits
 from stiefelkit.parametrizations._charts import component_of_product
-from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
+from stiefelkit.tensors import coarser, computing_dtype, coordinate_dtype, working_dtype
 
 __all__ = ["Margin"]
 
@@ -81,7 +81,7 @@ class Margin(Composite):
             inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
             reason = inner.flaw(frame_shape, dtype)
             if reason is not None:
-                return f"{reason} for {name}={parametrizations.registered.name_of(inner.cls) or inner.cls.__name__!r}"
+                return f"{reason} for {name}={table.registered.name_of(inner.cls) or inner.cls.__name__!r}"
         return None
 
     @classmethod

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.dtypes import coarser, coordinate_dtype, working_dtype
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits
 from stiefelkit.errors import ImageError
 from stiefelkit.functional import matrix_exp, pack_skew, skew_logarithm, skew_size, tall_logarithm
 from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
-from stiefelkit.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
+from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
 
 __all__ = ["MatrixExp"]
 

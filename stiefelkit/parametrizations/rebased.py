@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import coordinate_dtype, working_dtype
+from stiefelkit.contract.composite import Composite, Inner, prefixed, within
+from stiefelkit.contract.param import Parametrization, Position, Traits
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import rounding_limit
-from stiefelkit.param import Parametrization, Position, Traits
 from stiefelkit.parametrizations._charts import (
     component,
     component_of_product,
@@ -19,7 +19,7 @@ from stiefelkit.parametrizations._charts import (
     identity_buffer,
     to_buffer,
 )
-from stiefelkit.parametrizations._inner import Composite, Inner, prefixed, within
+from stiefelkit.tensors import coordinate_dtype, working_dtype
 
 __all__ = ["Rebased"]
 

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.dtypes import working_dtype
-from stiefelkit.param import OrthogonalParam, Position, Traits
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits
 from stiefelkit.parametrizations.fourier import Fourier
+from stiefelkit.tensors import working_dtype
 
 __all__ = ["StiefelPoint"]
 

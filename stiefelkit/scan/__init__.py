@@ -2,9 +2,9 @@
 
 from stiefelkit.scan import activations
 from stiefelkit.scan.activations import Activation, find_activation
-from stiefelkit.scan.backends import BACKENDS
+from stiefelkit.scan.choice import BACKENDS
 from stiefelkit.scan.dispatch import scan, scan_backend
-from stiefelkit.scan.goru import GORU_BACKENDS, goru_scan
+from stiefelkit.scan.gated.dispatch import GORU_BACKENDS, goru_scan
 from stiefelkit.scan.structures import Factored
 
 __all__ = [

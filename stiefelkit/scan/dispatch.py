@@ -9,11 +9,10 @@ from torch import Tensor
 from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
 from stiefelkit.scan.activations import Activation, find_activation
-from stiefelkit.scan.backends import Request, choose
-from stiefelkit.scan.checks import DTYPES, check_shapes, require_pairs, sizes_of
-from stiefelkit.scan.fused import fused_scan
+from stiefelkit.scan.autograd import fused_scan
+from stiefelkit.scan.checks import DTYPES, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
+from stiefelkit.scan.choice import Request, choose
 from stiefelkit.scan.onnx import exported_scan
-from stiefelkit.scan.recurrence import PLAIN, Recurrence
 from stiefelkit.scan.reference import reference_scan
 from stiefelkit.scan.structures import STRUCTURES, Factored
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from stiefelkit._torch import higher_order_scan
 from stiefelkit.errors import OptionError
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.recurrence import GATED, Recurrence
+from stiefelkit.scan.checks import GATED, Recurrence
 
 __all__ = ["exported_gates", "exported_scan"]
 

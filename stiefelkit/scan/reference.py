@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._function import Function
-from stiefelkit.functional._product import FullPrecision, is_lowered, product
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.product import FullPrecision, is_lowered, product
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.recurrence import GATED, Recurrence
+from stiefelkit.scan.checks import GATED, Recurrence
 
 __all__ = ["reference_scan"]
 

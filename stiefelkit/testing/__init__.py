@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import OptionError
 from stiefelkit.optim.deterministic.minimizer import Minimizer
-from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import forward, numerical, portable, seeds, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates

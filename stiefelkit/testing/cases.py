@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefelkit import attach, init
-from stiefelkit.coordinate_list import CoordinateList
+from stiefelkit import init
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import record
+from stiefelkit.weights import attach
+from stiefelkit.weights.coordinate_list import CoordinateList
 
 __all__ = ["Case", "cases", "coordinate_list_of", "layer_of", "random_coordinates", "special_frames"]
 

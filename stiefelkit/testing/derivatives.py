@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import working_dtype
-from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.require import require, require_within

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.optimizer_cases import RATE, OptimizerCase, distance, give_gradients
 from stiefelkit.testing.require import require, require_within
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = ["law_of_invariant_losses", "law_of_invariant_minima"]
 

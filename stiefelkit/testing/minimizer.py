@@ -12,18 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefelkit import attach, init
+from stiefelkit import init
 from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError, OptionError
-from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.groups import parameter_groups
-from stiefelkit.optim.rounding import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
 from stiefelkit.testing.invariance import law_of_invariant_minima
 from stiefelkit.testing.optimizer_cases import equal, snapshot, told
 from stiefelkit.testing.require import require, require_refused, require_within
+from stiefelkit.weights import attach, change
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = ["MINIMIZER_LAWS", "MinimizerCase", "check_minimizer", "minimizer_cases", "minimizer_checks"]
 
@@ -298,7 +299,7 @@ def law_guard(case: MinimizerCase) -> None:
     before = closure().item()
     optimizer.step(closure)
     require(closure().item() < before, "the frame of a module does not move")
-    held = next(iter(attach.coordinates(layer, "weight").values()))
+    held = next(iter(change.coordinates(layer, "weight").values()))
     require_refused(OptimizerError, lambda: case.make([{"params": [held]}]), "a frame as a free tensor")
     wrong = {"params": [nn.Parameter(2 * held.detach())], "manifold": MANIFOLDS[0]}
     require_refused(NotAFrameError, lambda: case.make([wrong]), "what is no frame")

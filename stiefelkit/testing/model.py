@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from stiefelkit import models
-from stiefelkit.drifts import drift
-from stiefelkit.host import orthogonal_weights
 from stiefelkit.optim.cayley_sgd import CayleySGD
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, named, run_named
 from stiefelkit.testing.require import require, require_within
+from stiefelkit.weights.change import drift
+from stiefelkit.weights.find import orthogonal_weights
 
 __all__ = ["MODEL_LAWS", "check_model"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import orthogonality_error, permitted_return, working_dtype
-from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of, random_coordinates, special_frames
 from stiefelkit.testing.derivatives import of_free, require_derivatives, require_second_derivatives

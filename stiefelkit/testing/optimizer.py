@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefelkit import attach
 from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError
-from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.groups import frames, parameter_groups
-from stiefelkit.optim.rounding import PROMISED
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
 from stiefelkit.testing.invariance import law_of_invariant_losses
@@ -38,6 +36,8 @@ from stiefelkit.testing.optimizer_cases import (
 from stiefelkit.testing.require import require, require_refused
 from stiefelkit.testing.sizes import law_of_sizes
 from stiefelkit.testing.unread import law_of_steps_on_meta, law_of_unread_steps, law_refusal
+from stiefelkit.weights import attach, change
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = ["OPTIMIZER_LAWS", "check_optimizer", "optimizer_checks"]
 
@@ -203,7 +203,7 @@ def law_guard(case: OptimizerCase) -> None:
     before = layer.weight.detach().clone()
     walk(optimizer, list(layer.parameters()), range(2))
     require(not torch.equal(layer.weight, before), "the frame of a module does not move")
-    held = next(iter(attach.coordinates(layer, "weight").values()))
+    held = next(iter(change.coordinates(layer, "weight").values()))
     free = {"params": [nn.Parameter(torch.zeros(2, device=case.device))]}
     require_refused(
         OptimizerError,

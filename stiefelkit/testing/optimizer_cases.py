@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.guard import MANIFOLDS
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = [
     "RATE",

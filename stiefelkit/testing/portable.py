@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit import attach
+from stiefelkit.contract.table import rest_of
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
-from stiefelkit.functional._product import FullPrecision
+from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
-from stiefelkit.parametrizations import rest_of
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import Case, coordinate_list_of, layer_of
 from stiefelkit.testing.require import require, require_frame, require_within, same_frame, slack
+from stiefelkit.weights import change
 
 
 def law_schemes(case: Case) -> None:
@@ -68,7 +68,7 @@ def law_checkpoint(case: Case) -> None:
     require(torch.equal(other.weight, w), "load_state_dict changes the weight")
     twin = copy.deepcopy(layer)
     require(torch.equal(twin.weight, w), "deepcopy changes the weight")
-    attach.bake(twin, "weight")
+    change.bake(twin, "weight")
     require(torch.equal(layer.weight, w), "baking a copy changes the original")
     require(torch.equal(twin.weight, w), "baking changes the weight")
     stream = io.BytesIO()

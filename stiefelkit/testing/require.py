@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import write_count
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
-from stiefelkit.param import OrthogonalParam
 from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
 

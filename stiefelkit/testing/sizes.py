@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.functional._reads import without_reads
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.optimizer_cases import OptimizerCase, snapshot

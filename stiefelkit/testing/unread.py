@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stiefelkit._torch import TorchDispatchMode
-from stiefelkit.functional._reads import without_reads
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.optim.rounding import PROMISED
+from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.testing.cases import Case
 from stiefelkit.testing.optimizer_cases import RATE, SHAPES, OptimizerCase, equal, give_gradients, mixed, walk
 from stiefelkit.testing.require import require, require_within, same_frame, slack

@@ -68,7 +68,7 @@ def known_words(who: str, kind: str, words: Iterable[str], known: Collection[str
 
 def known_parametrizations(names: Iterable[str]) -> None:
     """Raises UnknownNameError for the first name that no parametrization has."""
-    from stiefelkit.attach import available
+    from stiefelkit.weights.attach import available
 
     known = available()
     for name in names:

@@ -188,7 +188,7 @@ class Config:
         """Returns the names of all coordinates of the model, `skew` or `u.skew`, each once."""
         import torch
 
-        from stiefelkit.host import orthogonal_weights
+        from stiefelkit.weights.find import orthogonal_weights
 
         with torch.random.fork_rng(devices=[]):
             weights = list(orthogonal_weights(self.build_model()))

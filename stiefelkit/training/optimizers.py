@@ -43,8 +43,8 @@ def check_table(coordinate: str, table: Any) -> None:
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """Returns the optimizer of a run; see `Config.build_optimizer`."""
-    from stiefelkit.host import coordinate_manifolds
     from stiefelkit.optim import MixedOptimizer, parameter_groups
+    from stiefelkit.weights.find import coordinate_manifolds
 
     tables = config.optimizers
     given = {name: table["lr"] for name, table in tables.items() if "lr" in table}

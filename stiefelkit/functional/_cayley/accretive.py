@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._product import opaque
-from stiefelkit.functional._reads import switch
+from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["inverse_of_accretive"]

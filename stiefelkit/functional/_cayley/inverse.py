@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._packing import pack_skew
-from stiefelkit.functional._shapes import check_tall
+from stiefelkit.functional._packing import check_tall, pack_skew
 
 __all__ = ["cayley_inverse"]
 

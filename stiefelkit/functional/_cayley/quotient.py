@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.norms import largest_of_square, norms_of
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
-from stiefelkit.functional._norms import largest_of_square, norms_of
-from stiefelkit.functional._product import plus_product
-from stiefelkit.functional._reads import reads_are_free
 
 __all__ = ["quotient_of_accretive", "quotient_of_skew"]
 

@@ -10,15 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.float64 import splits
+from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.product import opaque, plus_product, product, sandwich
+from stiefelkit.functional._arithmetic.split_products import (
+    BITS_OF_RESIDUALS,
+    BITS_OF_TALL,
+    fine_inverse,
+    fine_product,
+    settle,
+    settled,
+)
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
-from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._kernels.launch import cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
-from stiefelkit.functional._product import opaque, plus_product, product, sandwich
-from stiefelkit.functional._strength import splits
-from stiefelkit.functional._weak import BITS_OF_RESIDUALS, BITS_OF_TALL, fine_inverse, fine_product, settle, settled
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["cayley"]

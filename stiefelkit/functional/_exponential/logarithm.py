@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._shapes import check_square, check_tall
+from stiefelkit.functional._packing import check_square, check_tall
 
 __all__ = ["skew_logarithm", "tall_logarithm"]
 

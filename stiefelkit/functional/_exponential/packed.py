@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.float64 import splits
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.product import product
+from stiefelkit.functional._arithmetic.split_products import fine_product, settle, settled
 from stiefelkit.functional._exponential.span import on_span, whole
 from stiefelkit.functional._exponential.taylor import exponential
-from stiefelkit.functional._function import Function
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
-from stiefelkit.functional._product import product
-from stiefelkit.functional._strength import splits
-from stiefelkit.functional._weak import fine_product, settle, settled
 
 __all__ = ["matrix_exp"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.product import add_product_
+from stiefelkit.functional._arithmetic.split_products import BITS, sliced_product
 from stiefelkit.functional._packing import minus_adjoint
-from stiefelkit.functional._product import add_product_
-from stiefelkit.functional._weak import BITS, sliced_product
 
 __all__ = ["DEGREE", "LOG_FACTORIAL", "adder", "polynomial", "polynomial_adjoint", "products"]
 

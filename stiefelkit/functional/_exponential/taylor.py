@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_view
+from stiefelkit.functional._arithmetic.float64 import splits
+from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.norms import finite, probe
+from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
+from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.functional._exponential.polynomial import (
     DEGREE,
     LOG_FACTORIAL,
@@ -19,13 +24,8 @@ from stiefelkit.functional._exponential.polynomial import (
     polynomial_adjoint,
 )
 from stiefelkit.functional._exponential.unread import unread_adjoint, unread_exponential
-from stiefelkit.functional._function import Function, keep
-from stiefelkit.functional._norms import finite, probe
+from stiefelkit.functional._packing import check_square
 from stiefelkit.functional._polish import polished
-from stiefelkit.functional._product import FullPrecision, add_product_, is_plain, opaque
-from stiefelkit.functional._reads import switch
-from stiefelkit.functional._shapes import check_square
-from stiefelkit.functional._strength import splits
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["exponential"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.norms import finite
 from stiefelkit.functional._exponential.polynomial import (
     DEGREE,
     LOG_FACTORIAL,
@@ -14,7 +15,6 @@ from stiefelkit.functional._exponential.polynomial import (
     polynomial_adjoint,
     products,
 )
-from stiefelkit.functional._norms import finite
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["SQUARINGS", "unread_adjoint", "unread_exponential"]

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.float64 import splits
+from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
-from stiefelkit.functional._function import Function, keep
 from stiefelkit.functional._householder.panels import (
     form_columns,
     form_columns_gradient,
@@ -17,7 +18,6 @@ from stiefelkit.functional._householder.panels import (
 )
 from stiefelkit.functional._packing import unpack_trapezoid
 from stiefelkit.functional._polish import polish, polished
-from stiefelkit.functional._strength import splits
 from stiefelkit.metrics import working_dtype
 
 __all__ = ["householder", "householder_linear"]

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._packing import pack_trapezoid
-from stiefelkit.functional._shapes import check_tall
+from stiefelkit.functional._packing import check_tall, pack_trapezoid
 
 __all__ = ["householder_inverse"]
 

@@ -18,8 +18,8 @@ and triangular solvers see it.
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.product import add_product_, opaque
 from stiefelkit.functional._packing import pack_trapezoid, unpack_trapezoid
-from stiefelkit.functional._product import add_product_, opaque
 from stiefelkit.metrics import working_dtype
 
 __all__ = [

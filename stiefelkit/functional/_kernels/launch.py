@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._product import opaque
-from stiefelkit.functional._strength import float64_is_weak
+from stiefelkit.functional._arithmetic.float64 import float64_is_weak
+from stiefelkit.functional._arithmetic.product import opaque
 
 __all__ = ["LARGEST", "cayley_backward", "cayley_forward", "cayley_step", "on_any_device", "settings", "takes"]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_view
-from stiefelkit.functional._function import Function, keep, transposed
-from stiefelkit.functional._product import opaque
+from stiefelkit.functional._arithmetic.function import Function, keep, transposed
+from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._rotations.diamonds import diamonds, flush, multiply, quartered
 from stiefelkit.functional._rotations.plan import Plan
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._diagonal import rotations
-from stiefelkit.functional._function import Function, keep
-from stiefelkit.functional._product import product
-from stiefelkit.functional._shapes import check_square
+from stiefelkit.functional._packing import check_square
 
 __all__ = ["butterfly", "butterfly_inverse", "rotate_butterfly"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._diagonal import rotations
-from stiefelkit.functional._product import product
 from stiefelkit.functional._rotations.plan import Plan
 
 __all__ = ["diamonds", "flush", "multiply", "quartered"]

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._packing import check_tall
 from stiefelkit.functional._rotations.plan import mesh_places
-from stiefelkit.functional._shapes import check_tall
 
 __all__ = ["brickwall_inverse", "haar_angles", "haar_indices", "layer_inverse"]
 

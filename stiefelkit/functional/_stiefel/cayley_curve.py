@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import skew_part
 
 __all__ = ["CayleyCurve", "CayleyPoint", "cayley_curve"]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import RankError
+from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew
 from stiefelkit.functional._kernels.launch import cayley_step, takes
-from stiefelkit.functional._product import plus_product
-from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_parts
 
 __all__ = ["cayley_increment", "cayley_retraction", "landed_in_one"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.functional._exponential.span import on_span
 from stiefelkit.functional._exponential.taylor import exponential
-from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
 
 __all__ = ["geodesic"]

@@ -10,7 +10,7 @@ W (Y^2 - V^H V) + (2 - b) V Y, so that, S = W^H G,
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import alpha_of, tangent_part
 
 __all__ = ["riemannian_hessian"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.functional._function import Function
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polish import polished
-from stiefelkit.functional._shapes import check_alike
 from stiefelkit.functional._stiefel.completion import nearest_completion, shorten, skew_from, spectrum
 from stiefelkit.functional._stiefel.geodesics import geodesic
 from stiefelkit.functional._stiefel.shooting import shoot

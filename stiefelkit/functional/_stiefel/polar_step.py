@@ -11,10 +11,10 @@ rounding is, too. For a tangent vector C is skew and E of second order.
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.norms import norms_of
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._msign import quintics
-from stiefelkit.functional._norms import norms_of
-from stiefelkit.functional._product import plus_product
-from stiefelkit.functional._reads import reads_are_free
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polar import polar_factor
-from stiefelkit.functional._shapes import check_alike
 from stiefelkit.functional._stiefel.cayley_step import cayley_retraction
 from stiefelkit.functional._stiefel.tangents import tangent_part
 

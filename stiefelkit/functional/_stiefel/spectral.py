@@ -8,12 +8,11 @@ on n. For a square frame P = 0, and the direction is W msign(K).
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.norms import norms_of
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.reads import reads_are_free, switch
 from stiefelkit.functional._msign import msign
-from stiefelkit.functional._norms import norms_of
-from stiefelkit.functional._packing import minus_adjoint
-from stiefelkit.functional._product import plus_product
-from stiefelkit.functional._reads import reads_are_free, switch
-from stiefelkit.functional._shapes import check_alike
+from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent, riemannian_gradient
 from stiefelkit.metrics import working_dtype

@@ -9,8 +9,8 @@ the length that it loses by that, which is a factor of (I + E)^(1/2).
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
-from stiefelkit.functional._product import plus_product
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype

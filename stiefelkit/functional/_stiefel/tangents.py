@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import OptionError, ShapeError
-from stiefelkit.functional._norms import Norms, norms_of
+from stiefelkit.functional._arithmetic.norms import Norms, norms_of
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._packing import minus_adjoint
-from stiefelkit.functional._product import plus_product
-from stiefelkit.functional._reads import reads_are_free
 
 __all__ = [
     "METRICS",

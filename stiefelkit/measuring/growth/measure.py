@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stiefelkit.attach import available
+from stiefelkit.contract.table import option_names
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.growth.allocations import peak_bytes
 from stiefelkit.measuring.growth.fit import fit
@@ -16,8 +16,8 @@ from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.parametrizations import option_names
 from stiefelkit.training.threads import threads
+from stiefelkit.weights.attach import available
 
 __all__ = ["PRODUCT", "GrowthHeat", "GrowthRow", "heats"]
 

@@ -11,13 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.attach import available, coordinates, orthogonal
+from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import DtypeError, OptimizerError
-from stiefelkit.grouping import grouped
-from stiefelkit.host import coordinate_manifolds
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.optim import parameter_groups
-from stiefelkit.param import OrthogonalParam
+from stiefelkit.weights.attach import available, orthogonal
+from stiefelkit.weights.change import coordinates
+from stiefelkit.weights.find import coordinate_manifolds
+from stiefelkit.weights.grouped import grouped
 
 __all__ = [
     "APART",

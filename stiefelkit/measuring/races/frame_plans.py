@@ -50,8 +50,8 @@ class EntrantPlan(FramePlan):
     options: dict[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from stiefelkit.attach import available
         from stiefelkit.measuring.races.contenders import options_of
+        from stiefelkit.weights.attach import available
 
         super().__post_init__()
         classes = available()
@@ -67,8 +67,8 @@ class EntrantPlan(FramePlan):
 
     def contenders(self) -> dict[str, Contender]:
         """Name to parametrization, in each precision asked for."""
-        from stiefelkit.attach import available
         from stiefelkit.measuring.races.contenders import our_contenders
+        from stiefelkit.weights.attach import available
 
         return our_contenders(self.parametrizations or available(), self.precisions, self.options)
 
@@ -113,8 +113,8 @@ class ParametrizationRace(EntrantPlan, ApartPlan, Rules):
 
     def contenders(self) -> dict[str, Contender]:
         """Name to parametrization, in each precision asked for; with the batch apart, by itself and grouped, too."""
-        from stiefelkit.attach import available
         from stiefelkit.measuring.races.contenders import our_contenders
+        from stiefelkit.weights.attach import available
 
         return our_contenders(self.parametrizations or available(), self.precisions, self.options, self.apart)
 

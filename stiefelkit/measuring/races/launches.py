@@ -8,7 +8,7 @@ import torch
 
 from stiefelkit._torch import TorchDispatchMode, is_view_operator
 from stiefelkit.errors import DtypeError
-from stiefelkit.functional._reads import without_reads
+from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.measuring.moved_frames import peer_optimizers, start
 from stiefelkit.measuring.races.clock import Run
 from stiefelkit.measuring.races.contenders import OPERATIONS

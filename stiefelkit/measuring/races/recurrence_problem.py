@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
+from stiefelkit.contract.table import find_parametrization
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.parametrizations import find_parametrization
 from stiefelkit.scan import Factored, find_activation
 
 __all__ = ["Sequences"]

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from stiefelkit import models
-from stiefelkit.attach import bake
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
+from stiefelkit.weights.change import bake
 
 __all__ = ["CLASSES", "MODEL", "whole_and_scan"]
 

@@ -42,7 +42,7 @@ def member_of(contender: str) -> str:
 
 def charts(findings: Findings) -> dict[str, list[Chart]]:
     """Section to its charts; each map has one colour and one marker in all of them."""
-    from stiefelkit.attach import available
+    from stiefelkit.weights.attach import available
 
     maps = looks(list(available()))
     return {

@@ -90,7 +90,7 @@ class ReportPlan:
         """Dtype to the parametrizations measured in it: the plan's own and, for those that are complex only, that."""
         import torch
 
-        from stiefelkit.attach import available
+        from stiefelkit.weights.attach import available
 
         dtype, groups = getattr(torch, self.dtype), {}
         for name, cls in available().items():
@@ -107,8 +107,8 @@ class ReportPlan:
 
     def drifts(self) -> list[DriftPlan]:
         """The drift of parametrizations and of optimizers of frames, a plan for each dtype."""
-        from stiefelkit.attach import available
         from stiefelkit.measuring.moved_frames import peer_optimizers
+        from stiefelkit.weights.attach import available
 
         plans = []
         for dtype, names in self.groups().items():

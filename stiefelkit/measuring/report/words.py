@@ -113,8 +113,8 @@ def near_orthogonal() -> list[str]:
     """The maps whose weights are not frames, and not meant to be, by their traits."""
     import torch
 
-    from stiefelkit.attach import available
     from stiefelkit.errors import StiefelkitError
+    from stiefelkit.weights.attach import available
 
     names = []
     for name, cls in available().items():

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from stiefelkit._torch import write_count
 from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, did_you_mean
-from stiefelkit.functional._product import FullPrecision
-from stiefelkit.guard import MANIFOLDS
+from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
-from stiefelkit.optim.checks import ask_readers, by_manifold, check_members, check_spelling
+from stiefelkit.optim.base.checkpoint import check_states
+from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_members, check_spelling
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
 from stiefelkit.optim.settings import Setting, at_least, is_number, signature, told, whole
-from stiefelkit.optim.states import check_states
-from stiefelkit.sharding import is_sharded
+from stiefelkit.tensors import is_sharded
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = ["OF_ALL", "Minimizer", "Progress"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from stiefelkit._torch import constant_in_traced_code
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
 from stiefelkit.registry import Registry
-from stiefelkit.scan.activations.activation import Activation, Step
+from stiefelkit.scan.activations.base import Activation, Step
 
 __all__ = ["Activation", "Step", "find_activation", "names", "register"]
 
@@ -21,14 +21,14 @@ _activations = Registry(
     "stiefelkit.activations",
     "activation",
     {
-        "abs": "stiefelkit.scan.activations.abs:Abs",
-        "identity": "stiefelkit.scan.activations.identity:Identity",
-        "leaky_relu": "stiefelkit.scan.activations.leaky_relu:LeakyReLU",
+        "abs": "stiefelkit.scan.activations.simple:Abs",
+        "identity": "stiefelkit.scan.activations.simple:Identity",
+        "leaky_relu": "stiefelkit.scan.activations.simple:LeakyReLU",
         "modrelu": "stiefelkit.scan.activations.modrelu:ModReLU",
         "modrelu_epsilon": "stiefelkit.scan.activations.modrelu_epsilon:ModReLUEpsilon",
-        "oplu": "stiefelkit.scan.activations.oplu:OPLU",
-        "relu": "stiefelkit.scan.activations.relu:ReLU",
-        "tanh": "stiefelkit.scan.activations.tanh:Tanh",
+        "oplu": "stiefelkit.scan.activations.simple:OPLU",
+        "relu": "stiefelkit.scan.activations.simple:ReLU",
+        "tanh": "stiefelkit.scan.activations.simple:Tanh",
     },
     _check,
 )

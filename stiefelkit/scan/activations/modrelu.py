@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import modrelu
-from stiefelkit.scan.activations.activation import Activation, Step
+from stiefelkit.scan.activations.base import Activation, Step
 
 __all__ = ["ComplexModReLU", "ModReLU"]
 

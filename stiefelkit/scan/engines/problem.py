@@ -10,8 +10,8 @@ from torch import Tensor
 
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
+from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.engines.chunks import Chunk, cut
-from stiefelkit.scan.recurrence import Recurrence
 from stiefelkit.scan.structures import STRUCTURES, Structure
 
 __all__ = ["Gradients", "Outcome", "Problem", "shaped"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._product import FullPrecision
+from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.kernels.layouts import Layout, choose
 

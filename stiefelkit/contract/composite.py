@@ -1,0 +1,213 @@
+"""Maps inside maps: how a composite is told of them, how their coordinates are called in it; maps around or in rows."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
+from stiefelkit.contract.table import check_options, find_parametrization
+from stiefelkit.errors import OptionError
+from stiefelkit.tensors import computing_dtype
+
+__all__ = ["Composite", "Inner", "SideBySide", "Wrapper", "cores", "prefixed", "within"]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A map inside another, by name or class and options, worked out in float32 or better."""
+
+    parametrization: Parametrization
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def cls(self) -> type[OrthogonalParam]:
+        return find_parametrization(self.parametrization)
+
+    def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+        """What `supports` says of frames of this shape in weights of this dtype; checks the options."""
+        check_options(self.cls, self.options or {})
+        return self.cls.supports(shape, computing_dtype(dtype), **(self.options or {}))
+
+    def build(self, outer: OrthogonalParam, shape: tuple[int, ...], device: Any, **defaults: Any) -> OrthogonalParam:
+        """Makes the map; raises OptionError if its weights are no frames."""
+        options = {**defaults, **(self.options or {})}
+        inner = self.cls(shape, dtype=computing_dtype(outer.dtype), device=device, **options)
+        if inner.precision == "exact" and not inner.traits.exact:
+            raise OptionError(f"{outer.title} needs inner maps whose weights are frames, got {inner.title}.")
+        return inner
+
+
+def prefixed(**parts: Mapping[str, T]) -> dict[str, T]:
+    """The entries of all parts, each under its part's name, a dot and its own."""
+    return {f"{part}.{key}": value for part, held in parts.items() for key, value in held.items()}
+
+
+def within(held: Mapping[str, T], part: str) -> dict[str, T]:
+    """The entries of one part, under their own names."""
+    return {key.removeprefix(f"{part}."): value for key, value in held.items() if key.startswith(f"{part}.")}
+
+
+class Composite(OrthogonalParam):
+    """A map of others, its children, which work in float32 or better whatever the dtype of the weight is."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Composite":
+        super()._apply(fn, recurse)
+        for child in self.children():
+            child.dtype = computing_dtype(self.dtype)  # type: ignore[assignment]
+        return self
+
+
+def _of_inner(name: str) -> Any:
+    return property(lambda self: getattr(self.inner, name), doc="That of the inner map.")
+
+
+class Wrapper(OrthogonalParam):
+    """Says of a map what the map inside says of itself, under its name; a wrapper adds how its weights differ.
+
+    The shape is that of the weight, which need be no frame's.
+    """
+
+    title = _of_inner("title")
+    traits = _of_inner("traits")
+    schemes = _of_inner("schemes")
+    takes_nearest = _of_inner("takes_nearest")
+    coordinates = _of_inner("coordinates")
+    manifolds = _of_inner("manifolds")
+    chart = _of_inner("chart")
+    return_bound = _of_inner("return_bound")
+
+    def __init__(self, inner: OrthogonalParam, shape: tuple[int, ...]):
+        torch.nn.Module.__init__(self)
+        self.shape, self.dtype, self.precision = shape, inner.dtype, inner.precision
+        self.inner = inner
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """None: the laws run on the inner maps."""
+        return []
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        return self.inner.check_chart(chart)
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        return self.inner.initial(scheme, generator)
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        return self.inner.error_bound(*coordinates)
+
+
+class SideBySide(OrthogonalParam):
+    """A weight of parts side by side, runs of blocks of one size, along `axis`, which is counted from the last.
+
+    `blocks` and `dim` are what `sk.orthogonal` was given, and stand in checkpoints. Part j has coordinates and chart of
+    its own map under the names "j.skew"; `frames` and `bare` give a tuple.
+    """
+
+    coordinate_names = ("*",)
+    stacks = True
+    title = property(lambda self: self.parts[0].title)
+    coordinates = property(lambda self: _numbered([part.coordinates for part in self.parts]))
+    chart = property(lambda self: _numbered([part.chart for part in self.parts]))
+    manifolds = property(lambda self: _numbered([part.manifolds for part in self.parts]))
+    takes_nearest = property(lambda self: all(part.takes_nearest for part in self.parts))
+    return_bound = property(lambda self: sum(part.return_bound for part in self.parts))
+
+    def __init__(self, parts: Sequence[OrthogonalParam], blocks: Sequence[int], dim: int, axis: int):
+        torch.nn.Module.__init__(self)
+        self.dtype, self.precision = parts[0].dtype, parts[0].precision
+        self.blocks, self.dim, self.axis = list(blocks), dim, axis
+        for j, part in enumerate(parts):
+            self.add_module(str(j), part)
+        self.sizes = [part.shape[axis] for part in parts]
+        shape = [*parts[0].shape]
+        shape[axis] = sum(self.sizes)
+        self.shape = tuple(shape)
+
+    @property
+    def parts(self) -> list[OrthogonalParam]:
+        return list(self.children())  # type: ignore[arg-type]
+
+    @classmethod
+    def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        return []
+
+    @property
+    def traits(self) -> Traits:
+        each = [part.traits for part in self.parts]
+        shared = {
+            key: all(vars(t)[key] for t in each) for key in ("onto", "invertible", "exact", "twice_differentiable")
+        }
+        return replace(min(each, key=lambda t: t.component == "connected"), **shared)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        each = [part.schemes for part in self.parts]
+        return tuple(scheme for scheme in each[0] if all(scheme in schemes for schemes in each))
+
+    def options(self) -> dict[str, Any]:
+        return {"parts": [part.options() for part in self.parts], "blocks": self.blocks, "dim": self.dim}
+
+    def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        flaws = (part.check_chart(within(chart, str(j))) for j, part in enumerate(self.parts))
+        return next((flaw for flaw in flaws if flaw is not None), None)
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.axis)
+
+    def bare(self, *coordinates: Tensor) -> Any:
+        return tuple(part.bare(*own) for part, own in self._shares(coordinates))
+
+    def frames(self, weight: Tensor) -> Any:
+        return tuple(part.frames(own) for part, own in self._cut(weight))
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.axis)
+
+    def project(self, weight: Tensor) -> Tensor:
+        return torch.cat([part.project(own) for part, own in self._cut(weight)], self.axis)
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        return _joined([part.initial(scheme, generator) for part in self.parts])
+
+    def solve(self, w: Tensor) -> Position:
+        self.check_tensor(w)
+        return _joined([part.solve(own) for part, own in self._cut(w)])
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        return max(part.error_bound(*own) for part, own in self._shares(coordinates))
+
+    def _cut(self, weight: Tensor) -> Iterator[tuple[OrthogonalParam, Tensor]]:
+        return zip(self.parts, weight.split(self.sizes, self.axis), strict=True)
+
+    def _shares(self, coordinates: Sequence[Tensor]) -> Iterator[tuple[OrthogonalParam, Sequence[Tensor]]]:
+        start = 0
+        for part in self.parts:
+            stop = start + len(part.coordinates)
+            yield part, coordinates[start:stop]
+            start = stop
+
+
+def _numbered(each: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return prefixed(**{str(j): held for j, held in enumerate(each)})
+
+
+def _joined(positions: Sequence[Position]) -> Position:
+    return tuple(c for own, _ in positions for c in own), _numbered(chart for _, chart in positions)
+
+
+def cores(param: OrthogonalParam, start: int = 0) -> Iterator[tuple[int, OrthogonalParam]]:
+    """The maps under views and gains, each with the place of its first coordinate among those of the weight."""
+    while isinstance(param, Wrapper):
+        param = param.inner
+    if not isinstance(param, SideBySide):
+        yield start, param
+        return
+    for part in param.parts:
+        yield from cores(part, start)
+        start += len(part.coordinates)

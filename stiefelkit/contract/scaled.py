@@ -1,0 +1,196 @@
+"""Frames times a gain, fixed or learned."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit.contract.composite import Wrapper
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits
+from stiefelkit.errors import NotAFrameError, OptionError
+from stiefelkit.metrics import scale_of
+from stiefelkit.numbers import Check, above
+from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
+
+__all__ = ["GAIN", "Scaled"]
+
+
+GAIN = "gain"
+"""The name of the coordinate that a learned gain is."""
+_GAIN = Check(
+    '{key} to be a positive number or "learned"',
+    lambda gain: gain == "learned" if isinstance(gain, str) else above(0).holds(gain),
+)
+
+
+class Scaled(Wrapper):
+    """A parametrization times a gain: the weight is g inner(...).
+
+    A fixed g > 0 is an option, as `torch.nn.init.calculate_gain` gives it. A "learned" one is the coordinate `gain`, of
+    shape (1,) for all matrices of a batch (FSDP2 shards no tensor without dimensions), 1 when drawn, or of shape (k,)
+    for each of k blocks. It may take any value; an assigned weight is read with g > 0. Other coordinates, chart and
+    traits are those of the inner map, but that a weight is no frame.
+
+    Args:
+        inner: the map of the frames.
+        gain: g, or "learned".
+        blocks: k, the first dimension of the frames, where each of these has a learned gain of its own.
+
+    Raises:
+        OptionError: the gain is neither, or the map has a coordinate of that name.
+    """
+
+    coordinate_names: ClassVar[tuple[str, ...]] = ("*", GAIN)
+    stacks: ClassVar[bool] = True
+
+    def __init__(self, inner: OrthogonalParam, gain: float | str, blocks: int = 1):
+        super().__init__(inner, inner.shape)
+        gain = _GAIN.require(inner.title, "gain", gain)
+        if gain == "learned" and GAIN in inner.coordinates:
+            raise OptionError(
+                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {gain!r}."
+            )
+        self.gain: float | None = None if isinstance(gain, str) else float(gain)
+        self.blocks = blocks
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the inner map, but never exact."""
+        return replace(self.inner.traits, exact=False)
+
+    @property
+    def coordinates(self) -> dict[str, tuple[int, ...]]:
+        """Those of the inner map, and `gain` if it is learned."""
+        return self.inner.coordinates | ({GAIN: (self.blocks,)} if self.gain is None else {})
+
+    def options(self) -> dict[str, Any]:
+        """The inner map's and the gain."""
+        return {**self.inner.options(), GAIN: "learned" if self.gain is None else self.gain}
+
+    def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps coordinates to the weight."""
+        unscaled, gain = self._split(coordinates)
+        return (self.inner(*unscaled) * self._spread(gain)).to(self.dtype)
+
+    def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
+        """Applies the inner map, and scales."""
+        unscaled, gain = self._split(coordinates)
+        y = self.inner.linear(x, *unscaled)
+        return (y * gain).to(y.dtype)
+
+    def bare(self, *coordinates: Tensor) -> Tensor:
+        """The frames before they are scaled."""
+        return self.inner.bare(*self._split(coordinates)[0])
+
+    def frames(self, weight: Tensor) -> Tensor:
+        """The weight divided by its gain; by its own scale, if the gain is learned."""
+        gain = self._gain_of(weight)
+        if isinstance(gain, Tensor):
+            gain = self._spread(gain.masked_fill(gain == 0, 1.0))
+        return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
+
+    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        """Draws as the inner map does, with gain 1 if it is learned."""
+        unscaled, chart = self.inner.initial(scheme, generator)
+        return self._joined(unscaled, 1.0), chart
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The nearest frame times the gain; a learned one is the mean of the singular values, which is nearest."""
+        q = self.inner.nearest(weight)
+        return q * self._spread(self._gain_along(q, weight))
+
+    def project(self, weight: Tensor) -> Tensor:
+        """The nearest weight that the inner map may have, times the gain."""
+        gain = self._spread(self._gain_along(self.inner.nearest(weight), weight) if self.gain is None else self.gain)
+        return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
+
+    @torch.no_grad()
+    def solve(self, w: Tensor) -> Position:
+        """Hands the weight divided by its gain to the inner map; see `OrthogonalParam.right_inverse`.
+
+        Raises:
+            NotAFrameError: the weight divided by its gain is no frame.
+        """
+        self.check_tensor(w)
+        gain = self._gain_of(w)
+        if isinstance(gain, Tensor) and bool((gain == 0).any()):
+            raise NotAFrameError(
+                f'{self.title} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
+                "plain one, which may be zero."
+            )
+        frame = w.to(working_dtype(w.dtype)) / self._spread(gain)
+        if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
+            frame = frame.to(w.dtype)  # in which it is a frame, or is none
+        try:
+            unscaled, chart = self.inner.solve(frame)
+        except NotAFrameError as error:
+            raise NotAFrameError(self._in_words(w)) from error
+        return self._joined(unscaled, gain), chart
+
+    def error_bound(self, *coordinates: Tensor) -> float:
+        """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
+        unscaled, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
+        squares, root = torch.as_tensor(gain).detach().cpu().double() ** 2, math.sqrt(self.shape[-1])
+        rounding = 1.1 * torch.finfo(self.dtype).eps * root
+        return (squares * (self.inner.error_bound(*unscaled) + rounding) + (squares - 1).abs() * root).max().item()
+
+    @property
+    def return_bound(self) -> float:
+        """That of the inner map, and what rounding the gain and the product costs, times a fixed gain."""
+        rounding = torch.finfo(self.dtype).eps * math.sqrt(self.shape[-1])
+        return (self.inner.return_bound + rounding) * (self.gain or 1.0)
+
+    def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
+        """The inner map's coordinates, and the gain."""
+        return (coordinates[:-1], coordinates[-1]) if self.gain is None else (coordinates, self.gain)
+
+    def _joined(self, unscaled: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:
+        if self.gain is not None:
+            return tuple(unscaled)
+        first = torch.as_tensor(gain, dtype=torch.float64, device=unscaled[0].device).reshape(-1)
+        return (*unscaled, first.expand(self.blocks).to(coordinate_dtype(self.dtype)))
+
+    def _spread(self, gain: Any) -> Any:
+        """A learned gain, or a stack of it, in as many dimensions as what it multiplies."""
+        return gain.reshape(*gain.shape, *(1,) * (len(self.shape) - 1)) if isinstance(gain, Tensor) else gain
+
+    def _gain_of(self, weight: Tensor) -> float | Tensor:
+        """The gain of a weight that is a frame times one: halfway between its extreme singular values."""
+        if self.gain is not None:
+            return self.gain
+        exact = weight.detach().to(working_dtype(weight.dtype))
+        if not torch.isfinite(exact).all():
+            return exact.real.new_full((self.blocks,), math.nan)
+        s = torch.linalg.svdvals(exact).reshape(self.blocks, -1)
+        return (s.amax(-1) + s.amin(-1)) / 2
+
+    def _in_words(self, w: Tensor) -> str:
+        """Why a weight is refused: it is a frame times another number, or times none."""
+        dtype = coarser(self.dtype, w.dtype)
+        digits = 7 if torch.finfo(dtype).eps > 1e-9 else 15
+        needs = f'{self.title} with gain="learned" needs a frame times a number'
+        if self.gain is not None:
+            needs = f"{self.title} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
+        scale = scale_of(w, dtype)
+        if scale is not None and self.gain is not None:
+            return (
+                f"{needs}, got one times {scale:.{digits}g}; assign w * ({self.gain:.{digits}g} / {scale:.{digits}g}), "
+                f'or sk.bake the weight and make it orthogonal with gain={scale:.{digits}g} or gain="learned".'
+            )
+        low, high = [s.item() for s in torch.aminmax(torch.linalg.svdvals(w.to(working_dtype(w.dtype))))]
+        gain = "any number" if self.gain is None else f"{self.gain:.{digits}g}"
+        nearest = f"assign sk.functional.nearest_frame(w) times {gain}; " if low > 1e-6 * high else ""
+        return f"{needs}, got singular values from {low:.3g} to {high:.3g}; {nearest}after sk.bake a weight may be any."
+
+    def _gain_along(self, q: Tensor, weight: Tensor) -> float | Tensor:
+        """The gain that brings the frames Q as near as can be to a weight of which they are the polar factor."""
+        if self.gain is not None:
+            return self.gain
+        return (q.conj() * weight).real.reshape(self.blocks, -1).sum(-1) / (q.numel() / self.blocks / self.shape[-2])
+
+    def extra_repr(self) -> str:
+        """The gain and the weight's shape."""
+        return f"gain={self.options()[GAIN]!r}, shape={self.shape}"

@@ -1,0 +1,94 @@
+"""The table of parametrizations: their names, and the options that a class takes."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.registry import Registry
+
+if TYPE_CHECKING:
+    from stiefelkit.contract.param import OrthogonalParam, Parametrization
+
+__all__ = ["check_options", "find_parametrization", "option_names", "registered", "rest_of"]
+
+
+def _check(cls: Any) -> None:
+    from stiefelkit.contract.param import OrthogonalParam
+
+    if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
+        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+    if not hasattr(cls, "coordinate_names"):
+        raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
+
+
+registered = Registry(
+    "stiefelkit.parametrizations",
+    "parametrization",
+    {
+        "block_diagonal": "stiefelkit.parametrizations.block_diagonal:BlockDiagonal",
+        "cayley": "stiefelkit.parametrizations.cayley:Cayley",
+        "fourier": "stiefelkit.parametrizations.fourier:Fourier",
+        "givens": "stiefelkit.parametrizations.givens:Givens",
+        "householder": "stiefelkit.parametrizations.householder:Householder",
+        "margin": "stiefelkit.parametrizations.margin:Margin",
+        "matrix_exp": "stiefelkit.parametrizations.matrix_exp:MatrixExp",
+        "rebased": "stiefelkit.parametrizations.rebased:Rebased",
+        "stiefel": "stiefelkit.parametrizations.stiefel_point:StiefelPoint",
+    },
+    _check,
+)
+"""The parametrizations, by name: built-ins, installed plugins, registered ones."""
+
+
+def find_parametrization(parametrization: "Parametrization") -> "type[OrthogonalParam]":
+    """Returns the class that a name or a class stands for; raises what `Registry.find` does.
+
+    Args:
+        parametrization: a registered name, or a class.
+    """
+    return registered.find(parametrization)
+
+
+def option_names(cls: type) -> list[str]:
+    """The names of a class's options, `precision` among them.
+
+    Args:
+        cls: the parametrization.
+    """
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [key for key, p in inspect.signature(cls.__init__).parameters.items() if p.kind not in kinds]
+    return [key for key in named if key not in ("self", "shape", "dtype", "device")]
+
+
+def rest_of(cls: type) -> list[str]:
+    """What a class takes without naming it, "*args" and "**kwargs".
+
+    Args:
+        cls: the parametrization.
+    """
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [f"{stars[p.kind]}{p.name}" for p in parameters if p.kind in stars]
+
+
+def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
+    """Raises OptionError unless options are a mapping whose keys the class takes.
+
+    Args:
+        cls: the parametrization.
+        options: what it shall be made with.
+        near: words beside its options that a misspelt one may stand for.
+    """
+    if not isinstance(options, Mapping):
+        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
+    names = option_names(cls)
+    for key in options:
+        rest = ", ".join(rest_of(cls))
+        if key not in names and rest:
+            raise OptionError(
+                f"{cls.__name__} needs an __init__ that names its options, got {rest}; write "
+                f'def __init__(self, shape, *, dtype=None, device=None, precision="exact", ...) with each of its own.'
+            )
+        if key not in names:
+            raise OptionError(f"{cls.__name__} has no option {key!r}{did_you_mean(key, names, near)}")

@@ -1,0 +1,190 @@
+"""How wide weights, convolutions and other tensors are read as frames."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean
+from stiefelkit.numbers import settle_
+
+__all__ = ["VIEWS", "View", "views_of_blocks"]
+
+
+VIEWS = {
+    "matrix": "the last two dimensions are the matrix, those before are a batch",
+    "out_by_rest": "one matrix, output channels by all other dimensions",
+    "in_by_rest": "one matrix, input channels by all other dimensions",
+    "per_tap": "one matrix, output by input channels, for each position of the kernel",
+    "group_out_by_rest": "as out_by_rest, one matrix for each group of a convolution",
+    "group_in_by_rest": "as in_by_rest, one matrix for each group",
+    "group_per_tap": "as per_tap, one matrix for each group and position",
+}
+"""Name to words of the ways in which a weight is read as frames, `view=` of `sk.orthogonal`."""
+
+_GROUPED = "group_"
+
+
+@dataclass(frozen=True)
+class View:
+    """How a weight is read as frames: dimensions moved, flattened and, if the matrix is wide, its adjoint taken.
+
+    Args:
+        name: one of `VIEWS`.
+        shape: shape of the weight.
+        out_dim: the dimension of output channels, 0 for linear layers and convolutions, 1 for transposed ones.
+        groups: how many groups the first dimension is made of, for the views of groups: that of output channels, or,
+            transposed, of input channels.
+        blocks: how many weights of one shape stand side by side in this one, each read by itself.
+        dim: along which dimension of the matrix, or of the kernel, they do: 0 or 1.
+
+    Raises:
+        OptionError: no view has this name, or it is one of groups and there are blocks.
+        ShapeError: the weight has too few dimensions for it, or is not made of so many groups or blocks.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    out_dim: int = 0
+    groups: int = 1
+    blocks: int = 1
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        settle_(self)
+        if not isinstance(self.name, str) or self.name not in VIEWS:
+            raise OptionError(
+                f"No view is named {self.name!r}, but blocks= of sk.orthogonal makes a frame of each head, or other "
+                f"part, of a weight{did_you_mean(self.name, VIEWS)}"
+            )
+        if len(self.shape) < 2:
+            raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
+        if self.is_grouped and self.blocks > 1:
+            raise OptionError(f"View needs blocks of a weight without groups, got blocks={self.blocks}, {self.name!r}.")
+        axis, parts = self._cut
+        if parts < 1 or self.shape[axis] % parts:
+            kind = "groups" if self.is_grouped else "blocks"
+            raise ShapeError(f"View needs a weight of {parts} {kind} of equal size, got shape {self.shape}.")
+        _ = self.is_wide, self._back  # computed here: torch.compile does not trace a cached_property
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether there is a matrix for each group."""
+        return self.name.startswith(_GROUPED)
+
+    @property
+    def _cut(self) -> tuple[int, int]:
+        """The dimension of the weight that parts, groups or blocks, are cut from, and how many there are."""
+        return (0, self.groups) if self.is_grouped else (axis_of(self.name, self.shape, self.dim), self.blocks)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there is a matrix for each of several parts, groups or blocks."""
+        return self.is_grouped or self.blocks > 1
+
+    @cached_property
+    def split_shape(self) -> tuple[int, ...]:
+        """Shape of the weight with a dimension of its own for its parts, in front of the one that they are cut from."""
+        if not self.is_split:
+            return self.shape
+        axis, parts = self._cut
+        return (*self.shape[:axis], parts, self.shape[axis] // parts, *self.shape[axis + 1 :])
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Dimensions of `split_shape` in the order in which the matrix has them."""
+        rest = list(range(len(self.split_shape)))
+        batch = [rest.pop(self._cut[0])] if self.is_split else []
+        out, into = rest[self.out_dim], rest[1 - self.out_dim]
+        kind = self.name.removeprefix(_GROUPED)
+        if kind == "matrix":
+            return (*batch, *rest)
+        if kind == "per_tap":
+            return (*batch, *rest[2:], out, into)
+        first = out if kind == "out_by_rest" else into
+        return (*batch, first, *(d for d in rest if d != first))
+
+    @cached_property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """Shape of the matrices before the adjoint."""
+        moved = self._moved_shape
+        if self.name.removeprefix(_GROUPED) in ("matrix", "per_tap"):
+            return moved
+        *batch, first = moved[: 1 + self.is_split]
+        return (*batch, first, math.prod(moved[1 + self.is_split :]))
+
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether the frame is the adjoint of the matrix."""
+        return self.matrix_shape[-2] < self.matrix_shape[-1]
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of the frames, (*, n, p) with n >= p."""
+        *batch, rows, columns = self.matrix_shape
+        return (*batch, columns, rows) if self.is_wide else (*batch, rows, columns)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weight is the frame as it stands."""
+        return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
+
+    def options(self) -> dict[str, Any]:
+        """What a checkpoint says of the view."""
+        groups = {"groups": self.groups} if self.is_grouped else {}
+        return {"view": self.name, **groups, **({"blocks": self.blocks, "dim": self.dim} if self.blocks > 1 else {})}
+
+    def to_frame(self, w: Tensor) -> Tensor:
+        """Turns a weight into frames."""
+        m = w.reshape(self.split_shape).permute(self.order).reshape(self.matrix_shape)
+        return m.mH if self.is_wide else m
+
+    def from_frame(self, q: Tensor) -> Tensor:
+        """Turns frames into the weight, or a stack of them, (k, *frame_shape), into k weights."""
+        # One row is contiguous as it is, and would stay a lazy conjugate, which NumPy does not take.
+        m = q.mH.resolve_conj() if self.is_wide else q
+        if m.dim() > len(self.matrix_shape):
+            m = m.reshape(-1, *self._moved_shape).permute(0, *(1 + d for d in self._back))
+            return m.reshape(-1, *self.shape)
+        return m.reshape(self._moved_shape).permute(self._back).reshape(self.shape)
+
+    @cached_property
+    def _moved_shape(self) -> tuple[int, ...]:
+        """The dimensions of `split_shape`, in order."""
+        return tuple(self.split_shape[d] for d in self.order)
+
+    @cached_property
+    def _back(self) -> tuple[int, ...]:
+        """The permutation that takes `order` back."""
+        return tuple(self.order.index(d) for d in range(len(self.order)))
+
+
+def axis_of(name: str, shape: Sequence[int], dim: int) -> int:
+    """The dimension of a weight that is dimension 0 or 1 of its matrices, those of a batch, or of its kernel."""
+    return len(shape) - 2 + dim if name == "matrix" else dim
+
+
+def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple[View, ...]:
+    """Returns a view for each run of blocks of one size: so many, or of these sizes, side by side in a weight."""
+    if type(dim) is not int or dim not in (0, 1):
+        raise OptionError(f"blocks= needs dim=0 (rows, outputs) or dim=1 (columns, inputs), got dim={dim!r:.80}.")
+    if whole.is_grouped:
+        raise OptionError(f"blocks= needs a view without groups, got {whole.name!r}.")
+    axis = axis_of(whole.name, whole.shape, dim)
+    length = whole.shape[axis]
+    if type(blocks) is int and blocks >= 1:
+        sizes = () if length % blocks else (length // blocks,) * blocks
+        needs = f"that {blocks} divides"
+    elif isinstance(blocks, Sequence) and blocks and all(type(size) is int and size >= 1 for size in blocks):
+        sizes, needs = tuple(blocks), f"of size {sum(blocks)}, the sum of its blocks"
+    else:
+        raise OptionError(f"blocks= needs how many there are, or the size of each, got {blocks!r:.80}.")
+    if sum(sizes) != length:
+        raise ShapeError(f"blocks={blocks!r:.80} needs a dimension {dim} {needs}, got shape {whole.shape}.")
+    runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
+    shapes = [(*whole.shape[:axis], size * count, *whole.shape[axis + 1 :]) for size, count in runs]
+    return tuple(replace(whole, shape=s, blocks=run[1], dim=dim) for s, run in zip(shapes, runs, strict=True))

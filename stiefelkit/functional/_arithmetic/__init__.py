@@ -1,0 +1,1 @@
+"""Products, norms and float64 at full precision on every device."""

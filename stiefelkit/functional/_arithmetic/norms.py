@@ -1,0 +1,144 @@
+"""Norms of matrices as numbers, and what those of a skew matrix and of its powers say of its singular values."""
+
+import functools
+import math
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from stiefelkit.functional._arithmetic.reads import switch
+from stiefelkit.metrics import working_dtype
+
+__all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe", "unread_norms"]
+
+
+Norms = list[Any]
+"""A number for each matrix of a batch; where none is read, one entry, a tensor of all of them, shape (b,)."""
+
+
+def norms_of(*matrices: Tensor) -> list[Norms]:
+    """Frobenius norms of matrices of any size as numbers; where no value is read, on other devices, as a tensor.
+
+    Of what is so small or large that squares leave the range of the dtype, they come from float64 or from units of the
+    largest entry.
+
+    Args:
+        *matrices: tensors of one batch shape, (*, n, p) each.
+
+    Returns:
+        For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,), in
+        float64.
+    """
+    if switch.forbidden or not matrices[0].is_cpu:
+        return [[unread_norms(m)] for m in matrices]
+    first, low = matrices[0], _smallest(matrices[0].dtype)
+    if len(matrices) == 1 and first.dim() == 2:
+        norm = torch.linalg.vector_norm(_parts(first)).item()
+        return [[norm]] if low < norm < math.inf else [_safely(first)]
+    parts, dims = (map(_parts, matrices), (-3, -2, -1)) if first.is_complex() else (matrices, (-2, -1))
+    norms = torch.stack([torch.linalg.vector_norm(m, dim=dims).reshape(-1) for m in parts]).tolist()
+    for i, found in enumerate(norms):
+        if found and not (low < min(found) and sum(found) < math.inf):
+            norms[i] = _safely(matrices[i])
+    return norms
+
+
+def _safely(m: Tensor) -> Norms:
+    """Norms where sums of squares do not serve; a modulus takes none."""
+    if m.shape[-2:] != (1, 1):
+        return unread_norms(m).tolist()
+    return [*map(abs, m.reshape(-1).tolist())]
+
+
+def _parts(m: Tensor) -> Tensor:
+    """Entries of complex matrices as pairs of numbers: their moduli would take many times as long as the sum."""
+    return torch.view_as_real(m.resolve_conj()) if m.is_complex() else m
+
+
+def unread_norms(m: Tensor) -> Tensor:
+    """Frobenius norms in float64, shape (b,), whatever the size of the entries, and without a value that is read."""
+    parts, dims = _parts(m), (-3, -2, -1) if m.is_complex() else (-2, -1)
+    if (m.dtype != working_dtype(m.dtype) and m.device.type != "mps") or not m.numel():  # that has no float64
+        return torch.linalg.vector_norm(parts, dim=dims, dtype=torch.float64).reshape(-1)
+    largest = torch.linalg.vector_norm(parts, math.inf, dim=dims, keepdim=True)
+    unit = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
+    return (torch.linalg.vector_norm(parts / unit, dim=dims, keepdim=True) * unit).reshape(-1)
+
+
+@functools.lru_cache(maxsize=16)
+def _smallest(dtype: torch.dtype) -> float:
+    """The norm above which no square that counts is lost in a dtype."""
+    return 2.0**13 * torch.finfo(dtype).tiny ** 0.5
+
+
+def largest_of_square(norms: list[float], a: Tensor) -> float:
+    """A bound of ||A||_2^2 for skew matrices from ||A^2||_F: singular values of a real one come in pairs."""
+    return max(norms) * (1.0 if a.is_complex() else 0.5**0.5)
+
+
+def probe(powers: Tensor) -> tuple[float, float, float]:
+    """A bound of ||A||_2, an estimate of it, and the root mean square of (sigma / bound)^12 of skew matrices.
+
+    Four power steps of A^3 from eight fixed vectors sample sigma^12 over the spectrum; their last ratio and 5 % are
+    taken for the norm. That all of the vectors are nearly orthogonal to the largest singular vectors (less than a
+    thirtieth of what is to be expected) has a probability of 1e-8. In a batch the worst of each counts; what is not
+    finite in float64 does not. Overflow in float32 gives infinity.
+
+    Args:
+        powers: A, A^2 and A^3, shape (3, n, n) or (3, b, n, n).
+    """
+    a3 = powers[2]
+    add_product = torch.addmm if a3.dim() == 2 else torch.baddbmm
+    norms = torch.linalg.vector_norm(powers, dim=(-2, -1)).view(3, -1)
+    if powers.dtype == working_dtype(powers.dtype):
+        norms = finite(norms)
+    pairs = 1 if powers.is_complex() else 2
+    bound = max(_largest_of_moments(a, b, c, pairs) for a, b, c in norms.mT.tolist())
+    if not 0 < bound < math.inf:
+        return bound, bound, 0.0
+    y = before = _probes(*a3.shape[:-1], a3.dtype, a3.device)
+    scale = max(bound, 1e-10) ** -3
+    for _ in range(4):
+        before, y = y, add_product(y, a3, y, beta=0, alpha=scale)
+    lengths = torch.linalg.vector_norm(torch.stack([before, y]), dim=(-2, -1)).view(2, -1)
+    last, length = finite(lengths).amax(1).tolist()
+    return bound, 1.05 * bound * (length / max(last, 1e-30)) ** (1 / 3), length
+
+
+@functools.lru_cache(maxsize=64)
+def _probes(*sizes_dtype_device: Any) -> Tensor:
+    """Fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""
+    *batch, n, dtype, device = sizes_dtype_device
+    with torch.inference_mode(False):
+        # Not torch's generator, which vmap keeps from its functions.
+        y = torch.from_numpy(numpy.random.default_rng(0).standard_normal((n, 8)))
+        return (y / y.norm()).to(dtype=dtype, device=device).expand(*batch, n, 8).contiguous()
+
+
+def _largest_of_moments(first: float, second: float, third: float, pairs: int) -> float:
+    """The largest singular value that Frobenius norms of A, A^2 and A^3 permit, if it comes `pairs` times; or infinity.
+
+    With S_k = ||A^k||_F^2 in units of S_2 = 1 and x its square, those of all other values are moments too, so that
+    (S_2 - 2 x^2)^2 <= (S_1 - 2 x) (S_3 - 2 x^3): a cubic, beyond whose largest root Newton's steps stay bounds.
+    """
+    unit = second**0.5
+    if not math.isfinite(first + second + third):
+        return math.inf
+    if unit == 0 or third == 0:  # underflow, or what was not finite
+        return min(first, unit * pairs**-0.25) if unit else first
+    s1, s3 = (first / unit) ** 2, (third / unit / unit / unit) ** 2
+    x = min(pairs**-0.5, (s3 / pairs) ** (1 / 3))
+    for _ in range(6):
+        value = pairs * x * (x * (2 - s1 * x) - s3) + s1 * s3 - 1
+        slope = pairs * (x * (4 - 3 * s1 * x) - s3)
+        if not (value < 0 and slope < 0):
+            break
+        x = max(x - value / slope, s3)  # S_3 / S_2 is a mean of them
+    return 1.001 * unit * x**0.5
+
+
+def finite(norms: Tensor) -> Tensor:
+    """Zeros for what is not finite, for it to say nothing of the rest of a batch."""
+    return norms.nan_to_num(0.0, 0.0, 0.0)

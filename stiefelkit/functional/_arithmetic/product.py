@@ -1,0 +1,274 @@
+"""Float32 work in full precision, whatever TF32, autocast and their like are set to."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit._torch import is_exported, is_jit_traced, is_traced, is_transformed
+from stiefelkit.errors import ShapeError
+from stiefelkit.functional._arithmetic.function import Function, keep
+
+__all__ = [
+    "FullPrecision",
+    "add_product_",
+    "is_autocast",
+    "is_lowered",
+    "is_plain",
+    "opaque",
+    "plus_product",
+    "product",
+    "sandwich",
+    "with_dense_gradient",
+]
+
+
+def _flags(device: torch.device) -> Any:
+    return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+class _Lowering:
+    """How float32 products on one kind of device are lowered, and how many contexts hold that off at the moment.
+
+    The setting is the process's, not a thread's: the first context to be entered takes it down and the last to be left
+    puts it back.
+    """
+
+    def __init__(self, device: torch.device):
+        self._flags = _flags(device)
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._asked: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether products are lowered, or would be if no context held it off."""
+        return self._asked is not None or self._is_set()
+
+    def _is_set(self) -> bool:
+        return self._flags.fp32_precision not in ("ieee", "none")
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+            if not self._is_set():  # also looked at when others hold it: somebody may have set it since
+                return
+            self._asked = self._flags.fp32_precision  # before anything is changed, for `is_asked` in other threads
+            self._flags.fp32_precision = "none"
+            if self._is_set():  # inherited from a wider flag: stays so
+                self._asked = "none"
+            self._flags.fp32_precision = "ieee"
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0 and self._asked is not None:
+                if not self._is_set():  # else somebody has set it since, and that stands
+                    self._flags.fp32_precision = self._asked
+                self._asked = None
+
+
+_LOWERINGS = {kind: _Lowering(torch.device(kind)) for kind in ("cpu", "cuda")}
+
+
+def _lowering(device: torch.device) -> _Lowering:
+    return _LOWERINGS["cuda" if device.type == "cuda" else "cpu"]
+
+
+def is_lowered(device: torch.device) -> bool:
+    """Whether float32 products on a device are lowered to TF32 or bfloat16, outside of any `FullPrecision`."""
+    return _lowering(device).is_asked
+
+
+def is_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a device, of which "meta" and others have none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+class FullPrecision:
+    """Context in which float32 products on a device are not lowered to TF32 or bfloat16, and autocast is off.
+
+    Any number of threads may be in one at a time. Has no effect in traced code, where a flag that is set and reset
+    leaves no trace: use `opaque` there.
+    """
+
+    def __init__(self, device: torch.device):
+        self._lowering = _lowering(device)
+        self._autocast = None
+        if is_autocast(device):
+            self._autocast = torch.autocast(device.type, enabled=False)
+
+    def __enter__(self) -> None:
+        if not torch.compiler.is_compiling():
+            self._lowering.hold()
+        if self._autocast is not None:
+            self._autocast.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._autocast is not None:
+            self._autocast.__exit__(*exception)
+        if not torch.compiler.is_compiling():
+            self._lowering.release()
+
+
+def opaque(
+    like: Callable[..., Any], *, dims: tuple[int, ...] | None = (), schema: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function of tensors an operator that tracing does not look into, in full precision.
+
+    The function may branch on values. It takes a tensor first, and any number of leading batch dimensions, returns new
+    tensors only and has no derivative: call it inside a `Function`. In plain eager mode it is called directly.
+
+    Args:
+        like: empty results for given arguments, for tracing.
+        dims: how many dimensions of the first arguments, all tensors, are no batch dimensions; to be told where batch
+            dimensions broadcast. The others must have the same number of them. None for a function without a vmap rule,
+            which is that of the `Function` around it.
+        schema: that of the operator; by default the function's annotations.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def in_full_precision(*args: Any) -> Any:
+            with FullPrecision(args[0].device):
+                return fn(*args)
+
+        name = f"stiefelkit::{fn.__name__.lstrip('_')}"
+        op = torch.library.custom_op(name, in_full_precision, mutates_args=(), schema=schema)
+        op.register_fake(like)
+        if dims is not None:
+            op.register_vmap(functools.partial(_batched, op, dims))
+
+        @functools.wraps(fn)
+        def call(*args: Any) -> Any:
+            return in_full_precision(*args) if is_plain(*args) else op(*args)
+
+        return call
+
+    return decorate
+
+
+def is_plain(*args: Any) -> bool:
+    """Whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
+    if is_traced() or is_transformed():
+        return False
+    return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
+
+
+def _batched(op: Any, dims: tuple[int, ...], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    """Moves the batch dimension of every tensor to the front, where the operator takes it."""
+    moved = [
+        a if not isinstance(a, Tensor) else a.movedim(d, 0) if d is not None else a.expand(info.batch_size, *a.shape)
+        for a, d in zip(args, in_dims, strict=True)
+    ]
+    # Broadcasting aligns last dimensions: behind the new one all need as many as the longest has.
+    most = max((a.dim() - 1 - k for a, k in zip(moved, dims, strict=False)), default=0)
+    for i, k in enumerate(dims):
+        a = moved[i]
+        moved[i] = a.reshape(a.shape[0], *(1,) * (most + 1 + k - a.dim()), *a.shape[1:])
+    results = op(*moved)
+    return results, (0 if isinstance(results, Tensor) else (0,) * len(results))
+
+
+@opaque(lambda a, b: a @ b, dims=(2, 2))
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+@opaque(lambda a, b: a @ b @ a, dims=(2, 2))
+def _multiply_twice(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b @ a
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+        return _multiply(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        keep(ctx, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return product(g, b.mH).sum_to_size(a.shape), product(a.mH, g).sum_to_size(b.shape)
+
+    @staticmethod
+    def tangent(ctx: Any, ta: Tensor | None, tb: Tensor | None) -> Tensor:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        if ta is None or tb is None:
+            return product(a, tb) if ta is None else product(ta, b)  # type: ignore[arg-type]
+        return product(ta, b) + product(a, tb)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product in the full precision of its dtype, differentiable any number of times.
+
+    Args:
+        a: matrices of shape (*, m, k), float32, float64, complex64 or complex128.
+        b: matrices of shape (*, k, n), same dtype.
+
+    Returns:
+        A @ B, shape (*, m, n).
+
+    Raises:
+        ShapeError: A or B is a vector or a number.
+    """
+    if a.dim() < 2 or b.dim() < 2:
+        raise ShapeError(
+            f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."
+        )
+    if a.dtype in (torch.float64, torch.complex128) or is_exported():
+        return a @ b
+    if _may_be_differentiated(a, b):
+        return _Product.apply(a, b)  # type: ignore[return-value]
+    return _multiply(a, b)
+
+
+def sandwich(a: Tensor, b: Tensor) -> Tensor:
+    """A B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
+    if a.dtype in (torch.float64, torch.complex128) or is_exported() or _may_be_differentiated(a, b):
+        return product(product(a, b), a)
+    return _multiply_twice(a, b)
+
+
+def _may_be_differentiated(a: Tensor, b: Tensor) -> bool:
+    # There requires_grad says nothing of what is mapped, and a tangent may come without it.
+    if is_transformed() or is_jit_traced():
+        return True
+    return torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+
+
+def plus_product(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """C + alpha A B, in the precision that products have where it is called."""
+    return torch.addmm(c, a, b, alpha=alpha) if c.dim() == 2 else torch.add(c, a @ b, alpha=alpha)
+
+
+def add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """C += alpha A B, as `plus_product`."""
+    if c.dim() == 2:
+        return c.addmm_(a, b, alpha=alpha)
+    return c.baddbmm_(a, b, alpha=alpha) if c.dim() == 3 else c.add_(a @ b, alpha=alpha)
+
+
+def with_dense_gradient(w: Tensor) -> Tensor:
+    """Returns W itself, whose gradient, if it comes sparse, is passed on as a dense one."""
+    return _Dense.apply(w)  # type: ignore[return-value]
+
+
+class _Dense(Function):
+    @staticmethod
+    def forward(w: Tensor) -> Tensor:  # type: ignore[override]
+        return w.view_as(w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return g.to_dense() if g.is_sparse else g
+
+    @staticmethod
+    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
+        return t.view_as(t)

@@ -1,0 +1,1 @@
+"""What the optimizers of frames share."""

@@ -1,0 +1,178 @@
+"""What the state of an optimizer must be before anything of it is loaded."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit._torch import step_inside
+from stiefelkit.errors import CheckpointError, NonFiniteError
+from stiefelkit.optim.settings import is_number
+from stiefelkit.tensors import local_part
+
+if TYPE_CHECKING:
+    from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
+
+__all__ = ["check_entries", "check_states", "without_remainders"]
+
+
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
+"""Means of squares: not negative."""
+LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "lo", "wear", "refused")
+"""May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
+
+
+def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
+    """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
+    name = type(optimizer).__name__
+    loaded: Any = state_dict if isinstance(state_dict, Mapping) else {}
+    state, groups = loaded.get("state"), loaded.get("param_groups")
+    if not isinstance(state, Mapping) or not isinstance(groups, list):
+        raise CheckpointError(f'{name} needs a state dict with "state" and a list "param_groups", got another object.')
+    frames = any(group["manifold"] is not None for group in optimizer.param_groups)
+    if frames and groups and not any(isinstance(group, Mapping) and "manifold" in group for group in groups):
+        raise CheckpointError(
+            f"{name} needs a state dict of an optimizer of frames, whose groups name a manifold, got one of an "
+            f"optimizer that moves everything freely, as torch.optim.{optimizer.plain.__name__}; load the model alone, "
+            f"and let {name} begin with a state of its own."
+        )
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(f"{name} needs a state dict of {len(optimizer.param_groups)} groups, got {len(groups)}.")
+    seen: set[Any] = set()
+    for i, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        ids: Any = saved.get("params") if isinstance(saved, Mapping) else None
+        usable = isinstance(ids, list) and all(isinstance(key, int | str) and not isinstance(key, bool) for key in ids)
+        if not usable or len(ids) != len(group["params"]) or seen.intersection(ids) or len(set(ids)) != len(ids):
+            raise CheckpointError(
+                f"{name} needs a state dict whose group {i} has {len(group['params'])} parameters of its own, got "
+                f"{len(ids) if usable else 'none that can be told apart'}."
+            )
+        if not all(isinstance(key, str) for key in saved):
+            raise CheckpointError(f"{name} needs a state dict whose group {i} has settings with names, got others.")
+        seen.update(ids)
+    for key, entry in state.items():
+        if key not in seen or not isinstance(entry, Mapping):
+            raise CheckpointError(
+                f"{name} needs the states of its own parameters, got {key!r:.40} with {_kind(entry)}."
+            )
+
+
+def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], ids: list[Any], state: Any) -> None:
+    """Raises unless the states of one group's parameters are such as its settings, which are in range, lead to.
+
+    What these are, the optimizer tells by a step of a small frame or parameter of the same kind and settings.
+
+    Raises:
+        CheckpointError: something is missing, or of another type, shape or field.
+        NonFiniteError: a state holds NaN or infinity.
+    """
+    templates: dict[tuple[int, torch.dtype], dict[str, Any]] = {}
+    for p, key in zip(optimizer.param_groups[i]["params"], ids, strict=True):
+        entry = state.get(key)
+        if not entry:  # no step yet
+            continue
+        kind = (p.dim(), p.dtype)
+        if kind not in templates:
+            templates[kind] = _made(optimizer, group, p)
+        who = f"{type(optimizer).__name__} (group {i}, parameter {key})"
+        _check_entry(who, entry, templates[kind], p, group["manifold"] is not None)
+
+
+def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtype]) -> dict[Any, Any]:
+    """Returns states without what belongs to frames in another dtype: remainders of rounding, and what has added up.
+
+    Args:
+        state: of each parameter, checked.
+        dtypes: of the parameters, by the same keys.
+    """
+    return {
+        key: {name: value for name, value in entry.items() if name not in ("lo", "wear")}
+        if "lo" in entry and entry["lo"].dtype != dtypes[key]
+        else entry
+        for key, entry in state.items()
+    }
+
+
+def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+    """The state of a small parameter after one step of length 0, each tensor by what its shape follows."""
+    shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-max(p.dim(), 1) :] if p.dim() else ()
+    if group["manifold"] is not None:
+        small = nn.Parameter(torch.eye(4, 3, dtype=p.dtype, device="cpu").expand(shape).clone())
+    else:
+        dtype = torch.complex64 if p.is_complex() else torch.float32
+        small = nn.Parameter(torch.zeros(shape, dtype=dtype, device="cpu"))
+    small.grad = torch.ones_like(small)
+    kind: Any = type(optimizer)
+    twin = object.__new__(kind)
+    attributes = {key: value for key, value in vars(optimizer).items() if key != "_inner"}
+    own_group = {**group, "params": [small], "lr": 0.0}
+    if group["manifold"] is None:
+        own_group["capturable"] = False  # which torch has on a GPU alone
+    fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_writes": {}, "_sortings": {}}
+    vars(twin).update(attributes | fresh)
+    step_inside(twin)
+    return {key: _shape_of(value, small) for key, value in twin.state[small].items() if value is not None}
+
+
+def _shape_of(value: Any, p: Tensor) -> Any:
+    """A type; or for a tensor what it is like: the parameter, or its real part, its p x p columns, the batch, none."""
+    if not isinstance(value, Tensor):
+        return type(value)
+    if value.shape == p.shape:
+        return "parameter" if value.is_complex() == p.is_complex() else "real"
+    shapes = {"columns": (*p.shape[:-2], *2 * p.shape[-1:]), "batch": p.shape[:-2]}
+    return next((kind for kind, shape in shapes.items() if value.shape == shape), "number")
+
+
+def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p: Tensor, is_frame: bool) -> None:
+    is_of_sgd = not is_frame and set(template) == {"momentum_buffer"}  # which makes it when it is first needed
+    late = LATE if is_frame else template if is_of_sgd else ()
+    missing = sorted(key for key in template if key not in entry and key not in late)
+    if is_frame and ("step" in entry) != ("exp_avg_sq" in entry) and {"step", "exp_avg_sq"} <= template.keys():
+        missing.append("step" if "exp_avg_sq" in entry else "exp_avg_sq")
+    if missing:
+        raise CheckpointError(f"{who} needs a state of {', '.join(sorted(template))}, got one without {missing[0]!r}.")
+    columns = torch.Size((*p.shape[:-2], *2 * p.shape[-1:]))
+    shapes = {"parameter": p.shape, "real": p.shape, "columns": columns, "batch": p.shape[:-2], "number": torch.Size()}
+    for key, value in entry.items():
+        if key not in template and key != "lo":  # the user's own, or of other settings
+            continue
+        kind = template.get(key, "parameter")
+        if key == "step" and template[key] is int and isinstance(value, Tensor) and value.numel() == 1:
+            value = int(value) if value == value.round() else value  # as steps count where no value is read
+        shape = shapes.get(kind)
+        if is_of_sgd and isinstance(value, Tensor) and value.is_sparse and value.shape == p.shape:
+            value = value.coalesce().values()
+            shape = value.shape
+        if isinstance(kind, str) and not (key == "step" and is_number(value)):  # older versions of torch had numbers
+            _check_tensor(f"{who}: {key}", key, value, shape, p, is_real=kind != "parameter")
+        elif not is_number(value):
+            raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
+        elif not value >= 0 or (kind is int and not isinstance(value, int)):
+            raise CheckpointError(f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {value!r}.")
+
+
+def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real: bool) -> None:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise CheckpointError(f"{who} needs a dense tensor, got {_kind(value)}.")
+    if value.shape != shape:
+        raise CheckpointError(f"{who} needs shape {tuple(shape)}, got {tuple(value.shape)}.")
+    if not (value.is_floating_point() or value.is_complex()) or value.is_complex() != (p.is_complex() and not is_real):
+        raise CheckpointError(f"{who} needs a dtype of the field of {p.dtype}, got {value.dtype}.")
+    local = local_part(value)
+    if local.is_meta:
+        return
+    if not torch.isfinite(local).all():
+        raise NonFiniteError(f"{who} needs finite numbers, got NaN or infinity.")
+    parts = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
+    if (key in SQUARES or key == "step") and bool((parts < 0).any()):
+        raise CheckpointError(f"{who} needs numbers >= 0, got a negative one.")
+    most = torch.finfo(value.dtype).eps
+    if key == "lo" and bool((parts.abs() > most).any()):
+        raise CheckpointError(f"{who} needs what rounding leaves of a frame, at most {most:.2g}, got more.")
+
+
+def _kind(value: Any) -> str:
+    return f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__

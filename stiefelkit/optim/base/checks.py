@@ -1,0 +1,244 @@
+"""What settings, members and gradients of groups must be, and what reads the members."""
+
+import difflib
+import inspect
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
+from stiefelkit.functional._arithmetic.norms import norms_of
+from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
+from stiefelkit.numbers import plain
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.settings import OF_TORCH
+from stiefelkit.tensors import is_sharded
+from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, watch_frame
+
+if TYPE_CHECKING:
+    from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
+
+__all__ = [
+    "ask_readers",
+    "by_manifold",
+    "check_free_gradients",
+    "check_gradients",
+    "check_group",
+    "check_members",
+    "check_readers",
+    "check_spelling",
+    "not_finite",
+    "too_long",
+]
+
+
+def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> dict[str, Any]:
+    """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
+    group = plain(group, keep=Tensor)
+    name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
+    for key, check in {**OF_TORCH, **checks}.items():
+        if key in group:
+            group[key] = check.require(name, key, group[key])
+    momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
+    if group.get("nesterov") and not (momentum and not dampening):
+        raise OptionError(
+            f"{name} needs a momentum and no dampening for nesterov=True, got momentum={momentum!r} and "
+            f"dampening={dampening!r}."
+        )
+    manifold = group["manifold"]
+    if manifold is None:
+        _check_torch_settings(name, optimizer.plain, group)
+        return group
+    if manifold not in MANIFOLDS:
+        raise OptionError(f"{name} knows no manifold {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
+    if group.get("weight_decay"):
+        raise OptionError(
+            f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
+            "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
+        )
+    return group
+
+
+def _check_torch_settings(name: str, plain: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+    """Raises OptionError unless torch's optimizer takes the settings of a group without a manifold."""
+    parameters = inspect.signature(plain.__init__).parameters
+    settings = {key: value for key, value in group.items() if key in parameters and key != "params"}
+    try:
+        plain([torch.zeros(1)], **settings)  # type: ignore[call-arg]
+    except (TypeError, ValueError, RuntimeError, IndexError, AssertionError, OverflowError) as error:
+        raise OptionError(
+            f"{name} needs settings that torch.optim.{plain.__name__} takes, got one that it refuses: {error}."
+        ) from error
+
+
+def check_free_gradients(name: str, plain: type[torch.optim.Optimizer], groups: Sequence[dict[str, Any]]) -> None:
+    """Raises OptimizerError for what torch's optimizer would refuse when the frames have moved already."""
+    if plain in (torch.optim.SGD, torch.optim.Adagrad):
+        return  # which take sparse gradients, and know no capturing
+    who = f"as torch.optim.{plain.__name__} does"
+    for group in groups:
+        for p in group["params"]:
+            if p.grad is not None and p.grad.is_sparse:
+                raise OptimizerError(
+                    f"{name} needs dense gradients outside of frames, {who}, got a sparse one; sparse=False of the "
+                    "embedding makes it dense."
+                )
+            if p.grad is not None and group.get("capturable") and p.device.type == "cpu":
+                raise OptimizerError(f"{name} needs capturable=False outside of frames on a CPU, {who}, got True.")
+
+
+def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> None:
+    """Raises OptionError for a key that is nearly one of those known; others are the user's own."""
+    for key in keys:
+        if key not in names and difflib.get_close_matches(key, names, n=1, cutoff=0.85):
+            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, names)}")
+
+
+def by_manifold(name: str, group: Any) -> list[Any]:
+    """Splits a group that names no manifold by those that its tensors say they are on, as geoopt's do.
+
+    Frames get no weight decay, since they cannot shrink.
+
+    Raises:
+        OptimizerError: a tensor is on a manifold that no optimizer here knows.
+    """
+    if not isinstance(group, dict) or isinstance(group.get("params"), set):
+        return [group]
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    group = {**group, "params": params}
+    if "manifold" in group:
+        return [group]
+    parts: dict[str | None, list[Any]] = {}
+    for entry in params:
+        manifold = manifold_of(entry[1] if isinstance(entry, tuple) else entry)
+        if manifold not in (None, *MANIFOLDS):
+            raise OptimizerError(
+                f"{name} needs frames and parameters that may move freely, got one on the manifold {manifold}; "
+                "geoopt.optim.RiemannianAdam moves it."
+            )
+        parts.setdefault(manifold, []).append(entry)
+    return [
+        {**group, "params": members}
+        if manifold is None
+        else {"name": "frames", **group, "params": members, "manifold": manifold, "weight_decay": 0.0}
+        for manifold, members in (parts or {None: []}).items()
+    ]
+
+
+def check_members(name: str, manifold: str | None, params: list[Any]) -> None:
+    """Raises unless the frames of a group are frames, and a group without a manifold holds none.
+
+    Raises:
+        OptimizerError: a group without a manifold holds a frame of some module.
+        ShapeError, OptionError, NotAFrameError: a parameter of a manifold is no frame.
+    """
+    if manifold is None:
+        watched = frames()
+        for p in params:
+            frame = watched.get(id(p)) or (Frame(None, "stiefel", "") if manifold_of(p) in MANIFOLDS else None)
+            if frame is not None:
+                alone = frame.coordinate_list is None
+                remedy = "sk.optim.frames([w])" if alone else "sk.optim.parameter_groups(model, lr=...)"
+                raise OptimizerError(
+                    f"{name} needs groups that name the manifold of frames, got {frame.title} in one without; give it "
+                    f"{remedy}."
+                )
+        return
+    if len({id(p) for p in params}) != len(params):
+        raise OptionError(f"{name} needs each frame once in a group, got one of them twice.")
+    for p in params:
+        if not isinstance(p, Tensor) or p.is_meta or is_sharded(p):
+            continue
+        if p.dim() < 2 or p.shape[-2] < p.shape[-1] or p.numel() == 0:
+            wide = p.dim() >= 2 and p.shape[-2] < p.shape[-1] and p.numel() > 0
+            remedy = "; make the frame its adjoint, torch.nn.Parameter(w.detach().mH.contiguous())" if wide else ""
+            raise ShapeError(f"{name} needs frames of shape (*, n, p) with n >= p, got {tuple(p.shape)}{remedy}.")
+        if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+            raise OptionError(f"{name} needs frames in float32 or better, got {p.dtype}.")
+        if 0 in p.stride():
+            raise OptionError(f"{name} needs frames with memory of their own, got an expanded one; .clone() it.")
+        permitted = FRAME_TOLERANCE * rounding_limit(p.shape[-1], p.dtype)
+        error = orthogonality_error(p).max().item()
+        if not error <= permitted:
+            raise NotAFrameError(
+                f"{name} needs frames, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
+                "sk.functional.nearest_frame gives the nearest."
+            )
+
+
+def check_readers(who: str, group: dict[str, Any], params: list[Any]) -> None:
+    """Raises OptimizerError unless what reads the frames of a group can give the gradient that it asks for."""
+    if group["manifold"] is None or group.get("gradient", "exact") == "exact":
+        return
+    watched = frames()
+    for p in params:
+        coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
+        can = (
+            coordinate_list is not None
+            and group["gradient"] in coordinate_list.gradients
+            and len(coordinate_list.coordinates) == 1
+        )
+        if not (can and p.is_complex()):
+            got = "one that no module holds"
+            if coordinate_list is not None:
+                got = f"that of {coordinate_list.weight} ({p.dtype})"
+            raise OptimizerError(
+                f'{who} with gradient="{group["gradient"]}" needs complex frames that are the '
+                f'recurrent weight of an sk.nn.OrthogonalRNN or OrthogonalRNNCell, got {got}; use gradient="exact".'
+            )
+
+
+def ask_readers(group: dict[str, Any]) -> None:
+    """Tells what reads the frames which gradient to give; those that nobody reads are watched from now on."""
+    if group["manifold"] is None:
+        return
+    watched = frames()
+    for p in group["params"]:
+        if id(p) not in watched:
+            watch_frame(p, group["manifold"])
+        elif watched[id(p)].coordinate_list is not None:
+            watched[id(p)].coordinate_list.gradient = group.get("gradient", "exact")
+
+
+def check_gradients(who: str, buckets: Sequence[Bucket]) -> None:
+    """Raises NonFiniteError unless all gradients, and the squares of their norms, are finite."""
+    for device in {bucket.params[0].device for bucket in buckets}:
+        here = [bucket for bucket in buckets if bucket.params[0].device == device]
+        shares = torch.cat([bucket.shares_of_overflow() for bucket in here])
+        if not (shares.max().item() < 1 and math.isfinite(shares.sum().item())):
+            raise not_finite(who, here)
+
+
+def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
+    """Returns the error for gradients that are not finite, or too large, and names theirs."""
+    watched = frames()
+    bad, overflows, sharded = [], [], False
+    for bucket in buckets:
+        for p, grad, share in zip(bucket.params, bucket.local_gradients(), bucket.shares_of_overflow(), strict=True):
+            coordinate_list = watched[id(p)].coordinate_list if id(p) in watched else None
+            name = f"a frame of shape {tuple(p.shape)}" if coordinate_list is None else coordinate_list.weight
+            sharded = sharded or is_sharded(p)
+            if not torch.isfinite(grad).all():
+                bad.append(name)
+            elif not share < 1:
+                overflows.append(name)
+    start = f"{who} needs finite gradients, got"
+    if bad or (sharded and not overflows):
+        where = ", ".join(bad) or "a frame on another rank"
+        return NonFiniteError(f"{start} NaN or infinity in that of {where}; nothing was changed.")
+    return NonFiniteError(
+        f"{start} one so large that its norm or its mean square overflows, of {', '.join(overflows) or 'a frame'}; "
+        "nothing was changed."
+    )
+
+
+def too_long(who: str, group: dict[str, Any], bucket: Bucket, length: float) -> NonFiniteError:
+    """Returns the error for a step so long that no frame comes of it."""
+    norm = max(norms_of(bucket.gradients())[0])
+    return NonFiniteError(
+        f"{who} needs shorter steps, got one of length {length:.2g} of lr={float(group['lr']):.2g} and a gradient of "
+        f"norm {norm:.2g}, of which no frame comes; lower the learning rate; the frame was not changed."
+    )

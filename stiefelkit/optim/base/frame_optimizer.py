@@ -1,0 +1,322 @@
+"""What every optimizer of frames shares: settings, groups and their checks, checkpoints, and all or nothing."""
+
+import inspect
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stiefelkit._torch import check_capture, step_inside
+from stiefelkit.errors import CheckpointError
+from stiefelkit.functional._arithmetic.product import FullPrecision
+from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
+from stiefelkit.numbers import plain
+from stiefelkit.optim.base.batch import Bucket, Sorting
+from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
+from stiefelkit.optim.base.checks import (
+    ask_readers,
+    by_manifold,
+    check_free_gradients,
+    check_gradients,
+    check_group,
+    check_members,
+    check_readers,
+    check_spelling,
+)
+from stiefelkit.optim.base.on_device import are_sound
+from stiefelkit.optim.settings import RATE, Setting, signature, told
+from stiefelkit.weights.optimizer_hooks import frames
+
+__all__ = ["FrameOptimizer"]
+
+
+_PYTHONS = frozenset((bool, int, float, str, list, tuple, type(None), Tensor))
+"""Kinds of settings that are as they should be."""
+
+
+class FrameOptimizer(torch.optim.Optimizer, ABC):
+    """Moves the frames in groups that name a manifold along it; a torch optimizer moves all other groups.
+
+    Frames of one shape, dtype and group are moved as one batch. Sharded frames (FSDP2) are gathered, moved on each
+    rank and scattered. A gradient with NaN or infinity raises before anything is written. On devices beside CPUs no
+    value is read: there nothing of the group moves then, and "refused" in the states of its frames, a number on the
+    device, counts that.
+
+    A subclass is data, its settings and the torch optimizer of the plain groups, and `move`, how frames go. Those that
+    go along a tangent vector derive from `TangentOptimizer`, which has that. It is called with groups, as
+    `sk.optim.parameter_groups` gives them: those of frames have "manifold"; with the rate, and other settings by name.
+
+    Raises:
+        TypeError: a setting is given that there is not, or without its name.
+        OptionError: a setting is out of range, or no such manifold is known.
+        OptimizerError: a group of frames names no manifold.
+        NotAFrameError, ShapeError: a parameter of a group with a manifold is no frame.
+    """
+
+    moves_frames: ClassVar[bool] = True
+    """Tells the guard that frames are in good hands."""
+    plain: ClassVar[type[torch.optim.Optimizer]]
+    """Moves the groups without a manifold."""
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    """The rate, and what else a group may set; the signature and the docstring tell of them."""
+    positional: ClassVar[int] = 1
+    """How many of them, the rate first, may be given without their names."""
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Settings that the laws run with: they cover every branch, and the last makes every state that there can be."""
+    steady: ClassVar[Mapping[str, Any]] = {}
+    """Settings that leave steps as long as the rate makes them: no momentum, no bound."""
+    _call: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._call = signature(cls.settings, cls.positional)
+        if cls.__init__ is FrameOptimizer.__init__:
+            cls.__signature__ = cls._call
+        else:  # or what a base has would hold for it
+            constructor = inspect.signature(cls.__init__)
+            cls.__signature__ = constructor.replace(parameters=list(constructor.parameters.values())[1:])
+        if cls.__doc__ and cls.settings and "Args:\n" not in cls.__doc__:
+            cls.__doc__ = told(cls.__doc__, cls.settings)
+
+    def __init__(self, params: Iterable[Any], *args: Any, **settings: Any):
+        try:
+            call = self._call.bind(params, *args, **settings)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
+        call.apply_defaults()
+        chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
+        defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
+        check_group(type(self), defaults)  # also those that every group has its own of
+        self._writes, self._sortings = {}, {}
+        super().__init__(params, defaults)
+        if not self._of_frames():
+            warnings.warn(
+                f"{type(self).__name__} holds no frame and moves everything freely, as torch.optim."
+                f"{self.plain.__name__} does; sk.optim.frames([w]) makes a group of frames, "
+                "sk.optim.parameter_groups(model, lr=...) those of a model.",
+                stacklevel=2,
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group after its manifold, its settings and its frames were checked.
+
+        Of a group that names no manifold, tensors that say which one they are on, as `geoopt.ManifoldParameter` does,
+        become a group of their own.
+
+        Raises:
+            OptionError: a setting is out of range, or nearly spelled like another.
+            ShapeError: a parameter of a manifold is no tall or square matrix.
+            NotAFrameError: a parameter of a manifold is no frame.
+            OptimizerError: a group without a manifold holds a frame of some module, one with gradient="half" a frame
+                whose gradient cannot be halved, or a tensor is on a manifold that is not known here.
+        """
+        name = type(self).__name__
+        groups = by_manifold(name, param_group)
+        for i, group in enumerate(groups):
+            if isinstance(group, dict):
+                check_spelling(name, set(group), [*self.defaults, "params", "name", "param_names"])
+                full = check_group(type(self), {**self.defaults, **group})
+                groups[i] = {key: full[key] for key in group}
+                entries = full["params"] if isinstance(full["params"], list) else [full["params"]]
+                members = [p[1] if isinstance(p, tuple) else p for p in entries]
+                check_members(name, full["manifold"], members)
+                check_readers(name, full, members)
+        for group in groups:
+            super().add_param_group(group)
+            ask_readers(self.param_groups[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns groups and states, of every parameter once one has any, which is {} where nothing is kept.
+
+        `torch.distributed.checkpoint` takes all parameters to have a state, or none. Numbers are Python's, whatever a
+        scheduler has written, since `torch.load` refuses others by default.
+        """
+        full = plain(super().state_dict(), keep=Tensor)
+        if full["state"]:
+            for group in full["param_groups"]:
+                for key in group["params"]:
+                    full["state"].setdefault(key, {})
+        return full
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing.
+
+        Raises:
+            CheckpointError: a group names another manifold, or none, as that of another kind of optimizer; or a state
+                is missing, or of another type, shape or field than this optimizer gives it.
+            NonFiniteError: a state holds NaN or infinity.
+            OptionError: a setting is out of range.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointError(f"{type(self).__name__} needs a state dict, got {type(state_dict).__name__}.")
+        # As the last of the hooks, since those before it may mend what they are given.
+        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            check.remove()
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns a state dict with settings as they are called here; raises what `load_state_dict` lists."""
+        check_states(self, state_dict)
+        state_dict = plain(dict(state_dict), keep=Tensor)
+        # None stands for what is not there, as torch.optim.SGD has it.
+        states = {key: {k: v for k, v in entry.items() if v is not None} for key, entry in state_dict["state"].items()}
+        groups = [_with_present_words(group) for group in state_dict["param_groups"]]
+        state_dict = {**state_dict, "state": states, "param_groups": groups}
+        for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            if saved.get("manifold") != group["manifold"]:
+                raise CheckpointError(
+                    f"{type(self).__name__} needs a state dict whose group {i} has the manifold {group['manifold']!r}, "
+                    f"got {saved.get('manifold')!r}."
+                )
+            full = check_group(type(self), {**self.defaults, **group, **saved})
+            state_dict["param_groups"][i] = {key: full[key] for key in saved}
+            check_entries(self, i, full, saved["params"], state_dict["state"])
+        dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        return {**state_dict, "state": without_remainders(state_dict["state"], dict(zip(keys, dtypes, strict=True)))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also what copies, and what loads a state dict; what is refused changes nothing."""
+        watched, defaults = frames(), state["defaults"] if "defaults" in state else self.defaults
+        for group in state["param_groups"]:
+            for key, value in defaults.items():
+                # Groups of earlier versions need not have the latter, unless torch's optimizer of the rest reads it.
+                if key != "capturable" or value or key in inspect.signature(self.plain).parameters:
+                    group.setdefault(key, value)
+            check_members(type(self).__name__, group["manifold"], group["params"])
+            # A copied optimizer may come before the module that holds its frames.
+            check_readers(type(self).__name__, group, [p for p in group["params"] if id(p) in watched])
+        super().__setstate__(state)
+        self._writes: dict[int, int] = {}
+        self._sortings: dict[int, Sorting] = {}
+        for group in self.param_groups:
+            ask_readers(group)
+            for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
+                count = self.state[p].get("step") if p in self.state else None
+                if isinstance(count, Tensor) and reads_are_free(p):
+                    self.state[p]["step"] = int(count)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Does one step, after a closure that computes the loss and the gradients again, and returns what that does.
+
+        Raises:
+            OptionError: a learning rate is negative or not finite.
+            OptimizerError: the torch optimizer would not take a sparse gradient; nothing is changed.
+            NonFiniteError: the gradient of a frame holds NaN or infinity, or its norm overflows; nothing is changed. Or
+                the step is so long that nothing finite comes of it; then that frame is not changed.
+            NotAFrameError: a frame was changed from outside and is none any more.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        batches = self._batches()
+        for group in self.param_groups:
+            lr = group["lr"]
+            if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
+                group["lr"] = RATE.require(type(self).__name__, "lr", lr)
+            if not _PYTHONS.issuperset(map(type, (*group.values(), *group.get("betas", ())))):  # as a scheduler writes
+                for setting in self.settings:
+                    group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
+        rest = [group for group in self.param_groups if group["manifold"] is None]
+        check_free_gradients(type(self).__name__, self.plain, rest)
+        read: list[tuple[dict[str, Any], Bucket]] = []
+        unread: list[tuple[dict[str, Any], Bucket]] = []
+        for group, bucket in batches:
+            (read if bucket.is_read and not group.get("capturable") else unread).append((group, bucket))
+        if len(read) > 1:  # a single one is checked on the way
+            check_gradients(type(self).__name__, [bucket for _, bucket in read])
+        for group, bucket in read:
+            if bucket.were_changed(self._writes):
+                bucket.forget()
+            try:
+                with FullPrecision(bucket.params[0].device):
+                    self.move(group, bucket)
+            finally:
+                bucket.write_back()
+        if unread:
+            self._step_unread(unread)
+        self._step_plain(rest)
+        return loss
+
+    def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
+        """Moves frames whose values are not read; those of a group all or none."""
+        check_capture(self)
+        for group in self._of_frames():
+            own = [bucket for other, bucket in batches if other is group]
+            gradients = [bucket.gradients() for bucket in own]
+            sound = are_sound(gradients) if own else None
+            for bucket, g in zip(own, gradients, strict=True):
+                bucket.is_read = False
+                if bucket.were_changed(self._writes):
+                    bucket.forget()
+                with FullPrecision(bucket.params[0].device), without_reads():
+                    assert sound is not None
+                    self.move_unread(group, bucket, g, sound.to(g.device))
+                bucket.write_back()
+
+    @abstractmethod
+    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        """Moves frames of one shape along their manifold, and writes nothing before all of it is known to be finite.
+
+        The gradients of several buckets are known to be finite, those of a single one are not.
+
+        Raises:
+            NonFiniteError: a gradient is not finite, or what would come of the step.
+            NotAFrameError: a frame was changed from outside and is none any more.
+        """
+
+    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
+        """The same where no value may be read: on devices beside CPUs, and with `capturable=True`.
+
+        Nothing is raised: what is written is chosen on the device, in place, by whether the step is sound.
+
+        Args:
+            group: whose frames these are.
+            bucket: frames of one shape; it is not `is_read`.
+            g: dL/dW.
+            sound: whether all gradients of the group are finite, a tensor without dimensions.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs frames on a CPU and capturable=False, since it has no move_unread, got some "
+            f"on {g.device}."
+        )
+
+    def _batches(self) -> list[tuple[dict[str, Any], Bucket]]:
+        """The frames that have a gradient, sorted as in the last step where that still holds."""
+        batches, states = [], list(self.state.values())
+        for i, group in enumerate(self.param_groups):
+            if group["manifold"] is None:
+                continue
+            sorting = self._sortings.get(i)
+            if sorting is None or not sorting.begin(group["params"], states):
+                if sorting is not None:
+                    self._writes.update(sorting.writes())
+                sorting = self._sortings[i] = Sorting(group["params"], self.state)
+            batches += [(group, bucket) for bucket in sorting.buckets]
+        return batches
+
+    def _of_frames(self) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["manifold"] is not None]
+
+    def _step_plain(self, rest: list[dict[str, Any]]) -> None:
+        if not rest:
+            return
+        inner = self.__dict__.get("_inner")
+        if inner is None:
+            inner = self._inner = self.plain([torch.zeros(1)])  # type: ignore[call-arg]
+        # Loading a state dict replaces both.
+        inner.param_groups, inner.state = rest, self.state
+        step_inside(inner)
+
+
+def _with_present_words(group: dict[str, Any]) -> dict[str, Any]:
+    """A saved group, in which gradient="half" may be called "reference", as in 0.1."""
+    return {**group, "gradient": "half"} if group.get("gradient") == "reference" else group

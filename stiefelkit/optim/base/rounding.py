@@ -1,0 +1,170 @@
+"""What rounding does to frames, measured and taken away."""
+
+import math
+import operator
+from collections.abc import Callable
+
+from torch import Tensor
+
+from stiefelkit.errors import NonFiniteError, RankError
+from stiefelkit.functional import Tangent, nearest_frame, norms_of
+from stiefelkit.functional._polish import rounded_defect, sampled_defect
+from stiefelkit.metrics import defect as defect_of
+from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.optim.base.batch import Bucket
+
+__all__ = [
+    "HOPELESS",
+    "PROMISED",
+    "due",
+    "estimate",
+    "growth",
+    "is_sampled",
+    "land",
+    "leap",
+    "left_behind",
+    "measured",
+    "polish",
+    "polish_wholly",
+    "urgent",
+    "wear",
+    "wear_left",
+    "wear_of_rounding",
+]
+
+
+_SMALLEST_SAMPLED = 1 << 16
+"""Numbers of a frame from which an estimate of W^H W - I takes less than half of its time."""
+_MARGIN = 1.25
+"""What is added to an estimate."""
+_TURNS = 3
+"""Polishes that take any defect which is not lost to the rounding limit."""
+
+
+def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, float]:
+    """W^H W - I of what W is the rounding of, in the dtype of W if coarse, and its largest norm."""
+    defect = defect_of(w) if coarse else rounded_defect(w, bucket.remainders())
+    return defect, max(norms_of(defect)[0])
+
+
+def is_sampled(bucket: Bucket) -> bool:
+    """Whether an estimate of what rounding has left pays: of large frames with a remainder."""
+    return bucket.params[0].shape[-2:].numel() >= _SMALLEST_SAMPLED and bucket.remainders() is not None
+
+
+def estimate(bucket: Bucket) -> None:
+    """Has the wear be what there is: the model's bound is two or three times that after a step, and more after some."""
+    p = bucket.params[0]
+    there_is = sampled_defect(bucket.frames(), bucket.remainders()).max().item() / rounding_limit(p.shape[-1], p.dtype)
+    bucket.wear = min(bucket.wear, _MARGIN * there_is) if math.isfinite(there_is) else math.inf
+
+
+def wear_left(bucket: Bucket, norm: float) -> float:
+    """The wear after a polish of a defect: 3/4 of its square remains."""
+    p = bucket.params[0]
+    return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
+
+
+def polish(bucket: Bucket, coarse: bool = False) -> float:
+    """Takes W^H W - I away, worked out in the dtype of W if coarse, and returns how large it was."""
+    w = bucket.frames()
+    defect, norm = measured(bucket, w, coarse)
+    bucket.add((w @ defect).mul_(-0.5))
+    bucket.wear = wear_left(bucket, norm)
+    return norm
+
+
+def polish_wholly(bucket: Bucket) -> None:
+    """Polishes until nothing is left."""
+    for _ in range(_TURNS):
+        polish(bucket)
+        if bucket.wear == 0:
+            return
+
+
+def land(bucket: Bucket, precision: str, left: float = math.inf) -> None:
+    """Polishes frames that products alone have moved, `left` from the manifold as far as is known, until they are.
+
+    In "exact" the defect is worked out in float64.
+    """
+    bucket.wear = 0.0
+    exact = precision == "exact"
+    limit = rounding_limit(bucket.params[0].shape[-1], bucket.params[0].dtype)
+    while left > (0.3 * limit if exact else 3 * limit):
+        norm = polish(bucket, coarse=not exact)
+        left = 0.75 * norm * norm
+
+
+def leap(
+    bucket: Bucket,
+    w: Tensor,
+    direction: Tangent,
+    steps: list[float],
+    increment: Callable[[Tensor, Tangent, list[float]], Tensor],
+) -> Tensor | None:
+    """Where a step leads that is so long that it is no small increment: worked out in float64, the nearest frame.
+
+    None where that is not finite, or many frames are equally near.
+    """
+    wide, lo = working_dtype(w.dtype), bucket.remainders()
+    exact = nearest_frame(w.to(wide) if lo is None else w.to(wide) + lo)
+    rest = None if direction.rest is None else direction.rest.to(wide)
+    if rest is not None:
+        rest = rest - exact @ (exact.mH @ rest)
+    tangent = Tangent(direction.rotation.to(wide), rest, direction.rotation_norms, direction.rest_norms)
+    try:
+        return nearest_frame(exact + increment(exact, tangent, steps))
+    except (NonFiniteError, RankError):
+        return None
+
+
+PROMISED = {"exact": 2.0, "fast": 30.0, "float64": 20.0}
+"""||W^H W - I||_F that is kept to, in rounding limits, for ever; below p = 16 one eps more. "float64" in both."""
+HOPELESS = 100.0
+"""Wear from which a step is worked out in float64: one polish takes away a defect of some 800 limits."""
+_DUE = {"exact": 0.6, "fast": 5.0}
+"""Wear that the next increment takes away besides, and twice which is not left to it."""
+_SHARE = {"exact": 0.07, "fast": 1.0}
+"""The same over sqrt(p), up to twice that for tall frames: small frames of few columns turn far by short steps."""
+_ROUNDS = {"exact": 8, "fast": 16}
+"""Steps after which a polish comes at the latest, if there is no remainder."""
+
+
+def due(w: Tensor, precision: str, *, sampled: bool = False) -> float:
+    """The wear that is taken away with the next increment; of frames where it is sampled 0.9 limits in "exact"."""
+    n, p = w.shape[-2:]
+    bound = min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
+    return 1.5 * bound if sampled else bound
+
+
+def urgent(w: Tensor, precision: str) -> float:
+    """The wear that does not wait for the next increment; so much that two short steps do not reach it."""
+    return 2 * due(w, precision)
+
+
+def wear(direction: Tangent, steps: list[float]) -> float:
+    """What a step adds, in rounding limits, the most of a batch: 1, 2 and 3 above."""
+    if direction.rest is None:
+        longest = max(map(operator.mul, steps, direction.rotation_norms))
+        return longest * max(1.0, 0.5 * longest)
+    worst = 0.0
+    for t, o, r, s in zip(steps, direction.rotation_norms, direction.rest_norms, direction.along_norms, strict=True):
+        q = 0.5 * t * (o + 0.5 * t * r * r)
+        worst = max(worst, t * math.hypot(o, r, s if r else 0.0) * max(1.0, q))
+    return worst
+
+
+def growth(direction: Tangent, steps: list[float]) -> float:
+    """By what a step multiplies the wear that there is, at most: 4 above."""
+    norms = zip(steps, direction.rest_norms, direction.along_norms, strict=True)
+    return max([1 + 2 * t * s if r else 1.0 for t, r, s in norms])
+
+
+def left_behind(direction: Tangent, steps: list[float]) -> float:
+    """The share of a defect that an increment which shall take it away leaves, at most: 5 above."""
+    return max([t * a for t, a in zip(steps, direction.generator_norms(), strict=True)])
+
+
+def wear_of_rounding(w: Tensor, precision: str) -> float:
+    """What any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
+    return due(w, precision) / _ROUNDS[precision]

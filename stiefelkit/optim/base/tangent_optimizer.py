@@ -1,0 +1,219 @@
+"""Optimizers whose step goes along a tangent vector: where to is each one's own, how it stays a frame is here."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from stiefelkit.errors import NotAFrameError
+from stiefelkit.functional import Tangent, cayley_increment
+from stiefelkit.functional._arithmetic.norms import Norms
+from stiefelkit.functional._stiefel.cayley_step import landed_in_one
+from stiefelkit.metrics import rounding_limit, working_dtype
+from stiefelkit.optim.base.batch import Bucket
+from stiefelkit.optim.base.checks import not_finite, too_long
+from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
+from stiefelkit.optim.base.on_device import LOST, commit, is_zero, land_unread, refuse, shortened, write
+from stiefelkit.optim.base.rounding import (
+    HOPELESS,
+    due,
+    estimate,
+    growth,
+    is_sampled,
+    leap,
+    left_behind,
+    measured,
+    polish_wholly,
+    urgent,
+    wear,
+    wear_left,
+    wear_of_rounding,
+)
+from stiefelkit.optim.steps import as_factor, have_squares, in_units, length_of
+
+__all__ = ["CayleyStep", "Retraction", "TangentOptimizer"]
+
+
+_LONGEST = 2.0
+"""Length of an increment over sqrt(p) from which it is worked out in float64."""
+
+
+class Retraction(ABC):
+    """How a frame goes along a tangent vector, and what is done afterwards so that it is one."""
+
+    polishes: ClassVar[int] = 1
+    """How many it takes after a step of length sqrt(p), where none is told from another."""
+
+    @abstractmethod
+    def increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Returns what is added to W, shape (*, n, p), and its length, the largest of a batch; None for the steps' own.
+
+        `direction` and `steps` are what `TangentOptimizer.direction` gives; a defect, if given, is taken away as well.
+        """
+
+    def leap(self, w: Tensor, direction: Tangent, steps: Norms) -> Tensor:
+        """Returns what is added to exact frames, in float64 or complex128, where a step is no small increment.
+
+        The frame nearest to that is taken.
+        """
+        return cayley_increment(w, direction, as_factor(steps, w))
+
+    def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where no value is read: frames and remainders after a step and its polishes, by one launch.
+
+        With them ||W^H W - I||_F before the last polish; None where it takes several.
+        """
+        return None
+
+    @abstractmethod
+    def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
+        """Polishes what cannot wait for the next step, after an increment of some length."""
+
+
+class CayleyStep(Retraction):
+    """By the Cayley transform; rounding is taken away with the next increment, unless it is urgent."""
+
+    def increment(
+        self, group: dict[str, Any], w: Tensor, direction: Tangent, steps: Norms, defect: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """See `Retraction`."""
+        increment = cayley_increment(w, direction, as_factor(steps, w), defect=defect, tolerance=group.get("tolerance"))
+        return increment, None
+
+    def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See `Retraction`."""
+        step = as_factor(steps, w)
+        return landed_in_one(w, lo, direction, step, self.polishes) if isinstance(step, Tensor) else None
+
+    def settle(self, group: dict[str, Any], bucket: Bucket, length: float) -> None:
+        """See `Retraction`."""
+        p, precision = bucket.params[0], group["precision"]
+        if is_sampled(bucket) and bucket.wear > due(p, precision, sampled=True):
+            estimate(bucket)
+        if bucket.wear > urgent(p, precision):
+            polish_wholly(bucket)
+
+
+class TangentOptimizer(FrameOptimizer):
+    """Moves frames along tangent vectors; a subclass says along which and how far, in `direction`.
+
+    A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
+    dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
+    rounding leaves of W^H W - I is worked out in float64 whenever an error model (`stiefelkit.optim.base.rounding`) says
+    that it may have come to 0.6 rounding limits (0.9 of large frames, where it is sampled first), and is taken away
+    with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder, does
+    this at 5 limits, after 16 steps at most, and stays within 30. float64 and complex128 frames have no remainder;
+    "exact" polishes them every 8 steps at least, and both keep them within 20 limits. To each of these bounds comes one
+    eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every step ends with a
+    polish, and steps longer than sqrt(p) are shortened to it.
+    """
+
+    retraction: ClassVar[Retraction] = CayleyStep()
+    """How a frame goes there."""
+
+    @abstractmethod
+    def direction(self, group: dict[str, Any], bucket: Bucket, w: Tensor, g: Tensor) -> tuple[Tangent, Norms]:
+        """Returns a tangent vector, and how far against it each matrix of the batch goes; stages what it keeps.
+
+        w and g, of shape (*, n, p), are the frames and the gradients of the objective that is minimised.
+
+        Raises:
+            OverflowError: a gradient or a moment is so large that its square overflows; nothing is written then.
+        """
+
+    def carry(
+        self,
+        group: dict[str, Any],
+        bucket: Bucket,
+        direction: Tangent,
+        steps: Norms,
+        w: Tensor,
+        increment: Tensor | None = None,
+    ) -> None:
+        """Stages what goes along to W + increment, or to W after a step that is none; here nothing."""
+
+    def move(self, group: dict[str, Any], bucket: Bucket) -> None:
+        """See `FrameOptimizer`."""
+        who, precision = type(self).__name__, group["precision"]
+        w, g = bucket.frames(), bucket.gradients()
+        if group["maximize"]:
+            g = -g
+        with_remainder = precision == "exact" and w.dtype != working_dtype(w.dtype)
+        bucket.refresh(with_remainder)
+        try:
+            direction, steps = self.direction(group, bucket, w, g)
+            sound = have_squares(direction, w.dtype)
+        except OverflowError:
+            sound = False
+        if not sound:
+            raise not_finite(who, [bucket])
+        if float(group["lr"]) == 0:
+            # torch.distributed.checkpoint makes such a step, for the state; it must not so much as polish.
+            self.carry(group, bucket, direction, steps, w)
+            bucket.commit()
+            bucket.wear = bucket.wear
+            return
+        direction, steps = in_units(w, direction, steps)
+        root = math.sqrt(w.shape[-1])
+        worn = wear(direction, steps)
+        length = length_of(direction, steps)
+        if not math.isfinite(length + sum(direction.rest_norms)):  # the largest of a batch need not show a NaN
+            raise too_long(who, group, bucket, length)
+        if length > _LONGEST * root or worn > HOPELESS:
+            exact = leap(bucket, w, direction, steps, self.retraction.leap)
+            if exact is not None:
+                self.carry(group, bucket, direction, steps, exact.to(w.dtype))
+            if exact is None or not bucket.is_finite():
+                raise too_long(who, group, bucket, length)
+            bucket.commit()
+            bucket.assign(exact)
+            bucket.wear = 0.0
+            return
+        defect, before = None, bucket.wear * growth(direction, steps)
+        if before >= due(w, precision, sampled=with_remainder and is_sampled(bucket)):
+            defect, norm = measured(bucket, w)
+            if not norm <= LOST * root:
+                raise NotAFrameError(
+                    f"{who} needs frames, got one with ||W^H W - I||_F = {norm:.2g}: it was changed from outside; "
+                    "assign a frame with sk.assign_."
+                )
+            limit = rounding_limit(w.shape[-1], w.dtype)
+            before = wear_left(bucket, norm) + norm / limit * left_behind(direction, steps)
+        increment, shorter = self.retraction.increment(group, w, direction, steps, defect)
+        length = length if shorter is None else shorter
+        self.carry(group, bucket, direction, steps, w, increment)
+        bucket.commit()
+        bucket.add(increment)
+        bucket.wear = before + max(worn, 0.0 if with_remainder else wear_of_rounding(w, precision))
+        self.retraction.settle(group, bucket, length)
+
+    def move_unread(self, group: dict[str, Any], bucket: Bucket, g: Tensor, sound: Tensor) -> None:
+        """See `FrameOptimizer`."""
+        w, exact = bucket.frames(), group["precision"] == "exact"
+        if group["maximize"]:
+            g = -g
+        bucket.refresh(exact and w.dtype != working_dtype(w.dtype))
+        direction, steps = self.direction(group, bucket, w, g)
+        length = length_of(direction, steps)
+        sound = sound & (length < math.inf).all()  # not where it is NaN
+        if is_zero(group["lr"]):
+            self.carry(group, bucket, direction, steps, w)
+        else:
+            steps, lo = shortened(steps, length, math.sqrt(w.shape[-1])), bucket.remainders()
+            landed = None
+            if lo is not None and type(self).carry is TangentOptimizer.carry:  # else something takes the increment
+                landed = self.retraction.landed(w, lo, direction, steps)
+            if landed is None:
+                increment, _ = self.retraction.increment(group, w, direction, steps, None)
+                self.carry(group, bucket, direction, steps, w, increment)
+                moved, lo, near = land_unread(w, lo, increment, self.retraction.polishes, exact)
+            else:
+                moved, lo, defects = landed
+                near = defects.amax() <= LOST * math.sqrt(w.shape[-1])
+            sound = sound & near
+            write(bucket, sound, moved, lo)
+        commit(bucket, sound)
+        refuse(bucket, sound)

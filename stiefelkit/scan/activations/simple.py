@@ -1,0 +1,135 @@
+"""Activations of one real number: relu, tanh, abs, the identity, leaky relu and OPLU."""
+
+import torch
+from torch import Tensor
+
+from stiefelkit.functional import leaky_relu, oplu
+from stiefelkit.scan.activations.base import Activation, Step
+
+__all__ = ["Abs", "Identity", "LeakyReLU", "OPLU", "ReLU", "Tanh"]
+
+
+class ReLU(Activation):
+    """max(z, 0); the derivative is the sign of h."""
+
+    kernel = "relu"
+    function = staticmethod(torch.relu)  # type: ignore[assignment]
+
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """One call."""
+        return lambda z, saved: z.clamp_min_(0)
+
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """1 where h > 0."""
+        return (h.sign(),)
+
+
+class Tanh(Activation):
+    """tanh z; the derivative is 1 - h^2."""
+
+    kernel = "tanh"
+    function = staticmethod(torch.tanh)  # type: ignore[assignment]
+
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """One call."""
+        return lambda z, saved: torch.tanh(z, out=z)
+
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """1 - h^2."""
+        return ((h * h).neg_().add_(1),)
+
+
+class Abs(Activation):
+    """|z|; the sign is kept."""
+
+    kernel = "abs"
+    saved = (1, torch.int8)
+    function = staticmethod(torch.abs)  # type: ignore[assignment]
+
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """Keeps the sign."""
+        sign = torch.empty_like(like)
+
+        def apply(z: Tensor, saved: Tensor) -> None:
+            torch.sign(z, out=sign)
+            saved.copy_(sign)
+            z.abs_()
+
+        return apply
+
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """The sign."""
+        return (saved.to(h.dtype),)
+
+
+class Identity(Activation):
+    """z."""
+
+    kernel = "identity"
+
+    @classmethod
+    def of_complex(cls) -> type[Activation]:
+        """Itself."""
+        return cls
+
+    @staticmethod
+    def function(z: Tensor) -> Tensor:
+        """Z."""
+        return z
+
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """Leaves z as it is."""
+        return lambda z, saved: None
+
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """None."""
+        return ()
+
+
+class LeakyReLU(Activation):
+    """Z where it is positive, else slope z; the sign of z is that of h."""
+
+    kernel = "leaky_relu"
+    default_slope = 0.1
+
+    def function(self, z: Tensor) -> Tensor:
+        """With this slope."""
+        return leaky_relu(z, self.slope)
+
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """One call."""
+        return lambda z, saved: torch.nn.functional.leaky_relu_(z, self.slope)
+
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """1 where h > 0, else the slope."""
+        return (torch.where(h > 0, h.new_ones(()), h.new_full((), self.slope)),)
+
+
+class OPLU(Activation):
+    """The pair (z_i, z_{i + n/2}) in falling order; whether it was turned is kept."""
+
+    kernel = "oplu"
+    is_paired = True
+    saved = (2, torch.int8)
+    function = staticmethod(oplu)  # type: ignore[assignment]
+
+    def step(self, like: Tensor, bias: Tensor | None) -> Step:
+        """Keeps whether a pair was turned."""
+        larger = like.new_empty(like.shape[0], like.shape[1] // 2)
+
+        def apply(z: Tensor, saved: Tensor, first: Tensor, second: Tensor) -> None:
+            saved.copy_(first < second)
+            torch.maximum(first, second, out=larger)
+            torch.minimum(first, second, out=second)
+            first.copy_(larger)
+
+        return apply
+
+    def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
+        """With both halves."""
+        return list(zip(*(part.unbind(0) for part in (z, saved, *z.chunk(2, -1))), strict=True))
+
+    def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        """A permutation of each pair."""
+        turned = saved.to(h.dtype)
+        return (1 - turned).repeat(1, 1, 2), turned

@@ -1,0 +1,298 @@
+"""The fast scan with its derivative, once differentiable, under autograd, torch.func and compilers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit._torch import is_jit_traced, is_transformed
+from stiefelkit.errors import OptionError
+from stiefelkit.functional._arithmetic.function import Function
+from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.blocks import row_blocks
+from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
+from stiefelkit.scan.choice import engine, plain_engine
+from stiefelkit.scan.engines.chunks import segments
+from stiefelkit.scan.engines.problem import Outcome, Problem
+
+__all__ = [
+    "fold",
+    "fused_scan",
+    "is_foldable",
+    "one_by_one",
+    "sample_gradients",
+    "scan_backward",
+    "scan_deltas",
+    "scan_forward",
+    "unfold",
+]
+
+
+FORWARD = (*TENSORS, "recurrence", "keep")
+BACKWARD = (*TENSORS, "recurrence", "out", "saved", "g_out", "g_last", "needs")
+DELTAS = BACKWARD[:-1]
+
+
+def fused_scan(recurrence: Recurrence, *tensors: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Runs a recurrence with a fast backend; see `scan` for the tensors."""
+    out, last, _ = _Scan.apply(*tensors, recurrence, _may_be_differentiated(tensors))
+    return None if recurrence.last_only else out, last
+
+
+def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a backward pass may come; asked here, as grad mode is off inside of forward."""
+    if is_jit_traced():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
+    is_mapped = not torch.compiler.is_compiling() and is_transformed()
+    return is_mapped or any(t is not None and t.requires_grad for t in tensors)
+
+
+# Dynamo tells a forward without ctx from one with it by the number of its arguments: none may be starred.
+
+
+class _Fast(Function):
+    """A function with a backward of its own and a vmap rule, and without tangents."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def tangent(ctx: Any, *tangents: Any) -> Any:
+        raise OptionError('scan needs backend="reference" for forward mode, got a fast one.')
+
+
+class _Once(_Fast):
+    """A function that refuses to be differentiated; torch's once_differentiable gives zero under torch.func."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise OptionError('scan needs backend="reference" for second derivatives, got a fast one.')
+
+
+class _Scan(_Fast):
+    """The states, or with `last_only` the checkpoints; the last states; and what is saved besides them."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        x: Tensor, w: Tensor, h0: Tensor, u: Any, bias: Any, activation_bias: Any, recurrence: Recurrence, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return scan_forward(x, w, h0, u, bias, activation_bias, *recurrence, keep)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        out, _, saved = output
+        *tensors, ctx.recurrence, _ = inputs
+        ctx.save_for_backward(out, saved, *tensors)
+        ctx.mark_non_differentiable(*((out, saved) if ctx.recurrence.last_only else (saved,)))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        if g_out is None and g_last is None:
+            return (None,) * len(FORWARD)
+        out, saved, *tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[: len(TENSORS)]
+        gradients = _ScanBackward.apply(*tensors, ctx.recurrence, out, saved, g_out, g_last, needs)
+        return (*(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        if not is_foldable(in_dims, FORWARD, args):
+            return one_by_one(_Scan.apply, info, in_dims, args)
+        out, last, saved = _Scan.apply(*fold(info, in_dims, FORWARD, args))
+        return (unfold(info, out, 1), unfold(info, last, 0), unfold(info, saved, 1)), (1, 0, 1)
+
+
+class _ScanBackward(_Once):
+    @staticmethod
+    def forward(x, w, h0, u, bias, activation_bias, recurrence, out, saved, g_out, g_last, needs) -> tuple[Tensor, ...]:
+        states = out, saved, g_out, g_last
+        return tuple(scan_backward(x, w, h0, u, bias, activation_bias, *recurrence, *states, needs))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        recurrence = args[len(TENSORS)]
+        if (
+            recurrence.cell == GATED
+            or recurrence.structure
+            or recurrence.last_only
+            or not is_foldable(in_dims, BACKWARD, args)
+        ):
+            return one_by_one(_ScanBackward.apply, info, in_dims, args)
+        folded = dict(zip(BACKWARD, fold(info, in_dims, BACKWARD, args), strict=True))
+        delta, dh0 = _Deltas.apply(*(folded[name] for name in DELTAS))
+        rows = {name: unfold(info, folded[name], 1) for name in ("x", "out", "saved")}
+        h0 = unfold(info, folded["h0"], 0)
+        gradients = sample_gradients(recurrence, unfold(info, delta, 1), h0=h0, u=folded["u"], **rows)
+        gradients["h0"] = unfold(info, dh0, 0)
+        dims: dict[str, int | None] = {name: 1 if name == "x" else 0 for name in TENSORS}
+        for name, needed in zip(TENSORS, folded["needs"], strict=True):
+            if not needed or folded[name] is None:
+                gradients[name], dims[name] = delta.new_empty(0), None
+        return tuple(gradients[name] for name in TENSORS), tuple(dims[name] for name in TENSORS)
+
+
+class _Deltas(_Once):
+    @staticmethod
+    def forward(x, w, h0, u, bias, activation_bias, recurrence, out, saved, g_out, g_last) -> tuple[Tensor, Tensor]:
+        return scan_deltas(x, w, h0, u, bias, activation_bias, *recurrence, out, saved, g_out, g_last)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        if not is_foldable(in_dims, DELTAS, args):
+            return one_by_one(_Deltas.apply, info, in_dims, args)
+        delta, dh0 = _Deltas.apply(*fold(info, in_dims, DELTAS, args))
+        return (unfold(info, delta, 1), unfold(info, dh0, 0)), (1, 0)
+
+
+ARGUMENTS = f"Tensor x, Tensor w, Tensor h0, Tensor? u, Tensor? bias, Tensor? activation_bias, {SETTINGS}"
+COUNT = len(TENSORS) + len(Recurrence._fields)
+STATES = "Tensor out, Tensor saved, Tensor? g_out, Tensor? g_last"
+
+
+def _split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Recurrence, tuple[Any, ...]]:
+    return args[: len(TENSORS)], Recurrence(*args[len(TENSORS) : COUNT]), args[COUNT:]
+
+
+def _like_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (x, w, h0, *_), recurrence, (keep,) = _split(args)
+    n, rows = h0.shape[-1], x.shape[:-1]
+    width, dtype = find_activation(recurrence.activation, w.is_complex()).saved_like(n, w.dtype)
+    # Between checkpoints, and of a gated recurrence, everything is worked out again.
+    saved = rows if keep and not recurrence.last_only and recurrence.cell != GATED else (0, *rows[1:])
+    if recurrence.last_only:
+        steps = x.shape[0] if recurrence.sizes is None else len(recurrence.sizes)
+        rows = (_marks(steps, keep), *h0.shape[:-1])
+    return x.new_empty(*rows, n, dtype=h0.dtype), h0.new_empty(h0.shape), x.new_empty(*saved, width, dtype=dtype)
+
+
+def _marks(steps: Any, keep: bool) -> Any:
+    """How many checkpoints there are; of a symbolic number of steps, some number."""
+    if not keep:
+        return 0
+    return len(segments(steps)) if isinstance(steps, int) else torch.library.get_ctx().new_dynamic_size()
+
+
+@opaque(_like_forward, dims=None, schema=f"({ARGUMENTS}, bool keep) -> (Tensor, Tensor, Tensor)")
+def scan_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """All states or the checkpoints, the last ones, and what the derivative needs besides them (with `keep`)."""
+    tensors, recurrence, (keep,) = _split(args)
+    return engine(recurrence).forward(Problem(recurrence, *tensors), keep)
+
+
+def _like_backward(*args: Any) -> list[Tensor]:
+    tensors, needs = args[: len(TENSORS)], args[-1]
+    return _wanted(needs, tensors, [None if t is None else t.new_empty(t.shape) for t in tensors])
+
+
+def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list[Tensor]:
+    """One tensor an argument: its gradient, or an empty one if it is not wanted."""
+    return [
+        gradient if needed and t is not None else tensors[0].new_empty(0)
+        for needed, t, gradient in zip(needs, tensors, gradients, strict=True)
+    ]
+
+
+@opaque(_like_backward, dims=None, schema=f"({ARGUMENTS}, {STATES}, bool[] needs) -> Tensor[]")
+def scan_backward(*args: Any) -> list[Tensor]:
+    """Gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
+    tensors, recurrence, (*states, needs) = _split(args)
+    gradients = engine(recurrence).backward(Problem(recurrence, *tensors), Outcome(*states), needs)
+    return _wanted(needs, tensors, [getattr(gradients, name) for name in TENSORS])
+
+
+def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
+    (_, _, h0, *_), _, (out, *_) = _split(args)
+    return out.new_empty(out.shape), h0.new_empty(h0.shape)
+
+
+@opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
+def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
+    """Gradients by the pre-activations, like `out`, and by h0."""
+    tensors, recurrence, states = _split(args)
+    return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), Outcome(*states))
+
+
+ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
+"""Where the batch of an argument stands, for those that have one."""
+
+
+def is_foldable(in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> bool:
+    """Whether only rows have the new dimension, and all sequences are of one length."""
+    mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
+    return args[names.index("recurrence")].sizes is None and all(name in ROWS for name in mapped)
+
+
+def fold(info: Any, in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> list[Any]:
+    """Folds the new dimension of every argument with rows into its batch; one that lacks it is repeated."""
+    folded = []
+    for name, dim, arg in zip(names, in_dims, args, strict=True):
+        if name in ROWS and isinstance(arg, Tensor):
+            at = ROWS[name]
+            if dim is None:
+                arg, dim = arg.expand(info.batch_size, *arg.shape), 0
+            arg = arg.movedim(dim, at).flatten(at, at + 1)
+        folded.append(arg)
+    return folded
+
+
+def unfold(info: Any, result: Tensor, at: int) -> Tensor:
+    """Undoes the folding of a result whose batch stands at `at`; the new dimension stands there then."""
+    return result.unflatten(at, (info.batch_size, result.shape[at] // info.batch_size))
+
+
+def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Any, Any]:
+    """Calls a function for each index of the new dimension, and stacks what it returns."""
+    results = [
+        call(*(arg.select(dim, i) if _is_mapped(dim, arg) else arg for dim, arg in zip(in_dims, args, strict=True)))
+        for i in range(info.batch_size)
+    ]
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def sample_gradients(
+    recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
+) -> dict[str, Tensor]:
+    """Gradients of each sample, from those by its pre-activations.
+
+    Args:
+        recurrence: the plain one that ran.
+        delta: shape (T, V, B, n), as all others with the new dimension V before the batch.
+        x: inputs (T, V, B, m).
+        h0: first states (V, B, n).
+        u: input matrix (n, m), shared.
+        out: states (T, V, B, n).
+        saved: what the activation kept besides them, (T, V, B, .).
+
+    Returns:
+        Gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias (V, n) and activation_bias (V, n).
+    """
+    first = h0.unsqueeze(0)
+    before = torch.cat([out[1:], first] if recurrence.reverse else [first, out[:-1]])
+    into = delta if u is None else delta @ u.conj()
+    activation = find_activation(recurrence.activation, delta.is_complex())
+
+    def outer(rows: Tensor) -> Tensor:
+        return torch.einsum("tvbi,tvbj->vij", delta, rows.conj().to(delta.dtype))
+
+    gradients = {
+        "x": into if x.is_complex() or not into.is_complex() else into.real,
+        "w": outer(before.real if recurrence.half else before),
+        "u": outer(x),
+        "bias": delta.sum((0, 2)),
+    }
+    if activation.bias_inside:
+        rows = row_blocks(delta)
+        # Where the gradients are mapped over once more, what is written to has to be too.
+        h = torch.empty_like(rows).copy_(row_blocks(out))
+        gradients["activation_bias"] = activation.inner_gradient(h, saved, rows).sum((0, 2))
+    return gradients
+
+
+def _is_mapped(dim: Any, arg: Any) -> bool:
+    return isinstance(arg, Tensor) and dim is not None

@@ -1,0 +1,1 @@
+"""The recurrence of GORU, whose gates its paper puts around an orthogonal transition."""

@@ -1,0 +1,158 @@
+"""Which dtype goes with which, and sharded tensors and plain ones alike."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "as_on_the_first",
+    "coarser",
+    "computing_dtype",
+    "coordinate_dtype",
+    "dtype_of_parts",
+    "followed",
+    "is_sharded",
+    "is_sharding",
+    "is_sharding_unit",
+    "keep_precision",
+    "keeps_values",
+    "local_part",
+    "placed_like",
+    "whole",
+    "working_dtype",
+]
+
+
+def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The dtype with fewer digits."""
+    return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns complex128 for a complex dtype and float64 for a real one."""
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the free coordinates of a weight: real, float64 for float64 and complex128, else float32."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a composite works its frames out: that of the weight, float32 at least."""
+    return dtype if dtype.is_complex else coordinate_dtype(dtype)
+
+
+def dtype_of_parts(parts: torch.dtype, is_complex: bool) -> torch.dtype:
+    """The dtype of numbers whose parts are in a real one; torch's own `to_complex` is not traced by torch.compile."""
+    if not is_complex:
+        return parts
+    return torch.complex128 if parts == torch.float64 else torch.complex64
+
+
+def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Wraps the function of `Module._apply` so that tensors end in `coordinate_dtype(dtype)`, never below.
+
+    Complex ones end in the complex dtype of that precision, and keep their imaginary part whatever they are cast to;
+    integers, which `Module.type` casts as well, stay what they are. What is moved stays row-major: formats of memory
+    are those of images.
+    """
+
+    def apply(t: Tensor) -> Tensor:
+        if t.dim() in (4, 5) and not _keeps_rows(fn, t.dim()):
+            row = t.flatten()
+            moved = apply(row)
+            return t if moved is row else moved.view(t.shape)
+        moved = _silently(fn, t) if t.is_complex() else fn(t)
+        wanted = coordinate_dtype(dtype)
+        wanted = wanted.to_complex() if t.is_complex() else wanted
+        wanted = wanted if t.is_floating_point() or t.is_complex() else t.dtype
+        if moved.dtype == wanted:
+            return moved
+        return moved.to(wanted) if t.is_meta else t.to(device=moved.device, dtype=wanted)
+
+    return apply
+
+
+def keeps_values(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether what `Module._apply` is given keeps values: to_empty's empty_like does not.
+
+    Only what it does to values that are known to nobody tells it from a move.
+    """
+    sample = torch.rand(64, device="cpu").bfloat16().float()
+    probe = fn(sample.clone())
+    return not probe.is_meta and torch.equal(probe.detach().cpu().real.float(), sample)
+
+
+def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
+    """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
+    result = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
+    if not dtype.is_complex:
+        return result
+    return torch.complex128 if result in (torch.float64, torch.complex128) else torch.complex64
+
+
+def _keeps_rows(fn: Callable[[Tensor], Tensor], dim: int) -> bool:
+    """Tells whether a function given to `Module._apply` keeps tensors row-major, as `.to(memory_format=)` does not."""
+    sample = torch.empty((2,) * dim, device="cpu")
+    try:
+        return fn(sample).is_contiguous()
+    except RuntimeError:  # the format is of another number of dimensions
+        return False
+
+
+def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Calls without torch's warning that a complex tensor loses its imaginary part."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fn(t)
+
+
+def is_sharded(*tensors: Tensor) -> bool:
+    """Whether one of the tensors is."""
+    for t in tensors:
+        if hasattr(t, "device_mesh"):
+            return True
+    return False
+
+
+def is_sharding(hook: Callable[..., Any]) -> bool:
+    """Whether a hook of a module is FSDP2's."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
+def is_sharding_unit(module: nn.Module) -> bool:
+    """Whether FSDP2 gathers and frees the parameters of a module, but for those of units inside it, together."""
+    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
+
+
+def whole(t: Tensor) -> Tensor:
+    """The tensor, gathered if it is sharded."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t  # type: ignore[operator]
+
+
+def local_part(t: Tensor) -> Tensor:
+    """What this rank has of a tensor."""
+    return t.to_local() if hasattr(t, "to_local") else t  # type: ignore[operator]
+
+
+def placed_like(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor that every rank has, with the placement of a sharded one."""
+    if not is_sharded(like):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.contiguous(), like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+
+
+def as_on_the_first(value: Tensor, like: Tensor) -> Tensor:
+    """The tensor that the first of the ranks which share `like` has, if that is sharded; else the one that is given."""
+    if not is_sharded(like):
+        return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    return distribute_tensor(value.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim).to_local()

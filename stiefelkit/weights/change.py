@@ -1,0 +1,305 @@
+"""What one does with an orthogonal weight: assign, draw anew, rebase, tie, bake, shard, and measure its drift."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from stiefelkit.contract.composite import cores
+from stiefelkit.contract.param import each_frame
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
+from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.parametrizations.rebased import Rebased
+from stiefelkit.weights.attach import M
+from stiefelkit.weights.find import (
+    OrthogonalWeight,
+    check_module,
+    coordinate_list_of,
+    find_place,
+    find_weight,
+    orthogonal_weights,
+    plain_weight,
+)
+from stiefelkit.weights.loading import check_loading_of, stop_checking
+from stiefelkit.weights.modules import adopt_coordinate_list, attach_coordinate_list
+from stiefelkit.weights.optimizer_notices import retire
+from stiefelkit.weights.start import check_scheme
+
+__all__ = ["Drift", "assign_", "bake", "coordinates", "drift", "fully_shard_coordinates", "rebase_", "reset_", "tie"]
+
+
+def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
+    """Sets an orthogonal weight to any frame in its map's image, as `module.name = weight` does.
+
+    The frame is checked first, copied, never aliased.
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name.
+        weight: of the weight's shape, (*, n, p), (*, p, n) if wide, or a kernel's; columns (rows, if wide) orthonormal.
+
+    Raises:
+        ShapeError, DtypeError, NonFiniteError, NotAFrameError, ImageError: what the map cannot take; nothing changes.
+    """
+    find_weight(module, name, "assign_").coordinate_list.right_inverse(weight)
+
+
+def reset_(module: nn.Module, name: str, init: str | None = None, generator: torch.Generator | None = None) -> None:
+    """Draws an orthogonal weight anew, also one that holds no values yet (`to_empty`), by a scheme of its map.
+
+    When `init` is None that is the scheme given to `orthogonal`, or else the default (Haar).
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name.
+        init: a scheme.
+        generator: source of randomness; torch's default when None.
+
+    Raises:
+        OptionError: the map has no such scheme.
+    """
+    coordinate_list = find_weight(module, name, "reset_").coordinate_list
+    if any(c.is_meta for c in coordinate_list.coordinates.values()):
+        raise OptionError(f"reset_ needs {name!r} on a real device, got meta; call module.to_empty(device=...) first.")
+    if init is not None:
+        check_scheme(coordinate_list.param, init)
+    coordinate_list.draw_(init, generator)
+
+
+def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Takes the present frame of a `"rebased"` weight into its base, and its coordinates back to the identity's.
+
+    The weight stays the same up to rounding; what changes is where the coordinates' origin is, and with it the meaning
+    of an optimizer's moments: one that is given forgets its state of these coordinates, as if they were new.
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name.
+        optimizer: one that trains the coordinates, if its moments shall begin anew.
+
+    Raises:
+        OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
+        NonFiniteError: the weight holds NaN or infinity; nothing changes.
+
+    >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
+    >>> rebase_(layer, "weight")
+    """
+    coordinate_list = find_weight(module, name, "rebase_").coordinate_list
+    maps = [(start, param) for start, param in cores(coordinate_list.param) if isinstance(param, Rebased)]
+    if not maps:
+        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {coordinate_list.param.title}.')
+    held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
+    own = list(coordinate_list.coordinates.values())
+    moved = [c for start, param in maps for c in own[start : start + len(param.coordinates)]]
+    if optimizer is not None and not all(id(c) in held for c in moved):
+        raise OptionError(
+            f"rebase_ needs an optimizer that holds the coordinates of {name!r}, got {type(optimizer).__name__}."
+        )
+    coordinate_list.check_assignable()
+    present = coordinate_list.gathered()  # of which gains stay
+    charts = []
+    for start, param in maps:
+        shares = slice(start, start + len(param.coordinates))
+        present[shares], chart = param.rebased(*present[shares])
+        charts.append((param, chart))
+    for param, chart in charts:
+        param.load_chart_(chart)
+    coordinate_list.fill_(present)
+    if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
+        optimizer.state.clear()
+    elif optimizer is not None:
+        for c in moved:
+            optimizer.state.pop(c, None)
+
+
+def coordinates(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """Returns name to parameter of an orthogonal weight's coordinates.
+
+    Args:
+        module: the module that owns the weight, or a model that contains it.
+        name: the weight's name, "weight" or "encoder.0.weight".
+
+    Raises:
+        UnknownNameError: there is no orthogonal weight of this name.
+    """
+    return find_weight(module, name, "coordinates").coordinate_list.coordinates
+
+
+def bake(module: M, name: str | None = None) -> M:
+    """Replaces an orthogonal weight by one plain parameter that holds the frame, and returns the module.
+
+    Copies of the module are not touched. The parameter is a new one: optimizers must be told. One of several tied
+    weights comes apart from the others, with a warning.
+
+    Args:
+        module: the module.
+        name: the weight's name; None bakes every orthogonal weight of the module and of those inside it, as
+            `torch.onnx.export` needs.
+
+    Raises:
+        UnknownNameError: the module has no orthogonal weight of this name.
+
+    >>> type(bake(orthogonal(nn.Linear(4, 4), "weight"))).__name__
+    'Linear'
+    """
+    if name is not None:
+        weight = find_weight(module, name, "bake")
+        _bake(weight, None)
+        stop_checking(module)
+        tied = [w.qualified for w in orthogonal_weights(module) if w.coordinate_list is weight.coordinate_list]
+        if tied:
+            warnings.warn(
+                f"{weight.qualified} and {', '.join(tied)} were one weight, and are no longer; without a name "
+                "sk.bake makes one parameter of them.",
+                stacklevel=2,
+            )
+        return module
+    check_module(module, "bake")
+    baked: dict[int, nn.Parameter] = {}
+    for weight in list(orthogonal_weights(module)):
+        baked[id(weight.coordinate_list)] = _bake(weight, baked.get(id(weight.coordinate_list)))
+    stop_checking(module)
+    return module
+
+
+def _bake(weight: OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
+    """Bakes one weight, into a parameter that is given for one that is tied to it, and returns the parameter."""
+    title, module, name, coordinate_list = weight
+    if not parametrize.is_parametrized(module, name):
+        raise OptionError(
+            f"bake needs a module that reads its weight, got {title} of a traced graph; bake, then trace."
+        )
+    trains = any(c.requires_grad for c in coordinate_list.coordinates.values())
+    with torch.no_grad():
+        coordinate_list.mend(by_value=True)
+        frame = nn.Parameter(getattr(module, name).detach().clone(), trains) if frame is None else frame
+    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    delattr(module, name)
+    module.register_parameter(name, frame)
+    retire(coordinate_list.coordinates.values(), coordinate_list.weight, "sk.bake", frame, are_coordinates=True)
+    return frame
+
+
+def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None:
+    """Has a second module read the same orthogonal weight: one set of coordinates, whose gradients add up.
+
+    For what one would write as `decoder.weight = encoder.weight`, as of an embedding and the layer before a softmax.
+    State dicts hold the coordinates under both names, copies stay tied, and `sk.bake(model)` leaves one parameter.
+
+    Args:
+        module: the module that has the orthogonal weight.
+        name: its name there; "encoder.weight" of a module inside.
+        other: the module that shall read it as well.
+        other_name: the name of the weight that it takes the place of, plain or orthogonal, of the same shape.
+
+    Raises:
+        UnknownNameError: the module has no orthogonal weight of this name, or the other no weight of its name.
+        ShapeError, DtypeError: the two weights differ in shape, in dtype or in where they are.
+        OptionError: the other weight has a parametrization of another kind.
+
+    >>> import torch
+    >>> from stiefelkit.weights.attach import orthogonal
+    >>> encoder, decoder = nn.Embedding(9, 4), nn.Linear(4, 9)
+    >>> tie(orthogonal(encoder, "weight"), "weight", decoder, "weight")
+    >>> torch.equal(encoder.weight, decoder.weight)
+    True
+    """
+    first = find_weight(module, name, "tie")
+    coordinate_list = first.coordinate_list
+    second = find_place(other, other_name, "tie")
+    if (first.host, first.name) == (second.host, second.name):
+        raise OptionError(f"tie needs two weights, got {coordinate_list.weight} twice.")
+    present = coordinate_list_of(second.host, second.name)
+    if present is coordinate_list:
+        return
+    old, at = (plain_weight(second),) * 2 if present is None else (present.param, present.original0)
+    device, there = coordinate_list.original0.device, at.device
+    ours = f"{coordinate_list.weight} of shape {coordinate_list.param.shape}"
+    if tuple(old.shape) != coordinate_list.param.shape:
+        raise ShapeError(f"tie needs weights of one shape, got {ours} and {other_name!r} of {tuple(old.shape)}.")
+    if (old.dtype, there) != (coordinate_list.param.dtype, device):
+        raise DtypeError(
+            f"tie needs weights of one dtype and device, got {ours}, {coordinate_list.param.dtype} on {device}, and "
+            f"{other_name!r}, {old.dtype} on {there}."
+        )
+    weight, gradients = coordinate_list.weight, coordinate_list.gradients
+    if present is None:
+        attach_coordinate_list(second.host, second.name, coordinate_list, "sk.tie")
+    else:
+        second.host.parametrizations[second.name] = coordinate_list.train(second.host.training)  # type: ignore[index]
+        adopt_coordinate_list(second.host, second.name, coordinate_list)
+        retire(present.coordinates.values(), present.weight, "sk.tie", coordinate_list, are_coordinates=True)
+    coordinate_list.gradients = tuple(kind for kind in gradients if kind in coordinate_list.gradients)
+    coordinate_list.weight = weight
+    check_loading_of(other, other_name)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far a weight is from being a frame.
+
+    Attributes:
+        error: ||W^H W - I||_F in float64, the worst of a batch, or of blocks.
+        limit: what rounding an exact frame to the weight's dtype costs, `stiefelkit.metrics.rounding_limit`.
+        bits_lost: binary digits lost beyond that, log2(max(error / limit, 1)).
+    """
+
+    error: float
+    limit: float
+    bits_lost: float
+
+
+@torch.no_grad()
+def drift(model: nn.Module) -> dict[str, Drift]:
+    """Returns qualified name, "rnn.weight_hh_l0", to `Drift` of every orthogonal weight, under FSDP2 on every rank.
+
+    What is measured is the map's own frame, without its gain and without parametrizations that were put on top of it.
+
+    Raises:
+        DtypeError: the model is no module.
+        NonFiniteError: a weight holds NaN or infinity.
+    """
+    check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
+    drifts = {}
+    for weight in orthogonal_weights(model):
+        coordinate_list = weight.coordinate_list
+        frames = each_frame(coordinate_list.param.bare(*coordinate_list.gathered()))
+        drifts[weight.qualified] = max((_drift(q, weight.qualified) for q in frames), key=lambda d: d.error / d.limit)
+    return drifts
+
+
+def _drift(frames: Tensor, qualified: str) -> Drift:
+    error = orthogonality_error(frames).max().item()
+    if not math.isfinite(error):
+        raise NonFiniteError(f"{qualified} needs finite entries, got NaN or infinity; restore it from a checkpoint.")
+    limit = rounding_limit(frames.shape[-1], frames.dtype)
+    return Drift(error, limit, bits_lost(error, limit))
+
+
+def fully_shard_coordinates(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
+    """Makes the coordinates of every orthogonal weight an FSDP2 unit of their own, and returns the model.
+
+    FSDP2 wants one dtype in a unit, and coordinates are float32 where a model is bfloat16. Call it before
+    `torch.distributed.fsdp.fully_shard` on the layers and on the model; where all parameters are of one dtype it is not
+    needed.
+
+    Call it once. A mixed-precision policy with `param_dtype` belongs to none of the units, since frames are computed
+    from coordinates as they are: make the model bfloat16 instead. FSDP2 takes no weight without coordinates (1 x 1).
+    The device mesh and the options are those of `fully_shard`.
+
+    Raises:
+        OptionError: `mp_policy` would cast the coordinates.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    cast = getattr(options.get("mp_policy"), "param_dtype", None)
+    if cast is not None:
+        raise OptionError(f"fully_shard_coordinates needs coordinates in their own dtype, got mp_policy with {cast}.")
+    for weight in orthogonal_weights(model):
+        if any(c.numel() for c in weight.coordinate_list.coordinates.values()):
+            fully_shard(weight.coordinate_list, mesh=mesh, **options)
+    return model

@@ -1,0 +1,329 @@
+"""What a state dict must hold for one orthogonal weight: descriptions of maps, coordinates and charts."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from stiefelkit.contract import table
+from stiefelkit.contract.composite import SideBySide
+from stiefelkit.contract.param import OrthogonalParam, each_frame
+from stiefelkit.contract.scaled import Scaled
+from stiefelkit.contract.viewed import Viewed
+from stiefelkit.errors import CheckpointError, NonFiniteError
+from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.tensors import local_part, whole
+
+__all__ = ["EXTRA", "check_state", "describe", "in_words", "read_description"]
+
+
+EXTRA = "_extra_state"
+"""The key of a description in a state dict; torch's name for what is neither parameter nor buffer."""
+_FORMAT = 1
+_LONGEST = 1 << 20
+"""Bytes of a description that are read; those written have a few hundred."""
+_WITHIN_THE_LAW = 1e4
+"""Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
+_SCALED = "stiefelkit.contract.scaled:Scaled"
+_SAVED_NAMES: dict[type, str] = {
+    Scaled: _SCALED,
+    Viewed: "stiefelkit.contract.viewed:Viewed",
+    SideBySide: "stiefelkit.contract.composite:SideBySide",
+}
+"""The names of wrappers in checkpoints. They stay when a class moves to another file."""
+_FIXED = ("shape", "field")
+"""What no assignment changes."""
+_REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
+    """Name in the registry, class and version of a map and of those inside it."""
+    cls = type(param)
+    return {
+        "name": table.registered.name_of(cls),
+        "class": _SAVED_NAMES.get(cls, f"{cls.__module__}:{cls.__qualname__}"),
+        "version": param.version,
+        "inner": [_describe_map(child) for child in param.children() if isinstance(child, OrthogonalParam)],
+    }
+
+
+def describe(param: OrthogonalParam) -> dict[str, Any]:
+    """What a checkpoint says of a weight: the map, its version, field, shape, options and coordinates."""
+    return {
+        "format": _FORMAT,
+        "map": _describe_map(param),
+        "field": "complex" if param.is_complex else "real",
+        "shape": list(param.shape),
+        "options": param.options(),
+        "coordinates": list(param.coordinates),
+    }
+
+
+def read_description(state: Any, weight: str) -> dict[str, Any]:
+    """Reads what a checkpoint says of a weight; raises CheckpointError if that is no JSON in a uint8 tensor."""
+    why = _flaw(state)
+    if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
+        why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
+    if why is None:
+        try:
+            description = json.loads(bytes(state.tolist()).decode())
+        except (ValueError, RecursionError):
+            description = None
+        if isinstance(description, dict):
+            return description
+    raise CheckpointError(
+        f"{weight} needs a checkpoint that names its map, JSON in a uint8 tensor, got an unreadable entry"
+        f"{f' ({why})' if why else ''}."
+    )
+
+
+def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
+    """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
+    if not _is_same(there := _blocks(theirs), here := _blocks(ours)):
+        raise CheckpointError(
+            f"{weight} needs a checkpoint {here}, got one {there}; a weight that sk.orthogonal makes {there} takes it, "
+            "and made plain by sk.bake it becomes the nearest one of this kind."
+        )
+    (gain, rest), (wanted, bare) = _split_gain(theirs), _split_gain(ours)
+    _check_same(rest, bare, weight)
+    if not _is_same(gain, wanted):
+        raise CheckpointError(
+            f"{weight} needs a checkpoint {_with(wanted)}, got one {_with(gain)}; {_to_change_gain(gain, wanted)}."
+        )
+    _check_same(theirs, ours, weight)
+
+
+def _check_same(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
+    same = {key: _is_same(theirs.get(key), mine) for key, mine in ours.items()}
+    same["map"] = _is_same_map(theirs.get("map"), ours["map"])
+    for key, fits in same.items():
+        if not fits:
+            raise CheckpointError(
+                f"{weight} needs a checkpoint with {key} {in_words(ours[key])}, got {in_words(theirs.get(key))}"
+                f"{'' if key in _FIXED else _REMEDY}."
+            )
+
+
+def _split_gain(description: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The gain that a description has, None without one, and the description of the same weight without it."""
+    outer, options = description.get("map"), description.get("options")
+    bare = _unscaled(outer)
+    if bare is outer or not isinstance(options, dict):
+        return None, description
+    gain, coordinates = options.get("gain"), description.get("coordinates")
+    if gain == "learned" and isinstance(coordinates, list):
+        coordinates = coordinates[:-1]
+    others = {key: value for key, value in options.items() if key != "gain"}
+    return gain, {**description, "map": bare, "options": others, "coordinates": coordinates}
+
+
+def _unscaled(described: Any, depth: int = 1) -> Any:
+    """The description of a map with what multiplies it by a gain, below a view at most, left out."""
+    inner = described.get("inner") if isinstance(described, dict) else None
+    if not isinstance(inner, list) or len(inner) != 1:
+        return described
+    if described.get("class") == _SCALED:
+        return inner[0]
+    below = _unscaled(inner[0], depth - 1) if depth else inner[0]
+    return described if below is inner[0] else {**described, "inner": [below]}
+
+
+def _blocks(description: dict[str, Any]) -> str:
+    """Says of which blocks side by side a weight is, by its options."""
+    options = description.get("options")
+    if not (isinstance(options, dict) and {"blocks", "dim"} <= options.keys()):
+        return "without blocks"
+    return f"with blocks={in_words(options['blocks'])}, dim={in_words(options['dim'])}"
+
+
+def _with(gain: Any) -> str:
+    return "without a gain" if gain is None else f"with gain={json.dumps(gain):.40}"
+
+
+def _to_change_gain(theirs: Any, ours: Any) -> str:
+    """What to do with a checkpoint that has another gain."""
+    takes = f"a weight that sk.orthogonal makes {_with(theirs)} takes it"
+    if not (theirs in (None, "learned") or isinstance(theirs, float)):
+        return takes
+    steps = []
+    if theirs is not None and ours != "learned":
+        steps = ["divided by its gain" if theirs == "learned" else f"divided by {theirs!r}"]
+    if isinstance(ours, float):
+        steps.append(f"multiplied by {ours!r}")
+    return f"{takes}, and sk.assign_ hands that on to this one{', ' if steps else ''}{' and '.join(steps)}"
+
+
+def _is_same(theirs: Any, ours: Any) -> bool:
+    """Equality that tells 1 from True and 1.0, no deeper than ours is."""
+    if type(theirs) is not type(ours):
+        return False
+    if isinstance(ours, dict):
+        return theirs.keys() == ours.keys() and all(_is_same(theirs[key], mine) for key, mine in ours.items())
+    if isinstance(ours, list):
+        return len(theirs) == len(ours) and all(map(_is_same, theirs, ours))
+    return theirs == ours
+
+
+def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
+    """Whether two descriptions mean one map: classes may move as long as the registered name stays, and conversely."""
+    if not isinstance(theirs, dict) or not _is_same(theirs.get("version"), ours["version"]):
+        return False
+    named = ours["name"] is not None and theirs.get("name") == ours["name"]
+    inner = theirs.get("inner", [])
+    return (
+        (named or theirs.get("class") == ours["class"])
+        and isinstance(inner, list)
+        and len(inner) == len(ours["inner"])
+        and all(_is_same_map(a, b) for a, b in zip(inner, ours["inner"], strict=True))
+    )
+
+
+def in_words(value: Any, depth: int = 3) -> str:
+    """A map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
+    if not (isinstance(value, dict) and "class" in value) or not depth:
+        try:
+            text = repr(value)
+        except RecursionError:
+            text = f"a deep {type(value).__name__}"
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    title = f"{value.get('name') or value['class']!s:.200}, version {value.get('version')!s:.200}"
+    held = value.get("inner")
+    inner = [in_words(child, depth - 1) for child in held[:3]] if isinstance(held, list) else []
+    return f"{title} ({'; '.join(inner)})" if inner else title
+
+
+def check_state(
+    param: OrthogonalParam,
+    free: Mapping[str, Tensor],
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    weight: str,
+    assign: bool,
+) -> bool:
+    """Raises CheckpointError or NonFiniteError unless the entries under a prefix are of this map and can replace ours.
+
+    `free` has the coordinates that have no parametrization of their own; with `assign` tensors will take their place.
+    Returns whether there is a description alone, as where a shared module was saved under another of its names.
+    """
+    weight = "".join(prefix.removesuffix(".").rpartition("parametrizations.")[::2]) or weight
+    if prefix + EXTRA not in state_dict:
+        if not any(key.startswith(prefix) for key in state_dict):
+            return False
+        raise CheckpointError(
+            f"{weight} needs a checkpoint that names its map (key {prefix + EXTRA}), got one without; "
+            "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
+        )
+    _check_description(read_description(state_dict[prefix + EXTRA], weight), describe(param), weight)
+    places = {name: f"{prefix}original{i}" for i, name in enumerate(param.coordinates) if name in free}
+    buffers = dict(param.named_buffers())
+    keys = {name: f"{prefix}0.{name}" for name in buffers}
+    if not any(key in state_dict for key in (*places.values(), *keys.values())):
+        return bool(places or keys)
+
+    def entry(name: str, key: str, ours: Tensor) -> Tensor:
+        shape = tuple(param.coordinates.get(name, ours.shape))
+        return _entry(state_dict.get(key), key, f"{weight} ({name})", ours, shape, assign or ours.is_meta)
+
+    values = {name: entry(name, key, free[name]) for name, key in places.items()}
+    for name in set(values) & set(param.manifolds):
+        _check_frame(values[name], f"{weight} ({name})")
+    choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
+    if not any(choice.is_meta for choice in choices.values()):
+        _check_choices(param, choices, weight)
+        if len(values) == len(param.coordinates):
+            _check_weight(param, values, choices, weight)
+    return False
+
+
+def _flaw(value: Any) -> str | None:
+    """Why something is no tensor that one may read entry by entry, in words; None if it is."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if is_lazy(value):
+        return "an uninitialized parameter"
+    if value.is_nested or value.is_quantized or value.layout != torch.strided:
+        return "a nested tensor" if value.is_nested else "a quantized one" if value.is_quantized else str(value.layout)
+    return None
+
+
+def _entry(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ...], may_be_meta: bool) -> Tensor:
+    """Returns the tensor under a key of a state dict, None if there is none, if it can take the place of ours.
+
+    Raises:
+        CheckpointError: no dense tensor of this shape and kind.
+        NonFiniteError: NaN or infinity, as it is or in the dtype of ours.
+    """
+    flaw = _flaw(value)
+    if flaw is not None:
+        raise CheckpointError(f"{what} needs a dense tensor under the key {key}, got {flaw}.")
+    if tuple(value.shape) != shape:
+        raise CheckpointError(f"{what} needs shape {shape}, got {tuple(value.shape)}.")
+    single, double = (torch.complex64, torch.complex128) if ours.is_complex() else (torch.float32, torch.float64)
+    inexact = ours.is_floating_point() or ours.is_complex()
+    if inexact and value.dtype not in (single, double):
+        raise CheckpointError(f"{what} needs {single} or {double}, got a checkpoint cast to {value.dtype}.")
+    if not inexact and value.dtype not in _INTEGERS:
+        raise CheckpointError(f"{what} needs integers, got {value.dtype}.")
+    if value.is_meta:
+        if may_be_meta:
+            return value
+        raise CheckpointError(f"{what} needs values, got a tensor on the meta device; load it with assign=True.")
+    local = local_part(value)
+    if not torch.isfinite(local).all():
+        raise NonFiniteError(f"{what} needs finite coordinates, got a checkpoint with NaN or infinity.")
+    if inexact and not torch.isfinite(local.to(ours.dtype)).all():
+        largest = local.abs().max().item()
+        raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
+    return value
+
+
+def _check_frame(value: Tensor, what: str) -> None:
+    """Raises CheckpointError unless a coordinate that must stay on the manifold is a frame in its dtype."""
+    w = whole(value)
+    if w.is_meta:
+        return
+    error, permitted = orthogonality_error(w).max().item(), frame_tolerance(w.shape[-1], w.dtype)
+    if not error <= permitted:
+        raise CheckpointError(
+            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
+            "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_."
+        )
+
+
+@torch.no_grad()
+def _check_choices(param: OrthogonalParam, choices: dict[str, Tensor], weight: str) -> None:
+    """Raises CheckpointError unless the buffers of a checkpoint, by name, are choices that a chart may have."""
+    names = {id(choice): name for name, choice in param.chart.items()}
+    reason = param.check_chart({names[id(c)]: choices[name] for name, c in param.named_buffers()})
+    if reason is not None:
+        raise CheckpointError(f"{weight} needs {reason}, got a checkpoint with others.")
+
+
+def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict[str, Tensor], weight: str) -> None:
+    """Raises NonFiniteError or CheckpointError where coordinates beyond the law of scale make no frame.
+
+    They were checked one by one already; the chart is by the names of buffers.
+    """
+    if any(t.is_meta for t in (*values.values(), *chart.values())):
+        return
+    gathered = {name: whole(value) for name, value in values.items()}
+    largest = max((c.abs().max().item() for c in gathered.values() if c.numel()), default=0.0)
+    if largest <= _WITHIN_THE_LAW:
+        return
+    device, dtypes = next(iter(gathered.values())).device, param.coordinate_dtypes
+    cast = tuple(c.to(device=device, dtype=dtypes[name]) for name, c in gathered.items())
+    buffers = {name: choice.to(device) for name, choice in chart.items()}
+    w = torch.func.functional_call(param, buffers, cast)
+    for frames in each_frame(param.frames(w)):
+        error = orthogonality_error(frames).max().item()
+        bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))
+        if not error <= bound:
+            kind = CheckpointError if error < float("inf") else NonFiniteError
+            raise kind(
+                f"{weight} needs coordinates whose weight is a frame, ||W^H W - I||_F <= {bound:.2g}, got some of "
+                f"modulus {largest:.2g} that give {error:.2g}."
+            )

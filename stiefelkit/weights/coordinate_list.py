@@ -1,0 +1,491 @@
+"""What carries the coordinates of a parametrized weight: `CoordinateList`."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from stiefelkit._torch import (
+    is_exported,
+    is_intercepted,
+    is_transferring,
+    is_transformed,
+    parameters_of_caller,
+    write_count,
+)
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError
+from stiefelkit.functional._arithmetic.product import with_dense_gradient
+from stiefelkit.scan.structures import Factored
+from stiefelkit.tensors import as_on_the_first, coarser, is_sharded, keep_precision, keeps_values, placed_like, whole
+from stiefelkit.weights import checkpoint, optimizer_hooks, optimizer_notices
+from stiefelkit.weights.checkpoint import EXTRA
+from stiefelkit.weights.group import Seat, leave_seat, saved_plainly
+from stiefelkit.weights.outside_writes import Notes, frame_tensors, to_nearest_
+from stiefelkit.weights.transfer import Handed
+
+__all__ = ["CoordinateList"]
+
+
+class CoordinateList(parametrize.ParametrizationList):
+    """Holds the coordinates of one weight, by name, and the map that turns them into it.
+
+    It is `module.parametrizations.<name>` after `sk.orthogonal`. Coordinates are the parameters `original0`,
+    `original1`, ... in state dicts, and attributes by their own names (`.skew`), as the chart is (`.signs`). State
+    dicts also hold one small uint8 tensor that names the map, so that a checkpoint of another map is refused before
+    anything is written.
+
+    Args:
+        param: the map.
+        coordinates: one tensor per coordinate, in the order of `param.coordinates`.
+        requires_grad: whether the coordinates train.
+
+    Attributes:
+        scheme: the init that `sk.reset_` repeats, None for the map's default.
+        weight: the weight's name in messages, "Linear.weight".
+        gradient: the kind of dL/dW that an optimizer of frames has asked the module for, "exact" or "half".
+        gradients: the kinds that the module can give: its class's `frame_gradients`, else "exact" alone.
+        is_sparse: whether the module's gradients of the weight may be sparse; those of coordinates are dense.
+        seat: its place among weights that `sk.grouped` maps together.
+        fills: how often all coordinates were set: by assigning, drawing, rebasing.
+    """
+
+    gradient: str = "exact"
+    gradients: tuple[str, ...] = ("exact",)
+    is_sparse: bool = False
+    seat: Seat | None = None
+    fills: int = 0
+    _checked: tuple[Any, str] = (None, "")
+
+    def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
+        nn.ModuleList.__init__(self, [param])
+        param.is_attached = True
+        self.unsafe = True
+        self.is_tensor = False
+        self.ntensors = len(coordinates)
+        for i, c in enumerate(coordinates):
+            self.register_parameter(f"original{i}", nn.Parameter(c.contiguous(), requires_grad))
+        self._originals = tuple(f"original{i}" for i in range(self.ntensors))
+        self._buffers[EXTRA] = None
+        self.scheme: str | None = None
+        self.weight = "the weight"
+        self._emptied: list[tuple[nn.Parameter, int]] | None = None
+        self._watch()
+
+    def _watch(self) -> None:
+        self._notes = Notes()
+        names = {*self.param.coordinates, *self.param.chart} - self.__dict__.keys()
+        self._names = frozenset(name for name in names if not hasattr(type(self), name))
+        leave_seat(self)
+        self.note_written()
+        optimizer_notices.watch(self)
+        if self.frame_tensors():
+            optimizer_hooks.watch(self)
+
+    def __len__(self) -> int:
+        """How many parametrizations there are; coordinates that are parametrized themselves are kept among them."""
+        return len(self._parametrizations())
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The map and what was put on top of it, in this order; to torch's transfer one that stands for them all."""
+        return iter([Handed(self)] if is_transferring() else self._parametrizations())
+
+    def _parametrizations(self) -> list[nn.Module]:
+        return [module for key, module in self._modules.items() if key.isdigit() and module is not None]
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yields this list once where a weight is tied, though duplicates be asked for.
+
+        torch.func.functional_call would write to it under each of its names, and what it puts back last is not what was
+        there first.
+        """
+        memo = set() if memo is None else memo
+        if self not in memo:
+            yield from super().named_modules(memo, prefix, remove_duplicate)
+            memo.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy, whose parameters are others."""
+        self.mend(by_value=True)
+        emptied = [] if self._is_unfilled() else None
+        return self.__dict__ | {"_emptied": emptied, "_notes": None, "_dtypes": [], "seat": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
+        super().__setstate__(state)
+        self._buffers.setdefault(EXTRA, None)
+        if self._emptied is not None:
+            self._remember_emptied()
+        self._watch()
+
+    @property
+    def param(self) -> OrthogonalParam:
+        """The map."""
+        return self._modules["0"]  # type: ignore[return-value]
+
+    @property
+    def coordinates(self) -> dict[str, nn.Parameter]:
+        """Name to parameter of each coordinate."""
+        return dict(zip(self.param.coordinates, self._values(), strict=True))
+
+    @property
+    def leaves(self) -> dict[str, list[nn.Parameter]]:
+        """Name to what trains of each coordinate: itself, or the parameters of a parametrization of its own."""
+        inner: Any = self._modules.get("parametrizations") or {}
+        present = zip(self.coordinates.items(), self._originals, strict=True)
+        return {name: [*inner[key].parameters()] if key in inner else [c] for (name, c), key in present}
+
+    def replace(self, name: str, parameter: nn.Parameter) -> None:
+        """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
+        unfilled, self._emptied = self._is_unfilled(), None
+        self._parameters[self._originals[list(self.param.coordinates).index(name)]] = parameter
+        if unfilled:
+            self._remember_emptied()
+        self.note_written()
+        leave_seat(self)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Takes coordinates; raises OptionError for what pruning and norms by hooks put into the place of one."""
+        originals = self.__dict__.get("_originals")
+        if originals is None or name in originals:
+            super().register_parameter(name, param)
+            if originals is not None:  # another one, which is checked before the next read
+                self._buffers[EXTRA] = self.get_extra_state()
+                leave_seat(self)
+            return
+        missing = (key for key in self._originals if key not in self._parameters)
+        self._parameters.update(zip(missing, parameters_of_caller(), strict=False))  # which a norm has taken off
+        if name in (*self.param.coordinates, *self.param.chart):
+            raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
+        raise self._refused(
+            f"{name}, as pruning and norms by hooks make it; sk.bake makes a plain weight, which takes them"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        """Removes what is no coordinate that must stay on a manifold, as torch does to parametrize it, too."""
+        of_key = dict(zip(self.__dict__.get("_originals", ()), self.param.coordinates, strict=False))
+        if of_key.get(name) in self.param.manifolds:
+            raise self._refused(
+                f"{name} without {of_key[name]}, which must stay a frame; a flat map, such as "
+                "sk.parametrizations.Cayley, has coordinates that torch may parametrize"
+            )
+        super().__delattr__(name)
+
+    def _refused(self, got: str) -> OptionError:
+        return OptionError(f"{self.weight} needs coordinates that are parameters of its own, got {got}.")
+
+    def frame_tensors(self) -> list[tuple[Tensor, bool]]:
+        """Each coordinate and buffer that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+        return frame_tensors(self.param, self.coordinates)
+
+    def note_written(self) -> None:
+        """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
+        self._notes.take(self.param, self._parameters, self._originals)
+        wanted, held = self.param.coordinate_dtypes.values(), self._parameters
+        pairs = zip(self._originals, wanted, strict=True)
+        self._dtypes = [(key, id(held[key]), dtype) for key, dtype in pairs if held.get(key) is not None]
+
+    def mend(self, by_value: bool | None = None) -> None:
+        """Takes frames that were written to from outside, as averages of weights do, to their nearest.
+
+        What optimizers, assignments and checkpoints write may stay, if it would load; what functional_call brings is
+        the caller's. Of writes through `.data` no count tells: values are looked at, all (`by_value`) or few (None).
+
+        Raises:
+            NotAFrameError: the chart's signs or permutations have become something else.
+            RankError: a frame has become so dependent that none is nearest.
+        """
+        if torch.compiler.is_compiling() or is_transformed() or (self._emptied and self._is_unfilled()):
+            return
+        if self._buffers.get(EXTRA) is not None:
+            self._check_taken()
+        if not self._names.isdisjoint(self.__dict__):
+            raise self._refused(
+                f"an attribute {min(self._names & self.__dict__.keys())} that hides one; del it, and copy_ into the "
+                "coordinate or sk.assign_ the weight"
+            )
+        for key, noted, dtype in self._dtypes:
+            p = self._parameters.get(key)
+            # .data of a coarser dtype, or complex, as torch's vectors of parameters are where one parameter is
+            if p is not None and p.dtype is not dtype and id(p) == noted and coarser(p.dtype, dtype) is p.dtype:
+                self._settle({name: c.dtype for name, c in self.coordinates.items()})
+                self.note_written()
+                break
+        written = self._notes.written(optimizer_hooks.was_moved)
+        looks = by_value or (by_value is None and self.is_at_rest())
+        if not written and (not looks or is_intercepted() or not (by_value or self._notes.may_be_wrong())):
+            return
+        own = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
+        self._notes.mend_(self.param, own, written, self.weight, bool(by_value))
+        self.note_written()
+        self._notes.may_be_wrong()  # remembers what was looked at here
+
+    def is_at_rest(self) -> bool:
+        """Returns whether a read is outside training: in eval mode, without gradients, or of a frame never stepped."""
+        trains = self.training and torch.is_grad_enabled()
+        return not (trains and (self._notes.were_trained or not self.param.manifolds))
+
+    def _is_own(self, c: Tensor) -> bool:
+        """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
+        return any(c is p for p in self._parameters.values())
+
+    def _values(self) -> list[nn.Parameter]:
+        return [getattr(self, name) for name in self._originals]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # "_modules" is missing while unpickling.
+            param = self.__dict__.get("_modules", {}).get("0")
+            if param is not None and name in param.coordinates:
+                return self.coordinates[name]
+            if param is not None and name in param.chart:
+                return param.chart[name]
+            raise
+
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        """Evaluates the weight, in row-major order, or applies it to x.
+
+        Args:
+            x: if given, the result is x @ W.mT, as `torch.nn.functional.linear` has it, without forming W where the map
+                can do without; for a weight with this one parametrization only.
+
+        Raises:
+            UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
+            OptionError: `torch.onnx.export` is tracing; ONNX lacks what most maps need.
+        """
+        if is_exported():
+            raise OptionError(
+                f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
+                "sk.bake(copy.deepcopy(model))."
+            )
+        seat = self.seat
+        if seat is None or (x is not None and seat.group.can_skip_weight):
+            return self._evaluate(x)
+        w = seat.traced() if torch.compiler.is_compiling() else seat.read()
+        if w is None or not seat.is_whole:
+            with saved_plainly():  # as groups do, so that a checkpoint finds the same when it computes anew
+                w = self._evaluate() if w is None else self._finished(w)
+        return w if x is None else F.linear(x, w)
+
+    def _evaluate(self, x: Tensor | None = None) -> Any:
+        """Evaluates this weight by itself, or applies it to x."""
+        values: Any = self._values()
+        if values and isinstance(values[0], torch.fx.Proxy):
+            # One node of torch.fx.symbolic_trace, as torch's own lists are.
+            tracer = values[0].tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
+        self._make_ready(values)
+        return self.param.linear(x, *values) if x is not None else self._finished(self.param(*values))
+
+    def _finished(self, w: Any) -> Tensor:
+        """What stands on top of the map makes of its weight."""
+        for parametrization in self._parametrizations()[1:]:
+            w = parametrization(w)
+        w = w.contiguous()
+        return with_dense_gradient(w) if self.is_sparse else w
+
+    def factored(self) -> Factored | None:
+        """The weight in factors, for a recurrence; None if it has none, or must be formed."""
+        param, values = self.param, self._values()
+        if param.structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
+            return None
+        if is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
+            return None
+        self._make_ready(values)
+        return Factored(param.structure, param.factors(*values))
+
+    def _make_ready(self, values: Sequence[Tensor]) -> None:
+        """Mends what was written to; raises UnfilledError unless the coordinates can be read."""
+        self.mend()
+        self._check_filled()
+        if is_sharded(*values):
+            raise UnfilledError(
+                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                "unshard() first and reshard() after, or use sk.drift."
+            )
+
+    def evaluate_whole(self) -> Tensor:
+        """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""
+        return self.param(*self.gathered())
+
+    def gathered(self) -> list[Tensor]:
+        """The coordinates, whole on every rank."""
+        self._check_filled()
+        return [whole(c) for c in self._values()]
+
+    @torch.no_grad()
+    def right_inverse(self, value: Tensor) -> None:
+        """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
+        self.check_assignable()
+        values: Any = value
+        for parametrization in reversed(self):
+            if not hasattr(parametrization, "right_inverse"):
+                raise ImageError(
+                    f"Assigning needs a right_inverse in every parametrization, got {type(parametrization).__name__}."
+                )
+            values = parametrization.right_inverse(values)  # type: ignore[operator]
+        self.fill_(values)
+
+    def check_assignable(self) -> None:
+        """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
+        parametrized: Any = self._modules.get("parametrizations") or {}
+        for name, parametrizations in parametrized.items():
+            for parametrization in parametrizations:
+                if not hasattr(parametrization, "right_inverse"):
+                    raise ImageError(
+                        f"Setting {self.weight} needs a right_inverse in every parametrization of {name}, got "
+                        f"{type(parametrization).__name__}."
+                    )
+
+    @torch.no_grad()
+    def fill_(self, values: Sequence[Tensor]) -> None:
+        """Copies values into the coordinates; sharded ones keep their placement."""
+        for i, (c, value) in enumerate(zip(self.coordinates.values(), values, strict=True)):
+            if not self._is_own(c):
+                setattr(self, f"original{i}", value.to(c))
+                continue
+            c.copy_(placed_like(value.to(c), c))
+        self._emptied = None
+        self.fills += 1
+        self.note_written()
+
+    def blank(self) -> Tensor:
+        """A tensor like the weight, of zeros; on the meta device where a coordinate is."""
+        device = max((c.device for c in self._values()), key=lambda device: device.type == "meta")
+        return torch.zeros(self.param.shape, dtype=self.param.dtype, device=device)
+
+    def draw_(self, init: str | None = None, generator: torch.Generator | None = None) -> None:
+        """Draws the weight by a scheme; when None by the one that it was given, or else by the map's default.
+
+        Ranks that share sharded coordinates get the first one's draw.
+        """
+        self.check_assignable()
+        drawn, chart = self.param.initial(init or self.scheme or self.param.schemes[0], generator)
+        like = self._values()[0]
+        self.param.load_chart_({key: as_on_the_first(choice, like) for key, choice in chart.items()})
+        self.fill_([as_on_the_first(c, like) for c in drawn])
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
+        return checkpoint.describe(self.param)
+
+    def get_extra_state(self) -> Tensor:
+        """Returns `describe()` as JSON in a uint8 tensor."""
+        return torch.tensor(list(json.dumps(self.describe()).encode()), dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Takes what a loader that goes key by key hands over; it is checked, as the rest, before the next read."""
+        if not isinstance(state, Tensor):
+            checkpoint.read_description(state, self.weight)  # raises
+        self._buffers[EXTRA] = state
+
+    @property
+    def _extra_state(self) -> Tensor:
+        """What loaders find that ask for a buffer; they put theirs among the buffers, where `mend` looks for it."""
+        return self.get_extra_state()
+
+    def _check_taken(self) -> None:
+        """Checks what a loader has put here key by key, once all is here, as `load_state_dict` does beforehand."""
+        chart = {f"0.{key}": choice for key, choice in self.param.named_buffers()}
+        state = {**self._parameters, **chart, EXTRA: self._buffers[EXTRA]}
+        is_own = all(isinstance(p, nn.Parameter) for p in self._parameters.values())  # functional_call's are not
+        if is_own and not any(t is None or t.is_meta for t in state.values()):
+            self.check(state, "")
+            self._buffers[EXTRA] = None
+            self._settle({name: c.dtype for name, c in self.coordinates.items()})
+            self.note_written()
+
+    def check(self, state_dict: Mapping[str, Any], prefix: str, assign: bool = False, load: Any = None) -> bool:
+        """Raises CheckpointError or NonFiniteError unless the entries under a prefix fit this weight.
+
+        Returns whether they are the description of the map and nothing more.
+
+        "layer.parametrizations.weight." is such a prefix; with `assign` tensors will take the place of the coordinates.
+        `load` is an object that stands for the load at work, within which they are checked once.
+        """
+        if load is not None and self._checked[0] is load and self._checked[1] == prefix:
+            return False
+        free = {name: c for name, c in self.coordinates.items() if self._is_own(c)}
+        is_empty = checkpoint.check_state(self.param, free, state_dict, prefix, self.weight, assign)
+        self._checked = load, prefix
+        return is_empty
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.check(state_dict, prefix, bool(args[0].get("assign_to_params_buffers")), args[2])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._checked, self._buffers[EXTRA] = (None, ""), None
+        if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
+            self._emptied = None
+        keys = zip(self.param.coordinates, self._originals, strict=True)
+        self._settle({n: state_dict[prefix + key].dtype for n, key in keys if prefix + key in state_dict})
+        self.note_written()
+
+    def _settle(self, loaded: Mapping[str, torch.dtype]) -> None:
+        """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
+        wanted = self.param.coordinate_dtypes
+        for name, c in self.coordinates.items():
+            if c.is_complex() and not wanted[name].is_complex:
+                if torch.view_as_real(c.detach())[..., 1].any():
+                    raise DtypeError(f"{self.weight} needs real coordinates, got complex numbers in {name}.")
+                c.data = c.data.real
+            if c.dtype != wanted[name]:  # load_state_dict(assign=True) takes the tensors as they are
+                c.data = c.data.to(wanted[name])
+            if name in loaded and name in self.param.manifolds:
+                self._refine_(c, False, loaded[name])
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.mend(by_value=True)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateList":
+        """Moves and casts: the weight's dtype follows the user, coordinates stay in float32 or better."""
+        was_meta = any(c.is_meta for c in self.coordinates.values())
+        before = [t.dtype for t, _ in self.frame_tensors()]
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
+        if was_meta or not keeps_values(fn):
+            self._remember_emptied()
+        for (t, packed), dtype in zip(self.frame_tensors(), before, strict=True):
+            self._refine_(t, packed, dtype)
+        self.note_written()
+        leave_seat(self)
+        return self
+
+    def _refine_(self, frame: Tensor, packed: bool, before: torch.dtype) -> None:
+        """Takes the nearest frame for one that was cast up: to the finer dtype it is none."""
+        if coarser(frame.dtype, before) != frame.dtype and not self._is_unfilled() and not is_sharded(frame):
+            to_nearest_(frame, packed)
+
+    def _remember_emptied(self) -> None:
+        self._buffers[EXTRA] = None
+        self._emptied = [(c, write_count(c)) for c in self.parameters()]
+
+    def _is_unfilled(self) -> bool:
+        # Values may also arrive by copying into each parameter, or in tensors of functional_call, which are others.
+        if self._emptied:
+            present = {id(c) for c in self.parameters()}
+            if any(id(c) in present and write_count(c) == noted for c, noted in self._emptied):
+                return True
+        if not any([c.is_meta for c in (*self._values(), *self.param.buffers())]):
+            return False
+        # accelerate brings a chart that it has offloaded when the map is called.
+        parts = [part for part in self.param.modules() if "_hf_hook" not in vars(part)]
+        chart = [choice for part in parts for choice in part.buffers(recurse=False)]
+        return any([c.is_meta for c in (*self._values(), *chart)])
+
+    def _check_filled(self) -> None:
+        if self._is_unfilled():
+            raise UnfilledError(
+                f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
+                "device or through to_empty; call load_state_dict or sk.reset_ first."
+            )

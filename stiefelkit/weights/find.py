@@ -1,0 +1,420 @@
+"""Which weights of a model are meant: qualified names, patterns, predicates; and what stands in the way of one."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import prune
+
+from stiefelkit._torch import (
+    CHECKPOINTED,
+    Convolution,
+    forward_pre_hooks,
+    held_buffers,
+    held_modules,
+    held_parameters,
+    inside_checkpoint,
+    pruned_name,
+)
+from stiefelkit.contract.table import option_names
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
+from stiefelkit.weights.coordinate_list import CoordinateList
+
+__all__ = [
+    "OrthogonalWeight",
+    "Place",
+    "Where",
+    "check_module",
+    "choose",
+    "coordinate_list_of",
+    "coordinate_manifolds",
+    "find_place",
+    "find_weight",
+    "groups_of",
+    "held_parametrizations",
+    "instead_of",
+    "is_convolution",
+    "is_pattern",
+    "lists_of",
+    "notes_on",
+    "orthogonal_weights",
+    "plain_weight",
+]
+
+
+def check_module(module: Any, who: str, remedy: str = "") -> None:
+    """Raises DtypeError unless it is a module; the remedy ends the sentence."""
+    if not isinstance(module, nn.Module):
+        raise DtypeError(f"{who} needs a torch.nn.Module, got {type(module).__name__}{remedy}.")
+
+
+class OrthogonalWeight(NamedTuple):
+    """An orthogonal weight of a model: where it stands, as `names.Place` has it, and what carries its coordinates."""
+
+    qualified: str
+    host: nn.Module
+    name: str
+    coordinate_list: CoordinateList
+
+
+def orthogonal_weights(module: nn.Module) -> Iterator[OrthogonalWeight]:
+    """Yields every orthogonal weight under a module, shared modules once; traced graphs hold such weights as well."""
+    for prefix, host in module.named_modules():
+        for name, coordinate_list in lists_of(host):
+            path = [part for part in prefix.split(".") if part and part != CHECKPOINTED]
+            yield OrthogonalWeight(".".join([*path, name]), host, name, coordinate_list)
+
+
+def coordinate_list_of(module: nn.Module, name: str) -> CoordinateList | None:
+    """Returns what carries a weight of this module, or None if it has no parametrization of ours."""
+    return dict(lists_of(module)).get(name)
+
+
+def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
+    """Returns qualified name to manifold of every coordinate that must stay on one, "0.weight.stiefel".
+
+    An optimizer that does not move along the manifold must not step such a module.
+    """
+    return {
+        f"{weight.qualified}.{name}": manifold
+        for weight in orthogonal_weights(module)
+        for name, manifold in weight.coordinate_list.param.manifolds.items()
+    }
+
+
+def held_parametrizations(module: nn.Module) -> nn.Module | None:
+    # Not by getattr: a wrapper may pass on the attributes of the module inside it.
+    # A script module has modules of another kind; torch.fx copies the place of a weight as a bare module.
+    held = None if isinstance(module, torch.jit.ScriptModule) else held_modules(module).get("parametrizations")
+    return held if isinstance(held, nn.ModuleDict) or type(held) is nn.Module else None
+
+
+def lists_of(host: nn.Module) -> list[tuple[str, CoordinateList]]:
+    held = held_parametrizations(host)
+    if held is None:
+        return []
+    return [(name, child) for name, child in held_modules(held).items() if isinstance(child, CoordinateList)]
+
+
+Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+
+
+class Place(NamedTuple):
+    """Where a weight stands: its name in a model, "encoder.0.weight", the module that owns it, and its name there."""
+
+    qualified: str
+    host: nn.Module
+    name: str
+
+    @property
+    def title(self) -> str:
+        """The qualified name; "Linear.weight" where the model is the host."""
+        return self.qualified if "." in self.qualified else f"{_kind(self.host)}.{self.name}"
+
+    @property
+    def expression(self) -> str:
+        """Python for the host, where the model is called so."""
+        path = self.qualified.rpartition(".")[0]
+        if all(part.isidentifier() for part in path.split(".")):
+            return f"model.{path}"
+        return f"model.get_submodule({path!r})" if path else "model"
+
+
+def find_place(model: nn.Module, name: str, who: str) -> Place:
+    """Returns where a qualified name points to, "encoder.0.weight", whether or not there is a weight.
+
+    Raises:
+        DtypeError: the model is no module.
+        UnknownNameError: it has no module of this name inside.
+    """
+    check_module(model, who)
+    if not isinstance(name, str):
+        return Place(str(name), model, name)
+    path, _, last = name.rpartition(".")
+    host: Any = inside_checkpoint(model)
+    for part in path.split(".") if path else []:
+        # Not by getattr, which a wrapper may pass on.
+        children = held_modules(host)
+        host = children[part] if part in children else None
+        if host is None:
+            names = [place.qualified for place in _weights(model)]
+            raise UnknownNameError(f"{_kind(model)} has no module {path!r}{_near(name, names)}")
+        host = inside_checkpoint(host)
+    return Place(name, host, last)
+
+
+def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
+    """Returns an orthogonal weight: where it stands and what carries it.
+
+    Raises:
+        DtypeError: the model is no module.
+        UnknownNameError: it has no orthogonal weight of this name.
+    """
+    check_module(model, who)
+    held = [weight.qualified for weight in orthogonal_weights(model)]
+    if isinstance(name, str) and is_pattern(name) and name not in held:
+        raise UnknownNameError(
+            f"{who} needs the name of one orthogonal weight, got the pattern {name!r}, which only sk.orthogonal takes, "
+            "as where=; sk.drift lists the names."
+        )
+    place = find_place(model, name, who)
+    if not isinstance(name, str):
+        raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
+    coordinate_list = coordinate_list_of(place.host, place.name)
+    if coordinate_list is None and isinstance(held_parameters(place.host).get(place.name), Tensor):
+        raise UnknownNameError(
+            f"{_kind(model)} has no orthogonal weight {name!r}, only a plain one; sk.orthogonal comes first."
+        )
+    if coordinate_list is None:
+        raise UnknownNameError(f"{_kind(model)} has no orthogonal weight {name!r}{_near(name, held)}")
+    return OrthogonalWeight(*place, coordinate_list)
+
+
+def choose(model: nn.Module, where: Where) -> list[Place]:
+    """Returns the weights that `where=` of `stiefelkit.orthogonal` means, in the model's order, each once.
+
+    Raises:
+        DtypeError: the model is no module.
+        OptionError: `where` is nothing of the kind.
+        UnknownNameError: a pattern, or the predicate, matches nothing.
+    """
+    check_module(model, "orthogonal")
+    places = list(_weights(model))
+    matrices = [place for place in places if _may_be_a_matrix(place)]
+    chosen: list[Place] = []
+    if callable(where):
+        chosen = [place for place in matrices if where(place.qualified, place.host)]
+        if not chosen:
+            _refuse_nothing(model, "where=", "", matrices)
+    elif isinstance(where, Sequence) and where and all(isinstance(pattern, str) for pattern in where):
+        for pattern in [where] if isinstance(where, str) else where:
+            matched = [place for place in places if place.qualified == pattern]
+            matched = matched or [place for place in matrices if fnmatch.fnmatchcase(place.qualified, pattern)]
+            if not matched:
+                _refuse_nothing(model, f"where={pattern!r}", pattern, matrices)
+            chosen += matched
+    else:
+        raise OptionError(
+            'orthogonal needs where= as a pattern of names ("encoder.*.weight"), a sequence of them or a function '
+            f"(name, module) -> bool, got {where!r:.80}."
+        )
+    meant = {_key(place) for place in chosen}
+    by_key: dict[Any, Place] = {}
+    for place in places:
+        if _key(place) in meant:
+            by_key.setdefault(_key(place), place)
+    return list(by_key.values())
+
+
+def plain_weight(place: Place) -> nn.Parameter:
+    """Returns the parameter at a place, or says why there is none that can be made orthogonal.
+
+    Raises:
+        OptionError: it has a parametrization, a norm or a mask already, holds no values before the first forward, is
+            no parameter or a sparse one, or belongs to a torch.nn.RNN and its like, or an embedding with `max_norm` or
+            `padding_idx`.
+        UnknownNameError: there is nothing of this name.
+    """
+    host, name = place.host, place.name
+    if name in _parametrized(host):
+        remedy = "sk.bake it first"
+        if coordinate_list_of(host, name) is None:
+            remedy = f"torch.nn.utils.parametrize.remove_parametrizations({place.expression}, {name!r}) first"
+        raise _not_plain(place, "parametrized already", remedy)
+    weight = held_parameters(host).get(name) if isinstance(name, str) else None
+    if weight is None:
+        _refuse_what_is_there(place)
+        names = [key for key, value in held_parameters(host).items() if value is not None]
+        if "." not in place.qualified:
+            names = [other.qualified for other in _weights(host)]
+        raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, names)}")
+    if is_lazy(weight):
+        raise OptionError(
+            f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
+        )
+    if isinstance(host, nn.RNNBase):
+        raise OptionError(
+            f"An orthogonal weight needs a module that reads it at each forward, got {_kind(host)}, which keeps its "
+            f"own list of weights; use {instead_of(host)}."
+        )
+    for key, why in _OWN_WAYS.items():
+        if isinstance(host, nn.Embedding | nn.EmbeddingBag) and getattr(host, key) is not None:
+            raise OptionError(
+                f"An orthogonal weight needs an embedding that leaves it alone, got {place.title} with {key}="
+                f"{getattr(host, key):g}, {why}; {place.expression}.{key} = None first."
+            )
+    if weight.layout != torch.strided:
+        dense = f"{place.expression}.{name} = torch.nn.Parameter({place.expression}.{name}.to_dense())"
+        raise _not_plain(place, "a sparse tensor", f"{dense} makes it one")
+    return weight
+
+
+def instead_of(rnn: nn.RNNBase) -> str:
+    """What takes orthogonal weights in the place of a recurrent layer of torch."""
+    if isinstance(rnn, nn.LSTM | nn.GRU):
+        kind = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
+        gates = f"blocks={_GATES[kind]}"
+        return f'sk.models.create("{kind.lower()}", ..., parametrization="cayley"), or torch.nn.{kind}Cell with {gates}'
+    return "sk.nn.OrthogonalRNN, or a cell"
+
+
+def _stacked_in(place: Place) -> tuple[str, str] | None:
+    """Returns what a layer is known to keep side by side in a weight, and the `blocks=` for it, or None.
+
+    Known are torch's attention and its cells with gates, layers that are called by what they hold, and the `Conv1D` of
+    transformers, whose weight is inputs by outputs. Four times as many outputs as inputs are those of an MLP.
+    """
+    host, name = place.host, place.name
+    kinds = [cls.__name__ for cls in type(host).__mro__]
+    if isinstance(host, nn.MultiheadAttention) and name == "in_proj_weight":
+        return "q, k and v", f"blocks=3 makes a frame of each, blocks={3 * host.num_heads} of each head's"
+    for kind, gates in _GATES.items():
+        if f"{kind}Cell" in kinds and name in ("weight_ih", "weight_hh"):
+            return "its gates", f"blocks={gates} makes a frame of each"
+    w, is_turned = held_parameters(host).get(name), "Conv1D" in kinds
+    if name != "weight" or w is None or w.dim() < 2 or not (is_turned or isinstance(host, nn.Linear | Convolution)):
+        return None
+    inputs, outputs = w.shape[:2] if is_turned else w.shape[1::-1]
+    dim = ", dim=1" if is_turned else ""
+    called = re.search(_CALLED, place.qualified.rpartition(".")[0].rpartition(".")[2])
+    if called and called.group() == "gate_up":
+        return "gate and up", f"blocks=2{dim} makes a frame of each"
+    if outputs in (2 * inputs, 3 * inputs) and (called or is_turned):
+        count = outputs // inputs
+        each = f"blocks={count}{dim} makes a frame of each, if heads do not alternate"
+        return f"{count} square ones", f"{each}, blocks={count} * heads{dim} of each head's"
+    return ("several", f"blocks=(size, size, ...){dim} makes a frame of each") if called else None
+
+
+def is_pattern(name: object) -> bool:
+    """Whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
+    if isinstance(name, str):
+        return any(letter in name for letter in "*?[")
+    return callable(name) or isinstance(name, Sequence)
+
+
+def _elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
+    """Returns where else in a model a parameter stands, beside the places chosen."""
+    taken = {_key(place) for place in chosen}
+    places = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
+    return [place for place in places if _key(place) not in taken]
+
+
+def is_convolution(place: Place) -> bool:
+    """Whether a weight is the kernel of a convolution of torch."""
+    return isinstance(place.host, Convolution) and place.name == "weight"
+
+
+def groups_of(place: Place) -> int:
+    """How many groups a convolution has, 1 for any other weight."""
+    return int(getattr(place.host, "groups", 1)) if is_convolution(place) else 1
+
+
+def notes_on(
+    module: nn.Module, tied: Iterable[Sequence[Place]], view: str | None, unblocked: type | None
+) -> Iterator[str]:
+    """Yields what is to be said of weights that are made orthogonal, each with all of its places.
+
+    That a convolution of several groups is no isometry by its view; that a parameter stands elsewhere as well, where it
+    stays plain; and, if `unblocked` is the class of a map without blocks, that several matrices become one frame.
+    """
+    chosen = [place for places in tied for place in places]
+    titles = [place.title for place in chosen if groups_of(place) > 1]
+    if titles and not (view is None or view.startswith("group_")):
+        yield (
+            f"{', '.join(titles)}: a convolution of several groups is no isometry with view={view!r}, which makes one "
+            f'matrix of all groups; view="group_{view}" makes one of each.'
+        )
+    for first, *others in tied:
+        for other in _elsewhere(module, plain_weight(first), [first, *others]):
+            names = [place.qualified for place in (first, *others, other)]
+            yield (
+                f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "
+                f"sk.tie({first.expression}, {first.name!r}, {other.expression}, {other.name!r}) ties them, as "
+                f"where={names!r} in place of the name does; the optimizer is to be made after that."
+            )
+    stacked: dict[tuple[str, str], list[str]] = {}
+    for place in chosen if unblocked is not None else ():
+        kind = _stacked_in(place)
+        if kind is not None:
+            stacked.setdefault(kind, []).append(place.title)
+    for (held, remedy), titles in stacked.items():
+        remedy += f', of "rebased" with {unblocked.__name__} inside' if "blocks" in option_names(unblocked) else ""  # type: ignore[union-attr, arg-type]
+        more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+        yield (
+            f"{', '.join(titles[:3])}{more}: one frame of {held} side by side, none of which is one by itself; "
+            f"{remedy}; blocks=1 says that one is meant."
+        )
+
+
+_OWN_WAYS = {"max_norm": "which scales rows", "padding_idx": "whose row would be trained, and part of the frame"}
+"""Options by which embeddings write to rows, or leave one out, with what they do."""
+_GATES = {"LSTM": 4, "GRU": 3}
+_CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
+"""Names of layers whose outputs are cut into parts."""
+
+
+def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
+    """Every parameter of a model, and every parametrized weight, under each of its names."""
+    module = inside_checkpoint(module)
+    held = _parametrized(module)
+    for name in [*(name for name, p in held_parameters(module).items() if p is not None), *held]:
+        yield Place(prefix + name, module, name)
+    for name, child in held_modules(module).items():
+        if child is not None and not (name == "parametrizations" and held):
+            yield from _weights(child, f"{prefix}{name}.")
+
+
+def _parametrized(module: nn.Module) -> list[str]:
+    held = held_modules(module)["parametrizations"] if "parametrizations" in held_modules(module) else None
+    return list(held) if isinstance(held, nn.ModuleDict) else []
+
+
+def _may_be_a_matrix(place: Place) -> bool:
+    p = held_parameters(place.host).get(place.name)
+    return p is None or is_lazy(p) or p.dim() >= 2
+
+
+def _key(place: Place) -> tuple[int, str]:
+    return id(place.host), place.name
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("Parametrized")
+
+
+def _near(name: object, names: Sequence[str]) -> str:
+    """What `did_you_mean` says, or the first weight that has this name in its own module."""
+    ends = [other for other in names if other.endswith(f".{name}")]
+    return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
+
+
+def _refuse_nothing(model: nn.Module, which: str, pattern: str, matrices: Sequence[Place]) -> None:
+    names = [place.qualified for place in matrices]
+    raise UnknownNameError(f"{which} needs to match a weight of {_kind(model)}, got none{_near(pattern, names)}")
+
+
+def _not_plain(place: Place, what: str, remedy: str) -> OptionError:
+    return OptionError(f"An orthogonal weight needs a plain parameter, got {place.title}, {what}; {remedy}.")
+
+
+def _refuse_what_is_there(place: Place) -> None:
+    """Raises OptionError for a tensor of this name that is no parameter."""
+    host, name = place.host, place.name
+    if not isinstance(name, str):
+        return
+    for hook in forward_pre_hooks(host).values():
+        kind = type(hook).__module__.rpartition(".")[2]
+        if kind in ("weight_norm", "spectral_norm") and getattr(hook, "name", None) == name:
+            remedy = f"torch.nn.utils.remove_{kind}({place.expression}, {name!r}) first"
+            raise _not_plain(place, f"under {kind}", remedy)
+        if isinstance(hook, prune.BasePruningMethod) and pruned_name(hook) == name:
+            raise _not_plain(place, "pruned", f"torch.nn.utils.prune.remove({place.expression}, {name!r}) first")
+    for kind, holder, held in (("a buffer", "_buffers", held_buffers(host)), ("a tensor", "__dict__", vars(host))):
+        if isinstance(held.get(name), Tensor):
+            parameter = f"torch.nn.Parameter({place.expression}.{holder}.pop({name!r}))"
+            raise _not_plain(place, kind, f"{place.expression}.{name} = {parameter} makes it one")

@@ -1,0 +1,397 @@
+"""Weights of one kind, mapped by one batched call: their groups, and the seat that each weight has in its group."""
+
+import copy
+import operator
+import threading
+from collections.abc import MutableMapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from stiefelkit._torch import (
+    has_saved_tensor_hooks,
+    held_parameters,
+    is_in_backward,
+    is_intercepted,
+    write_count,
+)
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.scaled import Scaled
+from stiefelkit.weights.outside_writes import Stacks, chart_places
+
+__all__ = [
+    "Backward",
+    "Evaluation",
+    "Group",
+    "Opening",
+    "Reading",
+    "Seat",
+    "StackOfMaps",
+    "leave_seat",
+    "maps_stacks",
+    "note_unread",
+    "omit_unread",
+    "saved_plainly",
+    "structure",
+]
+
+
+Place = tuple[MutableMapping[str, Tensor | None], str]
+"""Where a tensor of a module is found: the dictionary that holds it, and its key."""
+
+
+class Carrier(Protocol):
+    """What carries the coordinates of a weight: `CoordinateList`, which stands a floor above."""
+
+    seat: "Seat | None"
+    is_sparse: bool
+    ntensors: int
+    _emptied: list[Any] | None
+
+    @property
+    def param(self) -> OrthogonalParam: ...
+
+    @property
+    def coordinates(self) -> dict[str, nn.Parameter]: ...
+
+    def __len__(self) -> int: ...
+
+    def mend(self, by_value: bool | None = None) -> None: ...
+
+    def is_at_rest(self) -> bool: ...
+
+
+class _Structure:
+    """Counts what may change which weights belong together: new ones, casts, other parameters in their place."""
+
+    count = 0
+
+    def change(self) -> None:
+        self.count += 1
+
+
+structure = _Structure()
+
+
+def leave_seat(one: Carrier) -> None:
+    """Says that a weight may not be of its group's kind any longer."""
+    one.seat = None
+    structure.change()
+
+
+class Opening(threading.local):
+    """How often the groups of a model are open in a thread, and what it has evaluated there, by group."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.evaluations: dict[Group, Evaluation] = {}
+
+
+@dataclass
+class Backward:
+    """What a backward pass leaves: whether there was one, and whose frames had no part in it."""
+
+    is_done: bool = False
+    unread: frozenset[int] = frozenset()
+
+
+class Reading(NamedTuple):
+    """Coordinates and charts of the weights of a group, column by column, and how often each had been written to."""
+
+    columns: list[list[Tensor]]
+    counts: list[list[int]]
+
+
+class Evaluation:
+    """The weights of a group, and what they were computed from.
+
+    `tensors` and `counts` have, weight by weight, its coordinates and its chart, and how often each had been written
+    to; `trained` tells which of them get a gradient, the same for all weights.
+    """
+
+    __slots__ = (
+        "backward",
+        "counts",
+        "has_graph",
+        "is_inference",
+        "stacked",
+        "tensors",
+        "trained",
+        "trains",
+        "weights",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        stacked: Tensor,
+        weights: Sequence[Tensor],
+        reading: Reading,
+        backward: Backward,
+    ):
+        columns, counts = reading
+        self.stacked, self.weights, self.backward = stacked, weights, backward
+        self.tensors, self.counts = list(zip(*columns, strict=True)), list(zip(*counts, strict=True))
+        self.trained = [column[0].requires_grad for column in columns]
+        self.trains = any(self.trained)
+        self.has_graph, self.is_inference = stacked.requires_grad, stacked.is_inference()
+        self.writes = 0 if self.is_inference else write_count(stacked)
+
+    def serves(self, wants_graph: bool) -> bool:
+        """Whether one who reads may have the weights: not without the graph that is wanted, nor once overwritten."""
+        if self.is_inference:
+            return torch.is_inference_mode_enabled()
+        if wants_graph and (self.backward.is_done or self.has_graph != self.trains):
+            return False
+        return write_count(self.stacked) == self.writes
+
+
+class Group:
+    """Weights whose maps differ in coordinates and charts alone.
+
+    Args:
+        lists: what carries the weights.
+        opening: that of the model.
+    """
+
+    def __init__(self, lists: Sequence[Carrier], opening: Opening):
+        self.lists, self.opening = lists, opening
+        self.map = StackOfMaps(lists[0].param)
+        self.can_skip_weight = _applies_without_weight(lists[0].param)
+        self.is_bound = bool(lists[0].param.manifolds)
+        rows = [[*_coordinate_places(one), *(place[:2] for place in chart_places(one.param))] for one in lists]
+        self.size = lists[0].ntensors
+        self.columns = [tuple(zip(*column, strict=True)) for column in zip(*rows, strict=True)]
+        self.seats = [Seat(self, i, row) for i, row in enumerate(rows)]
+        self.latest: Evaluation | None = None
+        self.traced: Sequence[Tensor] | None = None
+        self._chart: Reading | None = None
+        self._stacks = Stacks(lists[0].param)
+        for one, seat in zip(lists, self.seats, strict=True):
+            one.seat = seat
+
+    def read(self) -> Reading | None:
+        """What all weights are to be computed from; None if they cannot be together, so that each has to say why."""
+        if any(map(_emptied, self.lists)):
+            return None
+        columns: Any = [list(map(dict.get, *column)) for column in self.columns]
+        for column in columns[: self.size]:
+            if set(map(type, column)) - _PLAIN or len(set(map(_is_trained, column))) > 1:
+                structure.change()  # sharded, replaced, frozen since
+                return None
+        if columns[0][0].is_meta:
+            return None
+        if self.is_bound:
+            self._mend()
+        try:
+            counts = [list(map(write_count, column)) for column in columns]
+        except RuntimeError:  # of inference_mode, whose tensors count no writes
+            return None
+        if not self._has_chart(columns, counts):
+            self._mend()
+            counts = [list(map(write_count, column)) for column in columns]
+            self._chart = Reading(columns[self.size :], counts[self.size :])
+        if self.lists[0].is_at_rest() and self._stacks.may_be_wrong(columns):
+            self._mend(by_value=None)
+            counts = [list(map(write_count, column)) for column in columns]
+            self._stacks.may_be_wrong(columns, anew=True)  # so that the next read finds what was looked at here
+        return Reading(columns, counts)
+
+    def evaluate(self) -> Evaluation | None:
+        """Maps all weights at once; None if that cannot be, so that each has to say or to do so by itself."""
+        reading = self.read()
+        if reading is None:
+            return None
+        coordinates, stacked = self.map_rows(self.map, reading)
+        return self.evaluated(reading, stacked, coordinates)
+
+    def map_rows(self, stack_of_maps: "StackOfMaps", reading: Reading) -> tuple[list[Tensor], Tensor]:
+        """The coordinates of all weights that were read, or of some, stacked, and the weights."""
+        columns = reading.columns
+        stack_of_maps.follow(columns[self.size :])
+        with saved_plainly():
+            coordinates = [torch.stack(column) for column in columns[: self.size]]
+            return coordinates, stack_of_maps(coordinates)
+
+    def evaluated(self, reading: Reading, stacked: Tensor, coordinates: Sequence[Tensor] = ()) -> Evaluation:
+        """What weights are read from that have been computed; `coordinates` get no gradient of those left unread."""
+        weights = stacked.unbind()
+        backward = Backward()
+        if stacked.requires_grad:
+            note_unread(weights, backward)
+            omit_unread(coordinates, backward)
+        return Evaluation(stacked, weights, reading, backward)
+
+    def trace(self) -> None:
+        """Maps all weights at once in compiled code, until `untrace`."""
+        if all([one.seat is seat for one, seat in zip(self.lists, self.seats, strict=True)]):
+            rows = [list(one.coordinates.values()) for one in self.lists]
+            charts = [dict(one.param.named_buffers()) for one in self.lists]
+            chart = {name: torch.stack([held[name] for held in charts]) for name in charts[0]}
+            coordinates = [torch.stack(column) for column in zip(*rows, strict=True)]
+            self.traced = self.map.with_chart(chart, coordinates).unbind()
+
+    def untrace(self) -> None:
+        """Forgets what was traced."""
+        self.traced = None
+
+    def _mend(self, by_value: bool | None = False) -> None:
+        for one in self.lists:
+            one.mend(by_value)
+
+    def _has_chart(self, columns: list[list[Tensor]], counts: list[list[int]]) -> bool:
+        """Whether the map has the present chart."""
+        if self._chart is None:
+            return False
+        tensors, noted = self._chart
+        pairs = zip(columns[self.size :], tensors, strict=True)
+        return noted == counts[self.size :] and all([all(map(operator.is_, *pair)) for pair in pairs])
+
+
+class Seat:
+    """The place of a weight in its group: what the weight is read from while the group is open.
+
+    Attributes:
+        is_whole: whether the map gives the weight, with nothing on top.
+    """
+
+    __slots__ = ("group", "held", "index", "is_whole", "keys")
+
+    def __init__(self, group: Group, index: int, places: Sequence[Place]):
+        self.group, self.index = group, index
+        self.held, self.keys = zip(*places, strict=True)
+        one = group.lists[index]
+        self.is_whole = len(one) == 1 and not one.is_sparse
+
+    def read(self) -> Tensor | None:
+        """The weight, of one evaluation of the group; None if it is to be evaluated by itself. Not in compiled code."""
+        if is_intercepted():
+            return None
+        group = self.group
+        if is_in_backward():
+            # A checkpoint computes anew what it saved, and has to find the same; the other kind wants a graph of its
+            # own, and sets no hooks.
+            latest = group.latest
+            return latest.weights[self.index] if latest and has_saved_tensor_hooks() and self._fits(latest) else None
+        evaluations = group.opening.evaluations
+        evaluation: Evaluation | None = evaluations.get(group)
+        wants_graph = torch.is_grad_enabled()
+        if evaluation is None or not (self._fits(evaluation) and evaluation.serves(wants_graph)):
+            evaluation = group.evaluate() if group.opening.depth else None
+            if evaluation is None:
+                return None
+            evaluations[group] = evaluation
+            if evaluation.has_graph:
+                group.latest = evaluation
+        w = evaluation.weights[self.index]
+        return w if wants_graph or not evaluation.has_graph else w.detach()
+
+    def traced(self) -> Tensor | None:
+        """The same in compiled code."""
+        return None if self.group.traced is None else self.group.traced[self.index]
+
+    def _fits(self, evaluation: Evaluation) -> bool:
+        """Whether the weight's coordinates and chart are those that the evaluation has seen."""
+        i = self.index
+        places = zip(self.held, self.keys, evaluation.tensors[i], evaluation.counts[i], evaluation.trained, strict=True)
+        for held, key, t, count, trains in places:
+            if held.get(key) is not t or write_count(t) != count or t.requires_grad is not trains:
+                return False
+        return True
+
+
+class StackOfMaps:
+    """The maps of a group as one, which takes stacked coordinates: their class, where it can, or else vmap."""
+
+    def __init__(self, param: OrthogonalParam):
+        self.map = copy.deepcopy(param)
+        self.is_vmapped = not maps_stacks(param)
+        self.chart: dict[str, Tensor] = {}
+
+    def follow(self, columns: Sequence[Sequence[Tensor]]) -> None:
+        """Stacks the charts of the weights anew: writes through `.data` leave no other trace."""
+        with torch.inference_mode(False), torch.no_grad():
+            stacks = [torch.stack(list(column)) for column in columns]
+        self.chart = dict(zip((name for name, _ in self.map.named_buffers()), stacks, strict=True))
+        if not self.is_vmapped:
+            for held, key, _ in chart_places(self.map):
+                held[key] = stacks.pop(0)
+
+    def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
+        """The weights, stacked."""
+        if self.is_vmapped:
+            return self.with_chart(self.chart, coordinates)
+        return self.map(*coordinates).contiguous()
+
+    def with_chart(self, chart: dict[str, Tensor], coordinates: Sequence[Tensor]) -> Tensor:
+        """The weights with a chart that is given, stacked."""
+
+        def evaluate(chart: dict[str, Tensor], *values: Tensor) -> Tensor:
+            return torch.func.functional_call(self.map, chart, values)
+
+        return (torch.vmap(evaluate) if self.is_vmapped else evaluate)(chart, *coordinates).contiguous()
+
+
+_PLAIN = {nn.Parameter, Tensor}
+_emptied = operator.attrgetter("_emptied")
+_is_trained = operator.attrgetter("requires_grad")
+_NOTHING = nullcontext()
+
+
+def maps_stacks(param: OrthogonalParam) -> bool:
+    """Whether `forward` of a map, and of those inside it, takes stacks, as the class that defines it has to say."""
+    kinds = {type(part) for part in param.modules() if isinstance(part, OrthogonalParam)}
+    return all(cls.stacks and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def _applies_without_weight(param: OrthogonalParam) -> bool:
+    """Whether a map has a way of its own to apply a weight, but for its gain."""
+    while isinstance(param, Scaled):
+        param = param.inner
+    return type(param).linear is not OrthogonalParam.linear
+
+
+def _coordinate_places(one: Carrier) -> list[Place]:
+    return [(held_parameters(one), f"original{i}") for i in range(one.ntensors)]  # type: ignore[misc]
+
+
+def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:
+    """Has a backward pass note whose weights no loss depends on."""
+
+    def begin(gradients: Sequence[Tensor | None]) -> None:
+        backward.is_done = True
+        backward.unread = frozenset(i for i, g in enumerate(gradients) if g is None)
+
+    weights[0].grad_fn.register_prehook(begin)  # type: ignore[union-attr]
+
+
+def omit_unread(coordinates: Sequence[Tensor], backward: Backward) -> None:
+    """Has those weights leave the gradients of their coordinates alone, as if read by themselves."""
+
+    def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> Any:
+        if not backward.unread:
+            return None
+        return tuple(None if i in backward.unread else g for i, g in enumerate(gradients))
+
+    for c in coordinates:
+        if c.grad_fn is not None:
+            c.grad_fn.register_hook(leave_out)
+
+
+def saved_plainly() -> Any:
+    """Context in which tensors are saved as they are, whatever checkpoints or others do with those around."""
+    is_hooked = not torch.compiler.is_compiling() and has_saved_tensor_hooks()
+    return saved_tensors_hooks(_as_it_is, _as_it_is) if is_hooked else _NOTHING
+
+
+def _as_it_is(x: Any) -> Any:
+    return x

@@ -1,0 +1,261 @@
+"""All weights of a model that have one kind of map, evaluated by one batched call."""
+
+import math
+import threading
+import weakref
+from collections.abc import Hashable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit._torch import forward_hooks, forward_pre_hooks, held_modules
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.viewed import Viewed
+from stiefelkit.tensors import is_sharding_unit
+from stiefelkit.weights.coordinate_list import CoordinateList
+from stiefelkit.weights.find import check_module, orthogonal_weights
+from stiefelkit.weights.group import Group, Opening, structure
+from stiefelkit.weights.owners import Owners
+from stiefelkit.weights.rank_shares import Sharing, joined
+
+__all__ = ["group_", "grouped", "ungroup_"]
+
+
+M = TypeVar("M", bound=nn.Module)
+
+_ENTRIES = 1 << 20
+"""Entries of all weights of a group: beyond, memory counts more than calls."""
+
+
+class grouped:
+    """Context in which weights of a model with the same map, shape, dtype and options are mapped by one batched call.
+
+    At the first read of one of them all are evaluated; each later read gives what was evaluated then, until coordinates
+    or charts are written to (a step of an optimizer) or a backward pass has gone through, after which the next read
+    evaluates anew. Gradients flow to each weight's own coordinates, and a weight that no loss depends on leaves its own
+    without any. Weights and gradients are those without the context, but for rounding.
+
+    Wide weights, kernels, weights with a gain, tied ones and those with other parametrizations on top take part; a
+    weight whose coordinates are parametrized themselves, or that is one of its kind, is evaluated by itself, and so is
+    every weight under `torch.func`, while something traces, and in threads that have not entered the context.
+
+    One graph is behind all weights of a kind: two losses of one forward that are differentiated one after the other
+    need `retain_graph=True` for the first, or groups of their own.
+
+    Args:
+        model: any module.
+
+    Raises:
+        DtypeError: it is none.
+
+    >>> import stiefelkit as sk
+    >>> net = nn.Sequential(*(sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3)))
+    >>> with grouped(net):
+    ...     net(torch.ones(1, 8)).sum().backward()
+    >>> net[0].parametrizations.weight.skew.grad.shape
+    torch.Size([28])
+    """
+
+    def __init__(self, model: nn.Module):
+        check_module(model, "grouped")
+        self.model = model
+
+    def __enter__(self) -> None:
+        if not torch.compiler.is_compiling():
+            _open(self.model)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not torch.compiler.is_compiling():
+            _close()
+
+
+def group_(model: M, owners: Owners | None = None) -> M:
+    """Has every call of a model run inside `grouped`, compiled ones too, and returns the model.
+
+    Reads outside of `model(...)` evaluate a weight by itself. Copies and pickles of the model are grouped as well;
+    state dicts are as before. `ungroup_` takes it back.
+
+    Args:
+        model: any module.
+        owners: the ranks of DDP, each of which is to map a share of the weights, if that is cheaper; all of them have
+            to make the call then. docs/distributed.md says when and how. The last call decides, and copies of the model
+            do without.
+
+    Raises:
+        DtypeError: the model is no module.
+        OptionError: the weights are not the same on all ranks, hold no values yet or are sharded.
+
+    >>> import stiefelkit as sk
+    >>> net = group_(nn.Sequential(*(sk.orthogonal(nn.Linear(8, 8), "weight") for _ in range(3))))
+    >>> net(torch.ones(1, 8)).shape
+    torch.Size([1, 8])
+    """
+    check_module(model, "group_")
+    if not _switches(model):
+        switch = _Switch()
+        switch.plan = _plan_of(model)
+        model.register_forward_pre_hook(switch.begin, prepend=True)
+        model.register_forward_hook(switch.end, always_call=True)
+    pays = owners is not None and _plan_of(model).sharing(owners).pays()
+    for switch in _switches(model):
+        switch.owners = owners if pays else None
+    return model
+
+
+def ungroup_(model: M) -> M:
+    """Takes `group_` back, and returns the model."""
+    check_module(model, "ungroup_")
+    for switch in _switches(model):
+        for hooks in (forward_pre_hooks(model), forward_hooks(model)):
+            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is switch]:
+                del hooks[key]
+    return model
+
+
+class _Plan:
+    """The groups of a model, as long as its weights are of the same kinds."""
+
+    def __init__(self, model: nn.Module):
+        self.opening = Opening()
+        self.modules = {id(module) for module in model.modules()}
+        self.parts = _parts(model)
+        if any(one.seat is not None for part in self.parts for one in part):
+            structure.change()  # another plan loses them
+        self.made_at = structure.count
+        self.groups = [Group(part, self.opening) for part in self.parts if len(part) > 1]
+        self._sharing: Sharing | None = None
+
+    def still_fits(self, model: nn.Module) -> bool:
+        """Whether what has changed since was elsewhere; compiled code goes on with the same groups then."""
+        now = structure.count
+        if self.made_at != now:
+            is_seated = all(one.seat is seat for g in self.groups for one, seat in zip(g.lists, g.seats, strict=True))
+            if not (is_seated and _parts(model) == self.parts):
+                return False
+            self.modules = {id(module) for module in model.modules()}
+            self.made_at = now
+        return True
+
+    def sharing(self, owners: Owners) -> Sharing:
+        """The weights, those that are one of their kind too, as ranks share them."""
+        if self._sharing is None or self._sharing.owners is not owners:
+            if self._sharing is None:
+                self.groups += [Group(part, self.opening) for part in self.parts if len(part) == 1]
+            self._sharing = Sharing(self.groups, owners)
+        return self._sharing
+
+    def open(self) -> None:
+        self.opening.depth += 1
+
+    def close(self) -> None:
+        self.opening.depth -= 1
+        if not self.opening.depth:
+            self.opening.evaluations.clear()
+
+
+class _Switch:
+    """The hooks of a model that is grouped for good; a copy makes a plan of its own."""
+
+    plan: _Plan | None = None
+    owners: Owners | None = None
+
+    def __init__(self) -> None:
+        self.tokens: list[Tensor | None] = []
+
+    def begin(self, model: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            plan = _open(model)
+            self.plan = plan or self.plan
+            if self.owners is not None:
+                trains = model.training and torch.is_grad_enabled()
+                self.tokens.append(plan.sharing(self.owners).evaluate() if plan is not None and trains else None)
+        elif self.plan is not None:
+            for group in self.plan.groups:
+                group.trace()
+
+    def end(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            for group in self.plan.groups if self.plan is not None else ():
+                group.untrace()
+            return None
+        _close()
+        token = self.tokens.pop() if self.tokens else None
+        return None if token is None else joined(token, output)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Switch":
+        return _Switch()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Switch, ()
+
+
+class _Opened(threading.local):
+    """The plans that are open in a thread, the last one last; None for a model inside another that is open."""
+
+    def __init__(self) -> None:
+        self.plans: list[_Plan | None] = []
+
+
+_opened = _Opened()
+_plans: weakref.WeakKeyDictionary[nn.Module, _Plan] = weakref.WeakKeyDictionary()
+_planning = threading.Lock()
+
+
+def _open(model: nn.Module) -> _Plan | None:
+    is_inside = any(plan is not None and id(model) in plan.modules for plan in _opened.plans)
+    plan = None if is_inside else _plan_of(model)
+    _opened.plans.append(plan)
+    if plan is not None:
+        plan.open()
+    return plan
+
+
+def _close() -> None:
+    plan = _opened.plans.pop() if _opened.plans else None
+    if plan is not None:
+        plan.close()
+
+
+def _plan_of(model: nn.Module) -> _Plan:
+    plan = _plans.get(model)
+    if plan is None or not plan.still_fits(model):
+        with _planning:
+            _plans[model] = plan = _Plan(model)
+    return plan
+
+
+def _parts(model: nn.Module) -> list[list[CoordinateList]]:
+    """The weights of each group."""
+    units = {id(part): id(unit) for unit in model.modules() if is_sharding_unit(unit) for part in unit.modules()}
+    alike: dict[Hashable, list[CoordinateList]] = {}
+    lists = {id(weight.coordinate_list): weight.coordinate_list for weight in orthogonal_weights(model)}
+    for one in lists.values():
+        if one.ntensors and "parametrizations" not in held_modules(one):
+            alike.setdefault((units.get(id(one)), _kind(one)), []).append(one)
+    parts: list[list[CoordinateList]] = []
+    for of_a_kind in alike.values():
+        most = max(1, _ENTRIES // math.prod(of_a_kind[0].param.shape))
+        parts += [of_a_kind[i : i + most] for i in range(0, len(of_a_kind), most)]
+    return parts
+
+
+def _switches(model: nn.Module) -> list[_Switch]:
+    owners = [getattr(hook, "__self__", None) for hook in forward_pre_hooks(model).values()]
+    return [owner for owner in owners if isinstance(owner, _Switch)]
+
+
+def _kind(coordinate_list: CoordinateList) -> Hashable:
+    """What weights have in common that one call can map."""
+    param = coordinate_list.param
+    maps = [
+        (type(part), part.shape, part.dtype, part.precision, part.view if isinstance(part, Viewed) else None)
+        for part in param.modules()
+        if isinstance(part, OrthogonalParam)
+    ]
+    tensors = [*coordinate_list.parameters(recurse=False), *param.buffers()]
+    seen = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors]
+    return tuple(maps), repr(param.options()), tuple(seen), param.training

@@ -1,0 +1,243 @@
+"""Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefelkit._torch import held_buffers, write_count
+from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.errors import NotAFrameError, RankError
+from stiefelkit.functional import nearest_frame
+from stiefelkit.functional._arithmetic.reads import reads_are_free
+from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
+from stiefelkit.tensors import is_sharded, working_dtype
+from stiefelkit.weights.optimizer_hooks import is_left_between_landings
+
+__all__ = ["Notes", "Stacks", "chart_places", "frame_tensors", "to_nearest_"]
+
+
+Place = tuple[MutableMapping[str, Tensor | None], str, bool | None]
+"""The dictionary that holds a tensor, its key, and for a frame whether it is complex and stored as [Re, Im]."""
+_MENDED_FROM = 32
+"""Rounding limits from which a frame is mended: what optimizers leave in precision "fast" is 30."""
+_SAMPLE = 1024
+"""Entries of a frame that are added up to see whether it is still the one that was looked at."""
+
+
+class Values:
+    """What a tensor held when it was looked at last: integers as they are, of frames a sum of some entries.
+
+    Args:
+        t: integers, frames, or other numbers, which may be anything.
+        packed: for frames whether they are complex and stored as [Re, Im], else None.
+    """
+
+    __slots__ = ("integers", "packed", "stride", "total")
+
+    def __init__(self, t: Tensor, packed: bool | None):
+        self.packed, self.total = packed, None
+        self.integers = None if packed is not None or t.is_floating_point() or t.is_complex() else t.detach().clone()
+        self.stride = max(1, t.numel() // _SAMPLE)
+        # Entries of every column are among the sample.
+        while packed is not None and math.gcd(self.stride, math.prod(t.shape[-2 if packed else -1 :])) > 1:
+            self.stride += 1
+
+    def may_be_wrong(self, t: Tensor) -> bool:
+        """Whether the values are others than when last asked, and may be no frames, or other integers.
+
+        A mean of frames has W^H W <= I. The norm of its defect is at most the trace, which is |p - ||W||_F^2|.
+        """
+        if self.integers is not None:
+            return t.dtype != self.integers.dtype or not torch.equal(t, self.integers.to(t.device))
+        if self.packed is None:
+            return False
+        sample = t
+        if self.stride > 1:
+            sample = t.contiguous().as_strided((t.numel() // self.stride,), (self.stride,))
+        total = sample.sum().item()
+        if total == self.total:
+            return False
+        self.total, t = total, t.detach()
+        w = torch.view_as_real(t) if t.is_complex() else t
+        n, p = t.shape[-3:-1] if self.packed else t.shape[-2:]
+        columns = t.numel() / (2 * n if self.packed else n)
+        trace = torch.linalg.vector_norm(w, dtype=torch.float64).square().item() - columns
+        return abs(trace) > frame_tolerance(p, t.dtype)
+
+    def restore_(self, t: Tensor) -> None:
+        """Takes back integers that a mean with themselves has rounded down: a k + (1 - a) k may be k - 1, from 2 on."""
+        if self.integers is None or t.dtype != self.integers.dtype:
+            return
+        kept = self.integers.to(t.device)
+        if not torch.equal(t, kept) and bool(((t == kept) | ((t == kept - 1) & (kept > 1))).all()):
+            with torch.inference_mode(t.is_inference()), torch.no_grad():
+                t.copy_(kept)
+
+
+@dataclass(slots=True)
+class _Note:
+    """A tensor as it was: where it is held, and how often it had been written to; None in inference mode."""
+
+    held: Mapping[str, Tensor | None]
+    key: str
+    id: int
+    count: int | None
+    values: Values
+
+
+class Notes:
+    """Remembers some tensors of modules, how often each had been written to, and something of their values.
+
+    Writes through `.data` are not counted.
+
+    Neither by weak references, with which torch cannot swap tensors, nor by others, which would keep them in memory.
+    """
+
+    were_trained = False
+    """Whether an optimizer of frames has moved any of them."""
+
+    def __init__(self) -> None:
+        self._noted: list[_Note] = []
+
+    def take(self, param: OrthogonalParam, parameters: Any, keys: Iterable[str]) -> None:
+        """Notes frames and the chart of a map as they are now, and forgets those before.
+
+        Args:
+            param: the map.
+            parameters: the dictionary that holds its coordinates.
+            keys: those of the coordinates.
+        """
+        self._noted = []
+        names = zip(keys, param.coordinates, strict=True)
+        frames = [(parameters, key, False) for key, name in names if name in param.manifolds]
+        for held, key, packed in [*frames, *chart_places(param)]:
+            t = held.get(key)
+            if t is not None and not (t.is_meta or is_sharded(t)):
+                count = None if t.is_inference() else write_count(t)
+                self._noted.append(_Note(held, key, id(t), count, Values(t, packed)))
+
+    def _present(self) -> list[tuple[_Note, Tensor]]:
+        """Notes and tensors; others in their place, as functional_call puts there, do not count."""
+        pairs = [(note, note.held.get(note.key)) for note in self._noted]
+        return [(note, t) for note, t in pairs if t is not None and id(t) == note.id]
+
+    def written(self, may_stay: Callable[[Tensor], bool]) -> list[Tensor]:
+        """Those that were written to since, but for those that may stay as they are, which are noted anew."""
+        strange = []
+        for note, t in self._present():
+            if note.count is None or write_count(t) == note.count:
+                continue
+            if may_stay(t):
+                note.count, self.were_trained = write_count(t), True
+            else:
+                strange.append(t)
+        return strange
+
+    def may_be_wrong(self) -> bool:
+        """Whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
+        return any([note.values.may_be_wrong(t) for note, t in self._present() if reads_are_free(t)])
+
+    @torch.no_grad()
+    def mend_(
+        self,
+        param: OrthogonalParam,
+        coordinates: Mapping[str, Tensor],
+        written: Sequence[Tensor],
+        weight: str,
+        by_value: bool,
+    ) -> None:
+        """Takes frames that are frames no more to their nearest, and integers that were rounded to what they were.
+
+        Those that are known to have been written to are mended from 32 rounding limits on, others, which optimizers and
+        checkpoints may have left as they are, from where a checkpoint of them would be refused. `by_value`, they are
+        mended between landings, too.
+
+        Raises:
+            NotAFrameError: the chart's signs or permutations have become something else.
+            RankError: a frame has become so dependent that none is nearest.
+        """
+        for note, t in self._present():
+            note.values.restore_(t)
+        keys = {id(t) for t in written}
+        for t, packed in frame_tensors(param, coordinates):
+            lands_later = not (written or by_value) and is_left_between_landings(t)
+            if t.is_meta or is_sharded(t) or lands_later:
+                continue
+            w = _as_frames(t, packed)
+            p, dtype = w.shape[-1], w.dtype
+            own = _MENDED_FROM * rounding_limit(p, dtype) + torch.finfo(dtype).eps
+            if orthogonality_error(w).max().item() > (own if id(t) in keys else frame_tolerance(p, dtype)):
+                try:
+                    to_nearest_(t, packed)
+                except RankError as cause:
+                    raise RankError(
+                        f"{weight} needs linearly independent columns to be taken to its nearest frame, got others, "
+                        "written from outside; sk.reset_ draws a frame."
+                    ) from cause
+        if any(t.is_meta for t in param.chart.values()):
+            return
+        reason = param.check_chart(param.chart)
+        if reason is not None:
+            raise NotAFrameError(
+                f"{weight} needs {reason}, got others, written from outside; sk.optim.multi_avg_fn averages what may "
+                "be."
+            )
+
+
+def to_nearest_(t: Tensor, packed: bool) -> None:
+    """Takes frames, [Re, Im] last if they are `packed`, to the nearest; raises RankError if there are none."""
+    w = _as_frames(t, packed)
+    nearest = nearest_frame(w.to(working_dtype(w.dtype)))
+    with torch.inference_mode(t.is_inference()), torch.no_grad():
+        t.copy_(torch.view_as_real(nearest) if packed else nearest)
+
+
+def _as_frames(t: Tensor, packed: bool) -> Tensor:
+    t = t.detach()
+    return torch.view_as_complex(t.contiguous()) if packed else t  # channels_last takes [Re, Im] apart
+
+
+class Stacks:
+    """Values of the frames and charts of many weights of one map and shape, which are looked at together.
+
+    Args:
+        param: one of the maps.
+    """
+
+    def __init__(self, param: OrthogonalParam):
+        kinds = [False if name in param.manifolds else None for name in param.coordinates]
+        self._kinds = [*enumerate([*kinds, *(packed for _, _, packed in chart_places(param))])]
+        self._kinds = [(i, packed) for i, packed in self._kinds if i >= len(kinds) or packed is not None]
+        self._values: list[Values] | None = None
+
+    @torch.no_grad()
+    def may_be_wrong(self, columns: Sequence[list[Tensor]], anew: bool = False) -> bool:
+        """Whether those of some weight may be; `columns` are coordinates, then charts, of all weights each."""
+        if not reads_are_free(columns[0][0]):
+            return False
+        stacks = [(torch.stack(columns[i]), packed) for i, packed in self._kinds]
+        if anew or self._values is None:
+            self._values = [Values(t, packed) for t, packed in stacks]
+        return any([values.may_be_wrong(t) for values, (t, _) in zip(self._values, stacks, strict=True)])
+
+
+def chart_places(param: OrthogonalParam) -> list[Place]:
+    """Where the chart of a map is held, and which parts of it must stay frames."""
+    return [
+        (held, key, part.is_complex if key in getattr(part, "frame_buffers", ()) else None)  # type: ignore[misc]
+        for part in param.modules()
+        for held in [held_buffers(part)]
+        for key, value in held.items()
+        if value is not None
+    ]
+
+
+def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
+    """Each coordinate and buffer of a map that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+    bound = param.manifolds
+    tensors = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
+    return tensors + [(held[key], packed) for held, key, packed in chart_places(param) if packed is not None]  # type: ignore[misc]
