@@ -78,7 +78,8 @@ __all__ = [
 ]
 
 
-_HOMES = ("errors", "attach", "coordinate_list", "distributed", "drifts", "grouping", "host", "owners", "param", "ties")
+_HOMES = ("errors", "weights.attach", "weights.change", "weights.coordinate_list", "weights.grouped", "weights.loading")
+_HOMES += ("weights.owners", "param")
 """Modules whose names of `__all__` stand here; `errors` first, which needs no torch."""
 
 if not TYPE_CHECKING:  # else a checker would believe that every name is here
@@ -86,7 +87,7 @@ if not TYPE_CHECKING:  # else a checker would believe that every name is here
     def __getattr__(name):
         import importlib
 
-        if not name.startswith("_"):
+        if name in __all__:
             try:
                 return importlib.import_module(f"stiefelkit.{name}")
             except ModuleNotFoundError as error:
@@ -101,4 +102,4 @@ if not TYPE_CHECKING:  # else a checker would believe that every name is here
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=package)
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -8,7 +8,7 @@ import pytest
 import stiefelkit
 
 ROOT = Path(stiefelkit.__file__).parent
-GROUND = {"_version", "dtypes", "errors", "init", "metrics", "numbers", "registry", "sharding", "_torch"}
+GROUND = {"_version", "errors", "init", "metrics", "numbers", "registry", "tensors", "_torch"}
 FLOORS = [GROUND, GROUND | {"functional"}, GROUND | {"functional", "scan"}]
 
 

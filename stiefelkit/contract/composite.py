@@ -27,6 +27,7 @@ class Inner:
 
     @property
     def cls(self) -> type[OrthogonalParam]:
+        """Returns the class of the inner map."""
         return find_parametrization(self.parametrization)
 
     def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
@@ -93,12 +94,15 @@ class Wrapper(OrthogonalParam):
         return []
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Checks the chart of the inner map."""
         return self.inner.check_chart(chart)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        """Draws as the inner map does."""
         return self.inner.initial(scheme, generator)
 
     def error_bound(self, *coordinates: Tensor) -> float:
+        """Returns the bound of the inner map."""
         return self.inner.error_bound(*coordinates)
 
 
@@ -131,14 +135,17 @@ class SideBySide(OrthogonalParam):
 
     @property
     def parts(self) -> list[OrthogonalParam]:
+        """The maps side by side."""
         return list(self.children())  # type: ignore[arg-type]
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Returns none: it is made by `blocks=` alone."""
         return []
 
     @property
     def traits(self) -> Traits:
+        """What holds of every part."""
         each = [part.traits for part in self.parts]
         shared = {
             key: all(vars(t)[key] for t in each) for key in ("onto", "invertible", "exact", "twice_differentiable")
@@ -147,39 +154,50 @@ class SideBySide(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
+        """Schemes that every part knows."""
         each = [part.schemes for part in self.parts]
         return tuple(scheme for scheme in each[0] if all(scheme in schemes for schemes in each))
 
     def options(self) -> dict[str, Any]:
+        """Returns the options of every part, and where they stand."""
         return {"parts": [part.options() for part in self.parts], "blocks": self.blocks, "dim": self.dim}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
+        """Returns the first flaw of the parts' charts."""
         flaws = (part.check_chart(within(chart, str(j))) for j, part in enumerate(self.parts))
         return next((flaw for flaw in flaws if flaw is not None), None)
 
     def forward(self, *coordinates: Tensor) -> Tensor:
+        """Maps every part's coordinates, and joins the frames."""
         return torch.cat([part(*own) for part, own in self._shares(coordinates)], self.axis)
 
     def bare(self, *coordinates: Tensor) -> Any:
+        """Returns the frames of the parts, unscaled."""
         return tuple(part.bare(*own) for part, own in self._shares(coordinates))
 
     def frames(self, weight: Tensor) -> Any:
+        """Returns the frames in each part's share of a weight."""
         return tuple(part.frames(own) for part, own in self._cut(weight))
 
     def nearest(self, weight: Tensor) -> Tensor:
+        """Returns the nearest weight, part by part."""
         return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.axis)
 
     def project(self, weight: Tensor) -> Tensor:
+        """Returns the nearest weight that the parts may have."""
         return torch.cat([part.project(own) for part, own in self._cut(weight)], self.axis)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
+        """Draws every part."""
         return _joined([part.initial(scheme, generator) for part in self.parts])
 
     def solve(self, w: Tensor) -> Position:
+        """Returns every part's position at its share of a weight."""
         self.check_tensor(w)
         return _joined([part.solve(own) for part, own in self._cut(w)])
 
     def error_bound(self, *coordinates: Tensor) -> float:
+        """Returns the largest bound of the parts."""
         return max(part.error_bound(*own) for part, own in self._shares(coordinates))
 
     def _cut(self, weight: Tensor) -> Iterator[tuple[OrthogonalParam, Tensor]]:

@@ -1,7 +1,5 @@
 """The contract that every parametrization keeps: `OrthogonalParam` and its `Traits`."""
 
-import functools
-import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +103,6 @@ class OrthogonalParam(nn.Module, ABC):
         precision: str = "exact",
     ):
         super().__init__()
-        _make_known()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         name = type(self).__name__
         frame = sizes(shape)
@@ -350,12 +347,6 @@ Parametrization = str | type[OrthogonalParam]
 def each_frame(frames: Any) -> tuple[Tensor, ...]:
     """Returns what `frames` and `bare` of a map give, as a tuple; several where they are of several sizes."""
     return frames if isinstance(frames, tuple) else (frames,)
-
-
-@functools.cache
-def _make_known() -> None:
-    """Has torch's own functions know our maps, once the first is made."""
-    importlib.import_module("stiefelkit.weights.torch_hooks").install()  # by name, as it stands floors above
 
 
 def rows_of(x: Tensor) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from stiefelkit.errors import ShapeError
 from stiefelkit.scan.activations import Activation
 
-__all__ = ["DTYPES", "GATED", "PLAIN", "Recurrence", "SETTINGS", "TENSORS", "check_shapes", "require_pairs", "sizes_of"]
+__all__ = ["DTYPES", "GATED", "PLAIN", "SETTINGS", "TENSORS", "Recurrence", "check_shapes", "require_pairs", "sizes_of"]
 
 
 DTYPES = {

@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,9 @@ from torch.nn.utils import parametrize
 
 from stiefelkit.contract.composite import cores
 from stiefelkit.contract.param import each_frame
+from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.parametrizations.rebased import Rebased
-from stiefelkit.weights.attach import M
 from stiefelkit.weights.find import (
     OrthogonalWeight,
     check_module,
@@ -30,6 +29,8 @@ from stiefelkit.weights.optimizer_notices import retire
 from stiefelkit.weights.start import check_scheme
 
 __all__ = ["Drift", "assign_", "bake", "coordinates", "drift", "fully_shard_coordinates", "rebase_", "reset_", "tie"]
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def assign_(module: nn.Module, name: str, weight: Tensor) -> None:
@@ -85,11 +86,15 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         OptionError: the weight's map is not `Rebased`, or the optimizer does not hold its coordinates.
         NonFiniteError: the weight holds NaN or infinity; nothing changes.
 
+    >>> from stiefelkit import orthogonal
     >>> layer = orthogonal(nn.Linear(4, 4), "weight", "rebased", inner="matrix_exp")
     >>> rebase_(layer, "weight")
     """
     coordinate_list = find_weight(module, name, "rebase_").coordinate_list
-    maps = [(start, param) for start, param in cores(coordinate_list.param) if isinstance(param, Rebased)]
+    rebased: Any = find_parametrization("rebased")
+    maps: list[tuple[int, Any]] = [
+        (start, param) for start, param in cores(coordinate_list.param) if isinstance(param, rebased)
+    ]
     if not maps:
         raise OptionError(f'rebase_ needs a weight with the map "rebased", got {coordinate_list.param.title}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
@@ -143,6 +148,7 @@ def bake(module: M, name: str | None = None) -> M:
     Raises:
         UnknownNameError: the module has no orthogonal weight of this name.
 
+    >>> from stiefelkit import orthogonal
     >>> type(bake(orthogonal(nn.Linear(4, 4), "weight"))).__name__
     'Linear'
     """
@@ -202,7 +208,7 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
         OptionError: the other weight has a parametrization of another kind.
 
     >>> import torch
-    >>> from stiefelkit.weights.attach import orthogonal
+    >>> from stiefelkit import orthogonal
     >>> encoder, decoder = nn.Embedding(9, 4), nn.Linear(4, 9)
     >>> tie(orthogonal(encoder, "weight"), "weight", decoder, "weight")
     >>> torch.equal(encoder.weight, decoder.weight)

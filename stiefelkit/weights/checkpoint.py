@@ -27,11 +27,11 @@ _LONGEST = 1 << 20
 """Bytes of a description that are read; those written have a few hundred."""
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
-_SCALED = "stiefelkit.contract.scaled:Scaled"
+_SCALED = "stiefelkit.parametrizations.scaled:Scaled"
 _SAVED_NAMES: dict[type, str] = {
     Scaled: _SCALED,
-    Viewed: "stiefelkit.contract.viewed:Viewed",
-    SideBySide: "stiefelkit.contract.composite:SideBySide",
+    Viewed: "stiefelkit.parametrizations.viewed:Viewed",
+    SideBySide: "stiefelkit.parametrizations._inner:SideBySide",
 }
 """The names of wrappers in checkpoints. They stay when a class moves to another file."""
 _FIXED = ("shape", "field")

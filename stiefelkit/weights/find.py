@@ -87,6 +87,7 @@ def coordinate_manifolds(module: nn.Module) -> dict[str, str]:
 
 
 def held_parametrizations(module: nn.Module) -> nn.Module | None:
+    """Returns the module in which torch keeps a module's parametrizations, None if it has none."""
     # Not by getattr: a wrapper may pass on the attributes of the module inside it.
     # A script module has modules of another kind; torch.fx copies the place of a weight as a bare module.
     held = None if isinstance(module, torch.jit.ScriptModule) else held_modules(module).get("parametrizations")
@@ -94,6 +95,7 @@ def held_parametrizations(module: nn.Module) -> nn.Module | None:
 
 
 def lists_of(host: nn.Module) -> list[tuple[str, CoordinateList]]:
+    """Returns name and coordinate list of every orthogonal weight that a module itself has."""
     held = held_parametrizations(host)
     if held is None:
         return []

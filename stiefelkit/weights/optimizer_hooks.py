@@ -18,8 +18,8 @@ from stiefelkit._torch import write_count
 from stiefelkit.errors import OptimizerError
 
 __all__ = [
-    "Frame",
     "MANIFOLDS",
+    "Frame",
     "coordinate_lists",
     "frames",
     "frames_alone",

@@ -5,6 +5,7 @@
 checkpointing. Modules without our maps see no difference.
 """
 
+import functools
 import inspect
 import weakref
 
@@ -30,8 +31,9 @@ _hosts: weakref.WeakKeyDictionary[nn.ModuleDict, weakref.ref[nn.Module]] = weakr
 """To each `module.parametrizations` the module: torch makes the one first, and then tells of the other alone."""
 
 
+@functools.cache
 def install() -> None:
-    """Registers torch's hook on every module that becomes another's child."""
+    """Registers torch's hook on every module that becomes another's child, once."""
     register_module_module_registration_hook(_take_in)  # type: ignore[arg-type]
 
 

@@ -102,8 +102,8 @@ class TangentOptimizer(FrameOptimizer):
 
     A step adds an increment to W. In precision "exact" a float32 or complex64 frame has a remainder `lo` of the same
     dtype in the optimizer's state, and W + lo is what moves; increments are rounded as they are small. What their
-    rounding leaves of W^H W - I is worked out in float64 whenever an error model (`stiefelkit.optim.base.rounding`) says
-    that it may have come to 0.6 rounding limits (0.9 of large frames, where it is sampled first), and is taken away
+    rounding leaves of W^H W - I is worked out in float64 whenever an error model (`optim.base.rounding`) says that it
+    may have come to 0.6 rounding limits (0.9 of large frames, where it is sampled first), and is taken away
     with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder, does
     this at 5 limits, after 16 steps at most, and stays within 30. float64 and complex128 frames have no remainder;
     "exact" polishes them every 8 steps at least, and both keep them within 20 limits. To each of these bounds comes one

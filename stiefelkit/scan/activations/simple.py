@@ -6,7 +6,7 @@ from torch import Tensor
 from stiefelkit.functional import leaky_relu, oplu
 from stiefelkit.scan.activations.base import Activation, Step
 
-__all__ = ["Abs", "Identity", "LeakyReLU", "OPLU", "ReLU", "Tanh"]
+__all__ = ["OPLU", "Abs", "Identity", "LeakyReLU", "ReLU", "Tanh"]
 
 
 class ReLU(Activation):
