@@ -115,12 +115,12 @@ _HOMES = {
     "deterministic.minimize": ("Minimum", "minimize"),
     "deterministic.minimizer": ("Minimizer", "Progress"),
     "for_geoopt": ("geoopt_parameters",),
-    "frame_optimizer": ("FrameOptimizer",),
+    "base.frame_optimizer": ("FrameOptimizer",),
     "groups": ("frames", "parameter_groups"),
     "mixed": ("MixedOptimizer",),
     "rmsprop": ("RMSprop",),
     "settings": ("Check", "Setting"),
-    "tangent_optimizer": ("Retraction", "TangentOptimizer"),
+    "base.tangent_optimizer": ("Retraction", "TangentOptimizer"),
 }
 """Modules of the names that stand here, imported when they are first asked for, and torch with them."""
 
