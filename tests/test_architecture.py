@@ -87,8 +87,8 @@ def floor_of(path: str) -> int:
     return found[0]
 
 
-OUTSIDE = {"__init__.py", "__main__.py", "_version.py"}
-"""The face, on top of all floors, and a number below them."""
+OUTSIDE = {"__init__.py", "__main__.py", "_version.py", "param.py"}
+"""The face and the door for plugins, on top of all floors, and a number below them."""
 
 
 def test_every_folder_and_file_of_the_ground_floor_has_its_row() -> None:
@@ -104,20 +104,20 @@ def test_no_file_imports_from_a_floor_above_its_own(for_types: bool) -> None:
 
 def test_no_imports_go_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
-    for one, other in edges(for_types=False):
+    for one, other in [*edges(for_types=False), *edges(for_types=True)]:
         graph.setdefault(one, set()).add(other)
     TopologicalSorter(graph).prepare()
 
 
-def test_nothing_is_imported_by_a_string_but_by_the_registries_and_what_is_listed() -> None:
-    found = set()
+def test_nothing_is_imported_by_a_string_but_by_the_registries() -> None:
+    found = []
     for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
                 target = node.args[0]
                 if isinstance(target, ast.Constant) and str(target.value).startswith("stiefelkit"):
-                    found.add((path, target.value))
-    assert found == BY_NAME
+                    found.append((path, target.value))
+    assert found == []
 
 
 def test_every_path_that_the_page_names_exists() -> None:

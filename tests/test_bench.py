@@ -10,7 +10,6 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors, registry
-from stiefelkit import parametrizations as maps
 from stiefelkit.cli import main
 from stiefelkit.contract import table
 from stiefelkit.measuring.races import course, peers
@@ -45,7 +44,7 @@ def contender(row: FrameRow) -> str:
 @pytest.fixture
 def own_registry(monkeypatch):
     own = table.registered.copy()
-    monkeypatch.setattr(maps, "registered", own)
+    monkeypatch.setattr(table, "registered", own)
     return own
 
 

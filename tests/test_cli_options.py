@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, parametrizations
+from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.cli.app import asked
 from stiefelkit.cli.bench_growth import _growth
@@ -217,7 +217,7 @@ def test_a_class_that_lacks_a_method_is_left_out_with_a_warning(
 ) -> None:
     own = table.registered.copy()
     own.register("half", Half)
-    monkeypatch.setattr(parametrizations, "registered", own)
+    monkeypatch.setattr(table, "registered", own)
     missing = "'half' is left out: A parametrization needs coordinates, forward, initial, traits, got Half without"
     for words in (
         "list",

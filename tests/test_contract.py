@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors, init, parametrizations
+from stiefelkit import errors, init
 from stiefelkit.contract import table
 from stiefelkit.parametrizations import View
 from stiefelkit.registry import Registry
@@ -32,7 +32,7 @@ def test_a_map_is_one_file_and_one_line(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     check = table.registered._check_kind
     fresh = Registry("stiefelkit.parametrizations", "parametrization", {}, check)
-    monkeypatch.setattr(parametrizations, "registered", fresh)
+    monkeypatch.setattr(table, "registered", fresh)
     cls = sk.available()["turns"]
     assert sk.parametrizations.PlaneRotations is cls
     sk.nn.OrthogonalRNN(3, 4, parametrization="turns")(torch.ones(2, 5, 3))[0].sum().backward()

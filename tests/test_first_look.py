@@ -64,7 +64,7 @@ def test_names_guard_checks_of_loading_and_pickles_are_there_at_first_use(tmp_pa
                 continue
             raise AssertionError(error)
         from stiefelkit import *
-        assert orthogonal is sk.attach.orthogonal and nn is sk.nn and CoordinateList is sk.CoordinateList
+        assert orthogonal is sk.weights.attach.orthogonal and nn is sk.nn and CoordinateList is sk.CoordinateList
         try:
             from stiefelkit import orthogonall
         except ImportError:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit import errors, parametrizations, registry
+from stiefelkit import errors, registry
 from stiefelkit.cli import main
 from stiefelkit.cli.tasks import app_of_tasks, with_options
 from stiefelkit.contract import table
@@ -30,7 +30,7 @@ def fresh(monkeypatch):
         {"cayley": "stiefelkit.parametrizations.cayley:Cayley"},
         table.registered.check,
     )
-    monkeypatch.setattr(parametrizations, "registered", own)
+    monkeypatch.setattr(table, "registered", own)
     return own
 
 
@@ -270,9 +270,9 @@ def test_the_tests_are_of_what_stands_here_whatever_plugins_are_installed(tmp_pa
     (folder / "entry_points.txt").write_text("[stiefelkit.parametrizations]\nmine = plugin:Mine\n")
     script = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(Path(__file__).parent)!r}]\n"
-        "from stiefelkit import parametrizations\n"
+        "from stiefelkit.contract import table\n"
         "import conftest\n"
-        "assert 'mine' not in parametrizations.registered.names()\n"
+        "assert 'mine' not in table.registered.names()\n"
         "assert conftest.INSTALLED\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -54,4 +54,4 @@ def test_inside_the_scan_activations_and_kernels_know_no_engine_and_engines_no_d
     assert rooms("activations") <= {"activations"}
     assert rooms("kernels") <= {"activations", "kernels"}
     assert rooms("structures") <= {"blocks", "structures"}
-    assert rooms("engines") <= {"activations", "blocks", "engines", "kernels", "recurrence", "structures"}
+    assert rooms("engines") <= {"activations", "blocks", "checks", "engines", "kernels", "structures"}

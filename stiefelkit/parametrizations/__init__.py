@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from stiefelkit.contract import table
 from stiefelkit.contract.scaled import Scaled
-from stiefelkit.contract.table import check_options, find_parametrization, option_names, registered, rest_of
+from stiefelkit.contract.table import check_options, find_parametrization, option_names, rest_of
 from stiefelkit.contract.view import VIEWS, View
 from stiefelkit.contract.viewed import Viewed
 from stiefelkit.weights import torch_hooks
@@ -16,7 +17,6 @@ __all__ = [
     "check_options",
     "find_parametrization",
     "option_names",
-    "registered",
     "rest_of",
 ]
 
@@ -24,7 +24,7 @@ torch_hooks.install()  # so that torch's own functions know our maps
 
 
 def __getattr__(name: str) -> Any:
-    cls = None if name.startswith("_") else registered.by_class_name(name)
+    cls = None if name.startswith("_") else table.registered.by_class_name(name)
     if cls is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return cls

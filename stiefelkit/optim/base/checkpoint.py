@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,6 @@ from stiefelkit._torch import step_inside
 from stiefelkit.errors import CheckpointError, NonFiniteError
 from stiefelkit.optim.settings import is_number
 from stiefelkit.tensors import local_part
-
-if TYPE_CHECKING:
-    from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 
 __all__ = ["check_entries", "check_states", "without_remainders"]
 
@@ -24,7 +21,7 @@ LATE = ("momentum_buffer", "square_avg", "exp_avg_sq", "rotation_sq", "step", "l
 """May be missing in that of a frame, as from other settings or another dtype, and begins anew."""
 
 
-def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
+def check_states(optimizer: Any, state_dict: Any) -> None:
     """Raises CheckpointError unless a state dict has the groups and parameters of an optimizer, each once."""
     name = type(optimizer).__name__
     loaded: Any = state_dict if isinstance(state_dict, Mapping) else {}
@@ -59,7 +56,7 @@ def check_states(optimizer: "FrameOptimizer", state_dict: Any) -> None:
             )
 
 
-def check_entries(optimizer: "FrameOptimizer", i: int, group: dict[str, Any], ids: list[Any], state: Any) -> None:
+def check_entries(optimizer: Any, i: int, group: dict[str, Any], ids: list[Any], state: Any) -> None:
     """Raises unless the states of one group's parameters are such as its settings, which are in range, lead to.
 
     What these are, the optimizer tells by a step of a small frame or parameter of the same kind and settings.
@@ -95,7 +92,7 @@ def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtyp
     }
 
 
-def _made(optimizer: "FrameOptimizer", group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
     """The state of a small parameter after one step of length 0, each tensor by what its shape follows."""
     shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-max(p.dim(), 1) :] if p.dim() else ()
     if group["manifold"] is not None:

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifold_of, watch_frame
-
-if TYPE_CHECKING:
-    from stiefelkit.optim.base.frame_optimizer import FrameOptimizer
 
 __all__ = [
     "ask_readers",
@@ -35,7 +32,7 @@ __all__ = [
 ]
 
 
-def check_group(optimizer: type["FrameOptimizer"], group: dict[str, Any]) -> dict[str, Any]:
+def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     """Returns a group with Python's own numbers; raises OptionError unless its settings are in range."""
     group = plain(group, keep=Tensor)
     name, checks = optimizer.__name__, {setting.name: setting.check for setting in optimizer.settings}
