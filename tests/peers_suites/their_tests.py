@@ -44,14 +44,14 @@ def run_theirs(library: str, files: list[str], keywords: str, **environment: str
 def fetch_geoopt(into: Path) -> None:
     """Brings the release's tree by git."""
     git = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1"]
-    subprocess.run([*git, "--branch", f"v{version('geoopt')}", GEOOPT, str(into)], check=True, timeout=120)
+    subprocess.run([*git, "--branch", f"v{version('geoopt')}", GEOOPT, str(into)], check=True)
 
 
 def fetch_pymanopt(into: Path) -> None:
     """Brings the source distribution by pip."""
     with tempfile.TemporaryDirectory() as room:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", room]
-        subprocess.run([*pip, f"pymanopt=={version('pymanopt')}"], check=True, timeout=300)
+        subprocess.run([*pip, f"pymanopt=={version('pymanopt')}"], check=True)
         (archive,) = Path(room).glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(room, filter="data")
