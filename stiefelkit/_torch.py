@@ -146,7 +146,7 @@ def is_traced() -> bool:
     # Only make_fx puts a proxy mode among the dispatch modes.
     if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
         return True
-    return is_jit_traced()
+    return torch._C._get_tracing_state() is not None
 
 
 def is_jit_traced() -> bool:
@@ -171,9 +171,10 @@ def is_exported() -> bool:
 
 
 def is_intercepted() -> bool:
-    """Whether something other than autograd sees each operator: torch.func, a dispatch mode, a tracer."""
+    """Whether something other than autograd sees each operator: torch.func, a dispatch mode, a compiler, a tracer."""
     return (
-        is_transformed()
+        torch.compiler.is_compiling()
+        or is_transformed()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or symbolic_trace._is_fx_tracing_flag

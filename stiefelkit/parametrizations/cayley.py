@@ -155,7 +155,7 @@ class Cayley(OrthogonalParam):
             skew: packed skew part, shape (*, d), d = n(n - 1)/2 for square real, n^2 for square complex frames.
             phase: angles of D in radians, shape (*, p), complex frames only.
         """
-        (n, p), is_complex = self.shape[-2:], self.is_complex
+        (n, p), is_complex = self.shape[-2:], self.dtype.is_complex
         signs = None if is_complex else self.signs
         if self.bandwidth is not None:
             skew = spread_band(skew, n, p, is_complex, self.bandwidth)

@@ -1,6 +1,7 @@
 """What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from stiefelkit.weights.outside_writes import Notes, frame_tensors, to_nearest_
 from stiefelkit.weights.transfer import Handed
 
 __all__ = ["CoordinateList"]
+
+_DTYPE_OF = operator.attrgetter("dtype")
 
 
 class CoordinateList(parametrize.ParametrizationList):
@@ -59,6 +62,7 @@ class CoordinateList(parametrize.ParametrizationList):
     is_sparse: bool = False
     seat: Seat | None = None
     fills: int = 0
+    _stamp: tuple[Any, ...] | None = None
     _checked: tuple[Any, str] = (None, "")
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
@@ -77,7 +81,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._watch()
 
     def _watch(self) -> None:
-        self._notes = Notes()
+        self._notes, self._stamp = Notes(), None
         names = {*self.param.coordinates, *self.param.chart} - self.__dict__.keys()
         self._names = frozenset(name for name in names if not hasattr(type(self), name))
         leave_seat(self)
@@ -114,7 +118,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """The state of a copy, whose parameters are others."""
         self.mend(by_value=True)
         emptied = [] if self._is_unfilled() else None
-        return self.__dict__ | {"_emptied": emptied, "_notes": None, "_dtypes": [], "seat": None}
+        return self.__dict__ | {"_emptied": emptied, "_notes": None, "_dtypes": [], "_stamp": None, "seat": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copied or unpickled list, and has its frames watched as those of the original are."""
@@ -261,6 +265,8 @@ class CoordinateList(parametrize.ParametrizationList):
             UnfilledError: the coordinates hold no values yet, or are sharded and not gathered.
             OptionError: `torch.onnx.export` is tracing; ONNX lacks what most maps need.
         """
+        if x is None and self._is_as_stamped():
+            return self._modules["0"](*map(self._parameters.get, self._originals)).contiguous()  # type: ignore[misc]
         if is_exported():
             raise OptionError(
                 f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
@@ -284,6 +290,33 @@ class CoordinateList(parametrize.ParametrizationList):
             return tracer.create_proxy("call_module", tracer.path_of_module(self), () if x is None else (x,), {})
         self._make_ready(values)
         return self.param.linear(x, *values) if x is not None else self._finished(self.param(*values))
+
+    def _is_as_stamped(self) -> bool:
+        """Whether all that a read asks about is as it was when the last one had asked, so that W is the map's alone."""
+        if is_intercepted() or self._stamp is None or not (self.training and torch.is_grad_enabled()):
+            return False
+        if not (self.seat is self._emptied is self._buffers[EXTRA] is None):
+            return False
+        sizes, ids, dtypes, counts = self._stamp
+        held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
+        return (
+            sizes == (len(self.__dict__), len(self._modules))
+            and ids == [*map(id, held), *map(id, watched)]
+            and dtypes == [*map(_DTYPE_OF, held)]
+            and counts == [*map(write_count, watched)]
+        )
+
+    def _stamp_(self) -> None:
+        """Notes for `_is_as_stamped` what was found, where a read is of the map alone and no value is to be looked at.
+
+        Frames that an optimizer has not moved yet are looked at by value, and whatever is read outside training.
+        """
+        held, watched = self._parameters.values(), [*map(dict.get, *self._notes.places)]
+        is_plain = len(self._modules) == 1 and not self.is_sparse and len(self._parameters) == self.ntensors
+        if not is_plain or self.is_at_rest() or any(t is None or t.is_inference() for t in [*held, *watched]):
+            return
+        sizes, ids = (len(self.__dict__), 1), [*map(id, held), *map(id, watched)]
+        self._stamp = sizes, ids, [*map(_DTYPE_OF, held)], [*map(write_count, watched)]
 
     def _finished(self, w: Any) -> Tensor:
         """What stands on top of the map makes of its weight."""
@@ -311,6 +344,8 @@ class CoordinateList(parametrize.ParametrizationList):
                 f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
             )
+        if not is_intercepted():
+            self._stamp_()
 
     def evaluate_whole(self) -> Tensor:
         """Evaluates the map on gathered coordinates: the whole weight on every rank, also under FSDP2."""

@@ -151,9 +151,10 @@ def _reading(name: str, plain: property) -> property:
     """The property of torch, but that a weight in a group comes from there without a call of modules."""
 
     def read(self: nn.Module) -> Any:
-        if not torch.compiler.is_compiling() and not is_cached():
-            seat = vars(held_modules(held_modules(self)["parametrizations"])[name]).get("seat")  # type: ignore[arg-type]
-            if seat is not None and seat.is_whole:
+        if not torch.compiler.is_compiling():
+            held = vars(self)["_modules"]["parametrizations"]
+            seat = vars(vars(held)["_modules"][name]).get("seat")
+            if seat is not None and seat.is_whole and not is_cached():
                 w = seat.read()
                 if w is not None:
                     return w

@@ -102,6 +102,8 @@ class Notes:
 
     def __init__(self) -> None:
         self._noted: list[_Note] = []
+        self.places: tuple[list[Any], list[str]] = ([], [])
+        """The dictionaries that hold what is noted, and its keys."""
 
     def take(self, param: OrthogonalParam, parameters: Any, keys: Iterable[str]) -> None:
         """Notes frames and the chart of a map as they are now, and forgets those before.
@@ -119,6 +121,7 @@ class Notes:
             if t is not None and not (t.is_meta or is_sharded(t)):
                 count = None if t.is_inference() else write_count(t)
                 self._noted.append(_Note(held, key, id(t), count, Values(t, packed)))
+        self.places = [note.held for note in self._noted], [note.key for note in self._noted]
 
     def _present(self) -> list[tuple[_Note, Tensor]]:
         """Notes and tensors; others in their place, as functional_call puts there, do not count."""

@@ -66,4 +66,6 @@ def float64_is_weak(device: torch.device) -> bool:
 
 def splits(m: Tensor) -> bool:
     """Whether products of matrices as large as these are to be spared float64."""
-    return (_taken.verdict is not None or m.shape[-1] >= SMALLEST) and float64_is_weak(m.device)
+    if _taken.verdict is None and (m.is_cpu or m.shape[-1] < SMALLEST):
+        return False
+    return float64_is_weak(m.device)

@@ -7,9 +7,9 @@ from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["inverse_of_accretive"]
+__all__ = ["SMALLEST_BLOCKED", "inverse_of_accretive"]
 
-_SMALLEST_BLOCKED = 128
+SMALLEST_BLOCKED = 128
 _LEAF = 64
 _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e3, torch.complex128: 5e3}
 """Frobenius norm up to which blocks serve: their error grows with its square, which the Schur complements may reach."""
@@ -29,7 +29,7 @@ def inverse_of_accretive(m: Tensor) -> Tensor:
     Returns:
         Their inverses: of float32 to about 20 eps sqrt(n), of float64 to 1e-10 or better. NaN propagates.
     """
-    return torch.linalg.inv_ex(m)[0] if m.shape[-1] < _SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
+    return torch.linalg.inv_ex(m)[0] if m.shape[-1] < SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
 
 
 @opaque(lambda m: torch.empty_like(m, memory_format=torch.contiguous_format))

@@ -21,9 +21,9 @@ from stiefelkit.functional._arithmetic.split_products import (
     settle,
     settled,
 )
-from stiefelkit.functional._cayley.accretive import inverse_of_accretive
+from stiefelkit.functional._cayley.accretive import SMALLEST_BLOCKED, inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
-from stiefelkit.functional._kernels.launch import cayley_backward, cayley_forward, takes
+from stiefelkit.functional._kernels.launch import Anywhere, cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
 from stiefelkit.metrics import working_dtype
@@ -34,6 +34,7 @@ _LARGEST_IN_DOUBLE = 48
 """Up to here the backward of a float32 frame in float64 costs about as much as in float32."""
 _LARGE = 256
 """From here on memory counts, below the number of operators."""
+_DOUBLE = (torch.float64, torch.complex128)
 _SMALLEST_FAST = 128
 """Below, LAPACK inverts no faster in float32 than in float64."""
 
@@ -74,7 +75,7 @@ def cayley(
     else:
         fast = precision == "fast" and v.dtype == torch.float32 and n >= _SMALLEST_FAST
         w = _Square.apply(v, phase, d, n, fast)
-    if v.dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w):  # type: ignore[union-attr]
+    if v.dtype == torch.float32 and w.dtype in _DOUBLE and splits(w):  # type: ignore[union-attr]
         w = settle(w)  # type: ignore[arg-type]
     return w.to(torch.promote_types(v.dtype, torch.complex32) if d is None else v.dtype)  # type: ignore[union-attr]
 
@@ -87,17 +88,21 @@ class _Square(Function):
 
     @staticmethod
     def forward(v: Tensor, phase: Tensor | None, d: Tensor | None, n: int, fast: bool) -> Tensor:  # type: ignore[override]
-        if not fast and v.dtype == torch.float32 and takes(v, n, 1 + (phase is not None)):
+        may_launch = v.dtype == torch.float32 and not fast and (v.is_cuda or Anywhere.is_asked)
+        if may_launch and takes(v, n, 1 + (phase is not None)):
             return cayley_forward(v, _entries(phase, d), n, _saved_dtype(v, n, phase is not None, fast))
         a = unpack_square(v, n, phase is not None, shift=1.0)
-        is_split = _is_split(v, a) and not fast
+        is_split = v.dtype == torch.float32 and not fast and splits(a)
         if not fast:
-            a = a.to(working_dtype(a.dtype))
-        m = fine_inverse(a, BITS_OF_RESIDUALS) if is_split else inverse_of_accretive(a)
+            a = a.to(torch.complex128 if a.is_complex() else torch.float64)
+        if is_split:
+            m = fine_inverse(a, BITS_OF_RESIDUALS)
+        else:
+            m = torch.linalg.inv_ex(a)[0] if n < SMALLEST_BLOCKED else inverse_of_accretive(a)
         if v.dtype == torch.float64:
             # What the inverse leaves in float64, a Newton step takes away.
             m = m + m @ (torch.eye(n, dtype=m.dtype, device=m.device) - a @ m)
-        d = _entries(phase, d).to(m.dtype)
+        d = (diagonal(phase=phase) if d is None else d).to(m.dtype)
         dtype = _saved_dtype(v, n, m.is_complex(), fast)
         if is_split:
             w = m.mul_(2 * d.unsqueeze(-2))
@@ -119,7 +124,8 @@ class _Square(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         v, phase, d, ctx.n, _ = inputs
         ctx.dtype = v.dtype
-        keep(ctx, phase, d, output)
+        ctx.save_for_backward(phase, d, output)
+        ctx.save_for_forward(phase, d, output)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

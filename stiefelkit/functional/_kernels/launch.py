@@ -27,7 +27,7 @@ PROGRAMS = 4
 """For each multiprocessor; each takes several matrices of a large batch."""
 
 
-class _Anywhere:
+class Anywhere:
     """Whether programs run on a CPU too, in triton's interpreter."""
 
     is_asked = False
@@ -36,17 +36,17 @@ class _Anywhere:
 @contextlib.contextmanager
 def on_any_device() -> Iterator[None]:
     """Context in which a CPU takes the road of a GPU, in triton's interpreter (TRITON_INTERPRET=1): for tests."""
-    before, _Anywhere.is_asked = _Anywhere.is_asked, True
+    before, Anywhere.is_asked = Anywhere.is_asked, True
     try:
         yield
     finally:
-        _Anywhere.is_asked = before
+        Anywhere.is_asked = before
 
 
 def takes(m: Tensor, n: int, parts: int) -> bool:
     """Whether n x n matrices of so many parts, where the tensor M is, are mapped and moved by one launch."""
     if m.device.type != "cuda":
-        return _Anywhere.is_asked and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
+        return Anywhere.is_asked and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
     largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
     return 0 < n * parts <= largest and m.numel() > 0 and _is_able(m.device)
 
