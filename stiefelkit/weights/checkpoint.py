@@ -63,14 +63,25 @@ def describe(param: OrthogonalParam) -> dict[str, Any]:
     }
 
 
-def read_description(state: Any, weight: str) -> dict[str, Any]:
-    """Reads what a checkpoint says of a weight; raises CheckpointError if that is no JSON in a uint8 tensor."""
+def written(description: dict[str, Any]) -> list[int]:
+    """Returns a description as checkpoints hold it: the bytes of its JSON."""
+    return list(json.dumps(description).encode())
+
+
+def read_description(state: Any, weight: str, own: Any = None) -> dict[str, Any] | None:
+    """Reads what a checkpoint says of a weight; raises CheckpointError if that is no JSON in a uint8 tensor.
+
+    Returns None if it says, to the byte, what the weight itself does.
+    """
     why = _flaw(state)
     if why is None and (state.dtype != torch.uint8 or state.dim() != 1 or state.is_meta or len(state) > _LONGEST):
         why = f"{state.dtype} of shape {tuple(state.shape)} on {state.device}"
     if why is None:
+        found = state.tolist()
+        if own is not None and found == written(own):
+            return None
         try:
-            description = json.loads(bytes(state.tolist()).decode())
+            description = json.loads(bytes(found).decode())
         except (ValueError, RecursionError):
             description = None
         if isinstance(description, dict):
@@ -217,15 +228,18 @@ def check_state(
             f"{weight} needs a checkpoint that names its map (key {prefix + EXTRA}), got one without; "
             "load into torch's own parametrization, assign the weight with sk.assign_, and save again."
         )
-    _check_description(read_description(state_dict[prefix + EXTRA], weight), describe(param), weight)
-    places = {name: f"{prefix}original{i}" for i, name in enumerate(param.coordinates) if name in free}
+    own, shapes = describe(param), param.coordinates
+    described = read_description(state_dict[prefix + EXTRA], weight, own)
+    if described is not None:
+        _check_description(described, own, weight)
+    places = {name: f"{prefix}original{i}" for i, name in enumerate(shapes) if name in free}
     buffers = dict(param.named_buffers())
     keys = {name: f"{prefix}0.{name}" for name in buffers}
     if not any(key in state_dict for key in (*places.values(), *keys.values())):
         return bool(places or keys)
 
     def entry(name: str, key: str, ours: Tensor) -> Tensor:
-        shape = tuple(param.coordinates.get(name, ours.shape))
+        shape = tuple(shapes.get(name, ours.shape))
         return _entry(state_dict.get(key), key, f"{weight} ({name})", ours, shape, assign or ours.is_meta)
 
     values = {name: entry(name, key, free[name]) for name, key in places.items()}
@@ -234,7 +248,7 @@ def check_state(
     choices = {name: entry(name, key, buffers[name]) for name, key in keys.items()}
     if not any(choice.is_meta for choice in choices.values()):
         _check_choices(param, choices, weight)
-        if len(values) == len(param.coordinates):
+        if len(values) == len(shapes):
             _check_weight(param, values, choices, weight)
     return False
 
@@ -308,7 +322,7 @@ def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict
 
     They were checked one by one already; the chart is by the names of buffers.
     """
-    if any(t.is_meta for t in (*values.values(), *chart.values())):
+    if any([t.is_meta for t in (*values.values(), *chart.values())]):
         return
     gathered = {name: whole(value) for name, value in values.items()}
     largest = max((c.abs().max().item() for c in gathered.values() if c.numel()), default=0.0)

@@ -1,6 +1,5 @@
 """What carries the coordinates of a parametrized weight: `CoordinateList`."""
 
-import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -82,7 +81,8 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _watch(self) -> None:
         self._notes, self._stamp = Notes(), None
-        names = {*self.param.coordinates, *self.param.chart} - self.__dict__.keys()
+        self._key_of = dict(zip(self.param.coordinates, self._originals, strict=True))
+        names = {*self._key_of, *self.param.chart} - self.__dict__.keys()
         self._names = frozenset(name for name in names if not hasattr(type(self), name))
         leave_seat(self)
         self.note_written()
@@ -136,7 +136,8 @@ class CoordinateList(parametrize.ParametrizationList):
     @property
     def coordinates(self) -> dict[str, nn.Parameter]:
         """Name to parameter of each coordinate."""
-        return dict(zip(self.param.coordinates, self._values(), strict=True))
+        held = self._parameters
+        return {name: getattr(self, key) if (c := held.get(key)) is None else c for name, key in self._key_of.items()}
 
     @property
     def leaves(self) -> dict[str, list[nn.Parameter]]:
@@ -148,7 +149,7 @@ class CoordinateList(parametrize.ParametrizationList):
     def replace(self, name: str, parameter: nn.Parameter) -> None:
         """Puts another parameter in the place of a coordinate, under the same key of state dicts."""
         unfilled, self._emptied = self._is_unfilled(), None
-        self._parameters[self._originals[list(self.param.coordinates).index(name)]] = parameter
+        self._parameters[self._key_of[name]] = parameter
         if unfilled:
             self._remember_emptied()
         self.note_written()
@@ -165,7 +166,7 @@ class CoordinateList(parametrize.ParametrizationList):
             return
         missing = (key for key in self._originals if key not in self._parameters)
         self._parameters.update(zip(missing, parameters_of_caller(), strict=False))  # which a norm has taken off
-        if name in (*self.param.coordinates, *self.param.chart):
+        if name in (*self._key_of, *self.param.chart):
             raise self._refused(f"another tensor for {name}; copy_ into it, or sk.assign_ the weight")
         raise self._refused(
             f"{name}, as pruning and norms by hooks make it; sk.bake makes a plain weight, which takes them"
@@ -173,7 +174,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def __delattr__(self, name: str) -> None:
         """Removes what is no coordinate that must stay on a manifold, as torch does to parametrize it, too."""
-        of_key = dict(zip(self.__dict__.get("_originals", ()), self.param.coordinates, strict=False))
+        of_key = {key: name for name, key in self.__dict__.get("_key_of", {}).items()}
         if of_key.get(name) in self.param.manifolds:
             raise self._refused(
                 f"{name} without {of_key[name]}, which must stay a frame; a flat map, such as "
@@ -237,7 +238,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _is_own(self, c: Tensor) -> bool:
         """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
-        return any(c is p for p in self._parameters.values())
+        return id(c) in map(id, self._parameters.values())
 
     def _values(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self._originals]
@@ -414,7 +415,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def get_extra_state(self) -> Tensor:
         """Returns `describe()` as JSON in a uint8 tensor."""
-        return torch.tensor(list(json.dumps(self.describe()).encode()), dtype=torch.uint8, device="cpu")
+        return torch.tensor(checkpoint.written(self.describe()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
         """Takes what a loader that goes key by key hands over; it is checked, as the rest, before the next read."""
@@ -459,7 +460,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._checked, self._buffers[EXTRA] = (None, ""), None
         if all(f"{prefix}original{i}" in state_dict for i in range(self.ntensors)):
             self._emptied = None
-        keys = zip(self.param.coordinates, self._originals, strict=True)
+        keys = self._key_of.items()
         self._settle({n: state_dict[prefix + key].dtype for n, key in keys if prefix + key in state_dict})
         self.note_written()
 
