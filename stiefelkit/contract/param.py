@@ -93,7 +93,6 @@ class OrthogonalParam(nn.Module, ABC):
     """Whether a weight has this map, and its chart with it."""
 
     dtype: torch.dtype
-    is_complex: bool
 
     def __init__(
         self,
@@ -117,13 +116,17 @@ class OrthogonalParam(nn.Module, ABC):
             raise OptionError(f"{name} needs a precision in {self.precisions}, got {precision!r}.")
         self.shape = frame
         self.dtype = dtype
-        self.is_complex = dtype.is_complex
         self.precision = precision
 
     @property
     def title(self) -> str:
         """The map's name in messages; a wrapper gives that of the map inside."""
         return type(self).__name__
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the frame is complex."""
+        return self.dtype.is_complex
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:

@@ -138,10 +138,10 @@ class Cayley(OrthogonalParam):
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`skew`, and for complex frames `phase`."""
-        *batch, n, p = self.shape
-        of_a = (n, p, self.is_complex)
+        (*batch, n, p), is_complex = self.shape, self.dtype.is_complex
+        of_a = (n, p, is_complex)
         size = skew_size(*of_a) if self.bandwidth is None else band_size(*of_a, self.bandwidth)
-        return {"skew": (*batch, size)} | ({"phase": (*batch, p)} if self.is_complex else {})
+        return {"skew": (*batch, size)} | ({"phase": (*batch, p)} if is_complex else {})
 
     @property
     def return_bound(self) -> float:
