@@ -362,7 +362,7 @@ class CoordinateList(parametrize.ParametrizationList):
         """Sets the coordinates so that the weight is `value`: checked first, copied, never aliased."""
         self.check_assignable()
         values: Any = value
-        for parametrization in reversed(self):
+        for parametrization in reversed(self._parametrizations()):
             if not hasattr(parametrization, "right_inverse"):
                 raise ImageError(
                     f"Assigning needs a right_inverse in every parametrization, got {type(parametrization).__name__}."

@@ -75,14 +75,19 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
         except (ImageError, NonFiniteError, RankError) as error:
             why = str(error).removesuffix(".")
         else:
-            away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
-            _log.info("%s, which was no frame, is the nearest one now, %.3g away.", title, away.item())
+            _log_change(coordinate_list, weight, f"{title}, which was no frame, is the nearest one now", "")
             return
     coordinate_list.draw_(None, generator)
     if torch.isfinite(weight).all() and bool((weight != 0).any()):
+        drawn = f"{title}, which was no frame, is drawn anew by {param.schemes[0]!r}"
+        _log_change(coordinate_list, weight, drawn, f": {why}")
+
+
+def _log_change(coordinate_list: CoordinateList, weight: Tensor, text: str, end: str) -> None:
+    """Logs that a weight has become another, and how far away it is, if anybody listens."""
+    if _log.isEnabledFor(logging.INFO):
         away = torch.linalg.vector_norm((coordinate_list.evaluate_whole() - weight).to(working_dtype(weight.dtype)))
-        scheme = param.schemes[0]
-        _log.info("%s, which was no frame, is drawn anew by %r, %.3g away: %s.", title, scheme, away.item(), why)
+        _log.info("%s, %.3g away%s.", text, away.item(), end)
 
 
 def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
