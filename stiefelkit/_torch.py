@@ -137,7 +137,7 @@ def registering() -> tuple[nn.Module, str] | None:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile, torch.export, make_fx or torch.jit.trace is tracing.
+    """Returns whether torch.compile, torch.export, make_fx or torch.jit.trace is tracing.
 
     No value may be branched on then, and no tensor kept for later that was made meanwhile.
     """
@@ -150,7 +150,7 @@ def is_traced() -> bool:
 
 
 def is_jit_traced() -> bool:
-    """Whether torch.jit.trace is tracing, which does it twice and wants the same with and without gradients."""
+    """Returns whether torch.jit.trace is tracing, which does it twice and wants the same with and without gradients."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
@@ -161,7 +161,7 @@ def constant_in_traced_code(function: F) -> F:
 
 
 def is_exported() -> bool:
-    """Whether `torch.onnx.export(dynamo=True)` is tracing: ONNX has neither our operators nor a matrix inverse."""
+    """Returns whether `torch.onnx.export(dynamo=True)` is tracing: ONNX lacks our operators and a matrix inverse."""
     if not torch.compiler.is_exporting():
         return False
     from torch.onnx._internal.exporter import _flags
@@ -171,7 +171,7 @@ def is_exported() -> bool:
 
 
 def is_intercepted() -> bool:
-    """Whether something other than autograd sees each operator: torch.func, a dispatch mode, a compiler, a tracer."""
+    """Returns whether a compiler, torch.func, a dispatch mode or a tracer sees each operator."""
     return (
         torch.compiler.is_compiling()
         or is_transformed()
@@ -182,40 +182,40 @@ def is_intercepted() -> bool:
 
 
 def is_in_backward() -> bool:
-    """Whether this thread is inside a backward pass: in a hook, or in a checkpoint that computes anew."""
+    """Returns whether this thread is inside a backward pass: in a hook, or in a checkpoint that computes anew."""
     return torch._C._current_graph_task_id() != -1
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Whether what autograd saves goes through hooks, as of `torch.utils.checkpoint` without reentrance."""
+    """Returns whether what autograd saves goes through hooks, as of `torch.utils.checkpoint` without reentrance."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def is_in_forward_mode() -> bool:
-    """Whether a level of forward mode is open, of torch.autograd or of torch.func."""
+    """Returns whether a level of forward mode is open, of torch.autograd or of torch.func."""
     return forward_ad._current_level >= 0 or levels_of_forward_mode() > 0
 
 
 def levels_of_forward_mode() -> int:
-    """How many levels of torch.func's forward mode are open."""
+    """Returns how many levels of torch.func's forward mode are open."""
     stack = functorch.get_interpreter_stack()
     return 0 if stack is None else sum(level.key() == functorch.TransformType.Jvp for level in stack)
 
 
 def unwrapped(constant: Tensor) -> Tensor:
-    """What torch.func has wrapped of a tensor that depends on no argument: what is kept must not outlive its level."""
+    """Returns the tensor inside torch.func's wrappers: what is kept must not outlive their level."""
     while functorch.is_functorch_wrapped_tensor(constant):
         constant = functorch.get_unwrapped(constant)
     return constant
 
 
 def is_batched(g: Any) -> bool:
-    """Whether this is a tensor that torch.autograd has batched, by `is_grads_batched`; it knows few operations."""
+    """Returns whether torch.autograd has batched a tensor, by `is_grads_batched`; it knows few operations."""
     return isinstance(g, Tensor) and functorch.is_legacy_batchedtensor(g)
 
 
 def unbatched(g: Tensor) -> tuple[Tensor, int]:
-    """The tensor with its batch dimension in front, and the number of the batching that hid it."""
+    """Returns the tensor with its batch dimension in front, and the number of the batching that hid it."""
     for level in range(1, 65):
         plain = torch._remove_batch_dim(g, level, 1, 0)  # type: ignore[attr-defined]
         if not is_batched(plain):
@@ -229,12 +229,12 @@ def batched(x: Tensor, level: int) -> Tensor:
 
 
 def is_cached() -> bool:
-    """Whether weights are read inside `torch.nn.utils.parametrize.cached()`."""
+    """Returns whether weights are read inside `torch.nn.utils.parametrize.cached()`."""
     return parametrize._cache_enabled > 0
 
 
 def injected_properties(names: Sequence[str]) -> dict[str, Any]:
-    """The properties by which torch has a module read parametrized weights."""
+    """Returns the properties by which torch has a module read parametrized weights."""
     # On a bare module, since torch insists that the names are no attributes yet.
     bare = nn.Module()
     parametrize._inject_new_class(bare)
@@ -244,12 +244,12 @@ def injected_properties(names: Sequence[str]) -> dict[str, Any]:
 
 
 def pruned_name(hook: Any) -> str | None:
-    """Which parameter of its module a hook of torch.nn.utils.prune prunes."""
+    """Returns which parameter of its module a hook of torch.nn.utils.prune prunes."""
     return getattr(hook, "_tensor_name", None)
 
 
 def is_composite(op: Any) -> bool:
-    """Whether an operator can be taken apart into others, for every device."""
+    """Returns whether an operator can be taken apart into others, for every device."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
     return op._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), implicit)
 
@@ -281,11 +281,11 @@ def step_inside(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_view_operator(op: Any) -> bool:
-    """Whether an operator only looks at its argument in another way, and so runs nothing on a device."""
+    """Returns whether an operator only looks at its argument in another way, and so runs nothing on a device."""
     return any(a.alias_info is not None and not a.alias_info.is_write for a in op._schema.returns)
 
 
 def kernels_of(device: str) -> Any:
-    """What `redispatch` of an operator takes for the kernels of a kind of device, None for kinds beside these two."""
+    """Returns what `redispatch` takes for the kernels of a kind of device, None for other kinds."""
     key = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(device)
     return None if key is None else torch._C.DispatchKeySet(key)

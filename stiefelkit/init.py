@@ -134,7 +134,7 @@ def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...
 
 
 def device_of(generator: torch.Generator | None) -> torch.device | None:
-    """Where a generator draws; None, torch's default, without one."""
+    """Returns where a generator draws; None, torch's default, without one."""
     return None if generator is None else generator.device
 
 

@@ -95,7 +95,7 @@ class Check:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a plain value is a number, and one that a float holds."""
+    """Returns whether a plain value is a number, and one that a float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -106,32 +106,32 @@ def is_number(value: Any) -> bool:
 
 
 def at_least(low: float, below: float = math.inf, most: float = math.inf) -> Check:
-    """A finite number, low <= number < below, and <= most."""
+    """Returns a finite number, low <= number < below, and <= most."""
     upper = f" and < {below:g}" if below < math.inf else f" and <= {most:g}" if most < math.inf else ""
     words = f"{{key}} >= {low:g}{upper}" if upper else f"a finite {{key}} >= {low:g}"
     return Check(words, lambda value: is_number(value) and low <= value < below and value <= most)
 
 
 def above(low: float, most: float = math.inf) -> Check:
-    """A finite number, low < number <= most."""
+    """Returns a finite number, low < number <= most."""
     words = f"{{key}} > {low:g} and <= {most:g}" if most < math.inf else f"a finite {{key}} > {low:g}"
     return Check(words, lambda value: is_number(value) and low < value < math.inf and value <= most)
 
 
 def whole(low: int, most: float = math.inf, name: str = "") -> Check:
-    """An integer, low <= integer <= most, which may have a name; no float, though it be whole, as torch takes none."""
+    """Checks an integer, low <= integer <= most; no float, though it be whole, as torch takes none."""
     upper = f"{name} = {most}" if name else most
     words = f"an integer {{key}} >= {low}" if most == math.inf else f"an integer {{key}} from {low} to {upper}"
     return Check(words, lambda value: type(value) is int and low <= value <= most)
 
 
 def one_of(*values: Any) -> Check:
-    """One of some values, of the same type."""
+    """Returns one of some values, of the same type."""
     return Check(f"{{key}} in {values}", lambda value: any(type(value) is type(v) and value == v for v in values))
 
 
 def optional(check: Check) -> Check:
-    """The same, or None."""
+    """Returns the same, or None."""
     return Check(f"{check.words}, or None", lambda value: value is None or check.holds(value), check.plain)
 
 

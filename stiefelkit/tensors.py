@@ -27,7 +27,7 @@ __all__ = [
 
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """The dtype with fewer digits."""
+    """Returns the dtype with fewer digits."""
     return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
 
 
@@ -37,17 +37,17 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the free coordinates of a weight: real, float64 for float64 and complex128, else float32."""
+    """Returns the dtype of the free coordinates of a weight: real, float64 for float64 and complex128, else float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a composite works its frames out: that of the weight, float32 at least."""
+    """Returns the dtype in which a composite works its frames out: that of the weight, float32 at least."""
     return dtype if dtype.is_complex else coordinate_dtype(dtype)
 
 
 def dtype_of_parts(parts: torch.dtype, is_complex: bool) -> torch.dtype:
-    """The dtype of numbers whose parts are in a real one; torch's own `to_complex` is not traced by torch.compile."""
+    """Returns the dtype of numbers with such parts; torch's own `to_complex` is not traced by torch.compile."""
     if not is_complex:
         return parts
     return torch.complex128 if parts == torch.float64 else torch.complex64
@@ -78,7 +78,7 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
 
 
 def keeps_values(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether what `Module._apply` is given keeps values: to_empty's empty_like does not.
+    """Returns whether what `Module._apply` is given keeps values: to_empty's empty_like does not.
 
     Only what it does to values that are known to nobody tells it from a move.
     """
@@ -88,7 +88,7 @@ def keeps_values(fn: Callable[[Tensor], Tensor]) -> bool:
 
 
 def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
-    """The dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
+    """Returns the dtype that the function of `Module._apply` gives; a complex one stays complex, complex64 at least."""
     result = _silently(fn, torch.empty(0, dtype=dtype, device="cpu")).dtype
     if not dtype.is_complex:
         return result
@@ -112,7 +112,7 @@ def _silently(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
 
 
 def is_sharded(*tensors: Tensor) -> bool:
-    """Whether one of the tensors is."""
+    """Returns whether one of the tensors is."""
     for t in tensors:
         if hasattr(t, "device_mesh"):
             return True
@@ -120,27 +120,27 @@ def is_sharded(*tensors: Tensor) -> bool:
 
 
 def is_sharding(hook: Callable[..., Any]) -> bool:
-    """Whether a hook of a module is FSDP2's."""
+    """Returns whether a hook of a module is FSDP2's."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def is_sharding_unit(module: nn.Module) -> bool:
-    """Whether FSDP2 gathers and frees the parameters of a module, but for those of units inside it, together."""
+    """Returns whether FSDP2 gathers and frees a module's parameters together, units inside left out."""
     return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
 def whole(t: Tensor) -> Tensor:
-    """The tensor, gathered if it is sharded."""
+    """Returns the tensor, gathered if it is sharded."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t  # type: ignore[operator]
 
 
 def local_part(t: Tensor) -> Tensor:
-    """What this rank has of a tensor."""
+    """Returns what this rank has of a tensor."""
     return t.to_local() if hasattr(t, "to_local") else t  # type: ignore[operator]
 
 
 def placed_like(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor that every rank has, with the placement of a sharded one."""
+    """Returns a tensor that every rank has, with the placement of a sharded one."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -149,7 +149,7 @@ def placed_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def as_on_the_first(value: Tensor, like: Tensor) -> Tensor:
-    """The tensor that the first of the ranks which share `like` has, if that is sharded; else the one that is given."""
+    """Returns the tensor of the first rank that shares `like`, if that is sharded; else the one given."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import Replicate, distribute_tensor

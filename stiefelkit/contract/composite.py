@@ -31,7 +31,7 @@ class Inner:
         return find_parametrization(self.parametrization)
 
     def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-        """What `supports` says of frames of this shape in weights of this dtype; checks the options."""
+        """Returns what `supports` says of frames of this shape in weights of this dtype; checks the options."""
         check_options(self.cls, self.options or {})
         return self.cls.supports(shape, computing_dtype(dtype), **(self.options or {}))
 
@@ -45,12 +45,12 @@ class Inner:
 
 
 def prefixed(**parts: Mapping[str, T]) -> dict[str, T]:
-    """The entries of all parts, each under its part's name, a dot and its own."""
+    """Returns the entries of all parts, each under its part's name, a dot and its own."""
     return {f"{part}.{key}": value for part, held in parts.items() for key, value in held.items()}
 
 
 def within(held: Mapping[str, T], part: str) -> dict[str, T]:
-    """The entries of one part, under their own names."""
+    """Returns the entries of one part, under their own names."""
     return {key.removeprefix(f"{part}."): value for key, value in held.items() if key.startswith(f"{part}.")}
 
 
@@ -220,7 +220,7 @@ def _joined(positions: Sequence[Position]) -> Position:
 
 
 def cores(param: OrthogonalParam, start: int = 0) -> Iterator[tuple[int, OrthogonalParam]]:
-    """The maps under views and gains, each with the place of its first coordinate among those of the weight."""
+    """Yields the maps under views and gains, each with the place of its first coordinate among those of the weight."""
     while isinstance(param, Wrapper):
         param = param.inner
     if not isinstance(param, SideBySide):

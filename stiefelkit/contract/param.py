@@ -196,7 +196,7 @@ class OrthogonalParam(nn.Module, ABC):
         )
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """The largest ||W^H W - I||_F that the map promises at these coordinates, each matrix of a batch for itself.
+        """Returns the largest ||W^H W - I||_F that the map promises here, of each matrix of a batch.
 
         That of an exact frame. A parametrization with precision "fast", or whose weights are no frames, states its own,
         which may grow with the coordinates.
@@ -218,19 +218,19 @@ class OrthogonalParam(nn.Module, ABC):
         return None
 
     def factors(self, *coordinates: Tensor) -> Tensor:
-        """The factors of W as `structure` has them, in the dtype of W, each rounded once."""
+        """Returns the factors of W as `structure` has them, in the dtype of W, each rounded once."""
         raise NotImplementedError
 
     def prefers_factors(self, rows: int) -> bool:
-        """Whether a recurrence over so many rows a step is faster with factors than with W, on a CPU."""
+        """Returns whether a recurrence over so many rows a step is faster with factors than with W, on a CPU."""
         return False
 
     def frames(self, weight: Tensor) -> Tensor:
-        """The matrices in a weight that must have orthonormal columns: itself, but for views and gains."""
+        """Returns the matrices in a weight that must have orthonormal columns: itself, but for views and gains."""
         return weight
 
     def bare(self, *coordinates: Tensor) -> Tensor:
-        """The frames at these coordinates, without view and gain: what `sk.drift` measures."""
+        """Returns the frames at these coordinates, without view and gain: what `sk.drift` measures."""
         return self.frames(self(*coordinates))
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
@@ -254,7 +254,7 @@ class OrthogonalParam(nn.Module, ABC):
         return coordinates
 
     def solve(self, w: Tensor) -> Position:
-        """What `right_inverse` returns and what it writes into the chart; writes nothing itself.
+        """Returns what `right_inverse` returns and what it writes into the chart; writes nothing itself.
 
         A wrapper, whose weights are no frames of its own, hands them on to the map inside.
         """
@@ -262,7 +262,7 @@ class OrthogonalParam(nn.Module, ABC):
         return self.rounded(coordinates), chart
 
     def rounded(self, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The same coordinates in their `coordinate_dtypes`."""
+        """Returns the same coordinates in their `coordinate_dtypes`."""
         return tuple(c.to(dtype) for c, dtype in zip(coordinates, self.coordinate_dtypes.values(), strict=True))
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
@@ -278,11 +278,11 @@ class OrthogonalParam(nn.Module, ABC):
         return self.schemes[0] == "haar"
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """The weight of this shape nearest to a given one whose frames are exact, in float64 or complex128."""
+        """Returns the weight of this shape nearest to a given one whose frames are exact, in float64 or complex128."""
         return nearest_frame(weight.to(working_dtype(self.dtype)))
 
     def project(self, weight: Tensor) -> Tensor:
-        """The weight of this shape nearest to a given one, in float64 or complex128; `nearest`, if it is a frame."""
+        """Returns the weight nearest to a given one, in float64 or complex128; `nearest`, if it is a frame."""
         return self.nearest(weight)
 
     @torch.no_grad()
@@ -350,5 +350,5 @@ def each_frame(frames: Any) -> tuple[Tensor, ...]:
 
 
 def rows_of(x: Tensor) -> int:
-    """How many vectors `linear` is given, for its choice of a road; 32 while tracing, which must not depend on it."""
+    """Returns how many vectors `linear` is given; 32 while tracing, which must not depend on it."""
     return 32 if torch.compiler.is_compiling() else x.numel() // max(1, x.shape[-1])

@@ -67,7 +67,7 @@ class Scaled(Wrapper):
         return self.inner.coordinates | ({GAIN: (self.blocks,)} if self.gain is None else {})
 
     def options(self) -> dict[str, Any]:
-        """The inner map's and the gain."""
+        """Returns the inner map's and the gain."""
         return {**self.inner.options(), GAIN: "learned" if self.gain is None else self.gain}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
@@ -82,11 +82,11 @@ class Scaled(Wrapper):
         return (y * gain).to(y.dtype)
 
     def bare(self, *coordinates: Tensor) -> Tensor:
-        """The frames before they are scaled."""
+        """Returns the frames before they are scaled."""
         return self.inner.bare(*self._split(coordinates)[0])
 
     def frames(self, weight: Tensor) -> Tensor:
-        """The weight divided by its gain; by its own scale, if the gain is learned."""
+        """Returns the weight divided by its gain; by its own scale, if the gain is learned."""
         gain = self._gain_of(weight)
         if isinstance(gain, Tensor):
             gain = self._spread(gain.masked_fill(gain == 0, 1.0))
@@ -98,12 +98,12 @@ class Scaled(Wrapper):
         return self._joined(unscaled, 1.0), chart
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest frame times the gain; a learned one is the mean of the singular values, which is nearest."""
+        """Returns the nearest frame times the gain; a learned gain is the mean of the singular values."""
         q = self.inner.nearest(weight)
         return q * self._spread(self._gain_along(q, weight))
 
     def project(self, weight: Tensor) -> Tensor:
-        """The nearest weight that the inner map may have, times the gain."""
+        """Returns the nearest weight that the inner map may have, times the gain."""
         gain = self._spread(self._gain_along(self.inner.nearest(weight), weight) if self.gain is None else self.gain)
         return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
 
@@ -131,7 +131,7 @@ class Scaled(Wrapper):
         return self._joined(unscaled, gain), chart
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
+        """Returns that of the inner map times g^2, what rounding the product costs, and |g^2 - 1| sqrt(p)."""
         unscaled, gain = self._split(coordinates) if coordinates else ((), self.gain or 1.0)
         squares, root = torch.as_tensor(gain).detach().cpu().double() ** 2, math.sqrt(self.shape[-1])
         rounding = 1.1 * torch.finfo(self.dtype).eps * root
@@ -144,7 +144,7 @@ class Scaled(Wrapper):
         return (self.inner.return_bound + rounding) * (self.gain or 1.0)
 
     def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
-        """The inner map's coordinates, and the gain."""
+        """Returns the inner map's coordinates, and the gain."""
         return (coordinates[:-1], coordinates[-1]) if self.gain is None else (coordinates, self.gain)
 
     def _joined(self, unscaled: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:
@@ -154,11 +154,11 @@ class Scaled(Wrapper):
         return (*unscaled, first.expand(self.blocks).to(coordinate_dtype(self.dtype)))
 
     def _spread(self, gain: Any) -> Any:
-        """A learned gain, or a stack of it, in as many dimensions as what it multiplies."""
+        """Returns a learned gain, or a stack of it, in as many dimensions as what it multiplies."""
         return gain.reshape(*gain.shape, *(1,) * (len(self.shape) - 1)) if isinstance(gain, Tensor) else gain
 
     def _gain_of(self, weight: Tensor) -> float | Tensor:
-        """The gain of a weight that is a frame times one: halfway between its extreme singular values."""
+        """Returns the gain of a weight that is a frame times one: halfway between its extreme singular values."""
         if self.gain is not None:
             return self.gain
         exact = weight.detach().to(working_dtype(weight.dtype))
@@ -168,7 +168,7 @@ class Scaled(Wrapper):
         return (s.amax(-1) + s.amin(-1)) / 2
 
     def _in_words(self, w: Tensor) -> str:
-        """Why a weight is refused: it is a frame times another number, or times none."""
+        """Returns why a weight is refused: it is a frame times another number, or times none."""
         dtype = coarser(self.dtype, w.dtype)
         digits = 7 if torch.finfo(dtype).eps > 1e-9 else 15
         needs = f'{self.title} with gain="learned" needs a frame times a number'
@@ -186,11 +186,11 @@ class Scaled(Wrapper):
         return f"{needs}, got singular values from {low:.3g} to {high:.3g}; {nearest}after sk.bake a weight may be any."
 
     def _gain_along(self, q: Tensor, weight: Tensor) -> float | Tensor:
-        """The gain that brings the frames Q as near as can be to a weight of which they are the polar factor."""
+        """Returns the gain that brings frames Q nearest to a weight whose polar factor they are."""
         if self.gain is not None:
             return self.gain
         return (q.conj() * weight).real.reshape(self.blocks, -1).sum(-1) / (q.numel() / self.blocks / self.shape[-2])
 
     def extra_repr(self) -> str:
-        """The gain and the weight's shape."""
+        """Returns the gain and the weight's shape."""
         return f"gain={self.options()[GAIN]!r}, shape={self.shape}"

@@ -51,7 +51,7 @@ def find_parametrization(parametrization: "Parametrization") -> "type[Orthogonal
 
 
 def option_names(cls: type) -> list[str]:
-    """The names of a class's options, `precision` among them.
+    """Returns the names of a class's options, `precision` among them.
 
     Args:
         cls: the parametrization.
@@ -62,7 +62,7 @@ def option_names(cls: type) -> list[str]:
 
 
 def rest_of(cls: type) -> list[str]:
-    """What a class takes without naming it, "*args" and "**kwargs".
+    """Returns what a class takes without naming it, "*args" and "**kwargs".
 
     Args:
         cls: the parametrization.

@@ -134,7 +134,7 @@ class View:
         return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
 
     def options(self) -> dict[str, Any]:
-        """What a checkpoint says of the view."""
+        """Returns what a checkpoint says of the view."""
         groups = {"groups": self.groups} if self.is_grouped else {}
         return {"view": self.name, **groups, **({"blocks": self.blocks, "dim": self.dim} if self.blocks > 1 else {})}
 
@@ -164,7 +164,7 @@ class View:
 
 
 def axis_of(name: str, shape: Sequence[int], dim: int) -> int:
-    """The dimension of a weight that is dimension 0 or 1 of its matrices, those of a batch, or of its kernel."""
+    """Returns the dimension of a weight that is dimension 0 or 1 of its matrices or its kernel."""
     return len(shape) - 2 + dim if name == "matrix" else dim
 
 

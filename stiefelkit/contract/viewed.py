@@ -36,7 +36,7 @@ class Viewed(Wrapper):
         self.view = view
 
     def options(self) -> dict[str, Any]:
-        """The inner map's, and the view with how many groups or blocks there are."""
+        """Returns the inner map's, and the view with how many groups or blocks there are."""
         return {**self.inner.options(), **self.view.options()}
 
     def forward(self, *coordinates: Tensor) -> Tensor:
@@ -49,21 +49,21 @@ class Viewed(Wrapper):
         return self.inner.solve(self.view.to_frame(w))
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest weight whose frames are orthonormal."""
+        """Returns the nearest weight whose frames are orthonormal."""
         return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
 
     def project(self, weight: Tensor) -> Tensor:
-        """The nearest weight that the inner map may have."""
+        """Returns the nearest weight that the inner map may have."""
         return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
 
     def frames(self, weight: Tensor) -> Tensor:
-        """The weight read as the inner map's."""
+        """Returns the weight read as the inner map's."""
         return self.inner.frames(self.view.to_frame(weight))
 
     def bare(self, *coordinates: Tensor) -> Tensor:
-        """Those of the inner map."""
+        """Returns those of the inner map."""
         return self.inner.bare(*coordinates)
 
     def extra_repr(self) -> str:
-        """The view and the weight's shape."""
+        """Returns the view and the weight's shape."""
         return f"view={self.view.name!r}, shape={self.shape}"

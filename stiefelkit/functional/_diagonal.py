@@ -9,7 +9,7 @@ __all__ = ["complex_of", "diagonal", "phase_gradient", "phase_tangent", "rotatio
 
 
 def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Tensor:
-    """Entries of D in float64 or complex128, from signs of any dtype or from angles in radians, shape (*, p).
+    """Returns entries of D in float64 or complex128, from signs of any dtype or from angles in radians, shape (*, p).
 
     Args:
         signs: +1 and -1, shape (*, p).
@@ -24,17 +24,17 @@ def diagonal(*, signs: Tensor | None = None, phase: Tensor | None = None) -> Ten
 
 
 def phase_gradient(phase: Tensor | None, w: Tensor, g: Tensor) -> Tensor | None:
-    """The gradient of the phases of W = M D by that of W, both of shape (*, n, p); None if D has no phases."""
+    """Returns the gradient of the phases of W = M D by that of W, both of shape (*, n, p); None if D has no phases."""
     return None if phase is None else (w.conj() * g).sum(-2).imag.to(phase.dtype)
 
 
 def phase_tangent(w: Tensor, t: Tensor | None) -> Tensor:
-    """The tangent of W = M D, shape (*, n, p), by that of its phases, shape (*, p): W diag(i t), zero for None."""
+    """Returns the tangent of W = M D, shape (*, n, p), by that of its phases, (*, p): W diag(i t), zero for None."""
     return torch.zeros_like(w) if t is None else w * complex_of(torch.zeros_like(t), t).to(w.dtype).unsqueeze(-2)
 
 
 def rotations(t: Tensor, f: Tensor | None, dim: int) -> Tensor:
-    """Entries of [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]], row by row along a dimension; real for f = None."""
+    """Stacks [[cos t, -e^{i f} sin t], [sin t, e^{i f} cos t]] row by row along a dimension; real for f = None."""
     c, s = t.cos(), t.sin()
     if f is None:
         return torch.stack([c, -s, s, c], dim)

@@ -102,7 +102,7 @@ def _signed(x: Tensor, lowest: float, exact: bool) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def quintics(lowest: float, is_double: bool) -> tuple[tuple[float, float, float], ...]:
-    """The coefficients (a, b, c) that take singular values in [lowest, 1] to 1, up to the rounding of a dtype."""
+    """Returns coefficients (a, b, c) that take singular values in [lowest, 1] to 1, up to rounding."""
     low, high = lowest, 1.0
     steps = []
     while 1 - low > _NEAR:
@@ -122,7 +122,7 @@ def quintics(lowest: float, is_double: bool) -> tuple[tuple[float, float, float]
 
 
 def _best(low: float, high: float) -> tuple[float, float, float]:
-    """The odd quintic nearest to 1 on an interval, by Remez' exchange: errors +E, -E, +E, -E at ends and extrema."""
+    """Finds the odd quintic nearest to 1 on an interval by Remez' exchange: errors +E, -E, +E, -E."""
     inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
     a = b = c = 0.0
     before = math.inf

@@ -246,7 +246,7 @@ def pack_trapezoid(u: Tensor) -> Tensor:
 
 
 def _below(m: Tensor) -> Tensor:
-    """The entries below the diagonal, row by row."""
+    """Returns the entries below the diagonal, row by row."""
     return m.flatten(-2).index_select(-1, _indices(m.shape[-1], -1, m.device))
 
 

@@ -102,7 +102,7 @@ class _Polar(Function):
 
 
 def _derivative(x: Tensor, q: Tensor, t: Tensor) -> Tensor:
-    """The derivative of the factor Q of X along T, which is its own adjoint."""
+    """Returns the derivative of the factor Q of X along T, which is its own adjoint."""
     h = q.mH @ x
     h = (h + h.mH) / 2
     along = q.mH @ t

@@ -60,7 +60,7 @@ class _Polish(Function):
 
 
 def polished(w: Tensor) -> Tensor:
-    """What `polish` returns, for use inside a `Function`, whose gradient it does not change."""
+    """Returns what `polish` returns, for use inside a `Function`, whose gradient it does not change."""
     return torch.sub(w, product(w, rounded_defect(w)), alpha=0.5)
 
 

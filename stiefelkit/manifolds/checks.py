@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def checked(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """A widened frame, polished if it was rounded to a dtype; of what is no frame an error, or NaN off the CPU."""
+    """Widens a frame, polished if it was rounded; raises for what is no frame, or returns NaN off the CPU."""
     p = w.shape[-1]
     permitted = max(_REACH * (1 + p**0.5), 4 * rounding_limit(p, dtype))
     # Detached, since no_grad leaves forward derivatives.
@@ -60,7 +60,7 @@ def landed(moved: Tensor, u: Tensor) -> Tensor:
 
 
 def unit_of(u: Tensor) -> Tensor:
-    """A power of 2 of the size of each matrix, shape (*, 1, 1), so that squares in units of it are ordinary numbers."""
+    """Returns a power of 2 of each matrix's size, shape (*, 1, 1): squares in units of it are ordinary numbers."""
     parts = torch.view_as_real(u.detach().resolve_conj()) if u.is_complex() else u.detach().unsqueeze(-1)
     largest = parts.abs().amax((-3, -2, -1)) if u.numel() else parts.new_zeros(parts.shape[:-3])
     ordinary = (largest > 0) & (largest < math.inf)
@@ -68,7 +68,7 @@ def unit_of(u: Tensor) -> Tensor:
 
 
 def members(missing: Tensor, most: int = 8) -> str:
-    """Which members of a batch are missing, for an error."""
+    """Returns which members of a batch are missing, for an error."""
     if not missing.dim():
         return ""
     which = [str(tuple(index)) for index in missing.nonzero().tolist()]
@@ -77,12 +77,12 @@ def members(missing: Tensor, most: int = 8) -> str:
 
 
 def wrong_dtype(dtype: torch.dtype) -> str:
-    """Why a dtype holds no frames."""
+    """Returns why a dtype holds no frames."""
     return f"Stiefel needs float32, float64, complex64 or complex128, got {dtype}; keep the frame in float32."
 
 
 def judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | None]:
-    """Whether every error is permitted, and the worst that is not; NaN never is."""
+    """Returns whether every error is permitted, and the worst that is not; NaN never is."""
     over = ~(errors <= permitted)
     if not over.any():
         return True, None
@@ -97,7 +97,7 @@ def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def remedy(w: Tensor, y: Tensor) -> str:
-    """Why no geodesic joins frames, or what does."""
+    """Returns why no geodesic joins frames, or what does."""
     if w.shape[-2] == w.shape[-1] and not w.is_complex() and torch.linalg.det(w.mH @ y).lt(0).any():
         return "their determinants differ"
     if all((orthogonality_error(z) <= _REACH * (1 + z.shape[-1] ** 0.5)).all() for z in (w, y)):

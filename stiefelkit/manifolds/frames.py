@@ -38,7 +38,7 @@ class Frames(geoopt.Manifold):
         return skew_size(n, p, dtype.is_complex)
 
     def typical_dist(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> float:
-        """A length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
+        """Returns a length to measure steps and trust regions by, sqrt(p) for each frame, as Manopt has it.
 
         The root mean square of the chord ||X - Y||_F of random frames is sqrt(2) times that. Size and dtype are as in
         `dim`.
@@ -110,7 +110,7 @@ class Frames(geoopt.Manifold):
         return geoopt.ManifoldTensor(w.to(device=device, dtype=dtype), manifold=self)  # type: ignore[call-arg]
 
     def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
-        """Whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
+        """Returns whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
         ok, reason = self._check_shape(x.shape, "x")
         if ok and x.dtype not in DTYPES:
             ok, reason = False, wrong_dtype(x.dtype)

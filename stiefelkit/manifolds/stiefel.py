@@ -89,7 +89,7 @@ class Stiefel(Frames):
         return hash((type(self), self.metric, self.retraction))
 
     def extra_repr(self) -> str:
-        """Names metric and retraction."""
+        """Returns names metric and retraction."""
         return f"{self.metric}, {self.retraction}"
 
     def projx(self, x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def defect(w: Tensor) -> Tensor:
 
 
 def rounding_limit(p: int, dtype: torch.dtype) -> float:
-    r"""What rounding the entries of an exact n x p frame costs: 0.30 eps sqrt(p) in ||W^H W - I||_F.
+    r"""Returns what rounding the entries of an exact n x p frame costs: 0.30 eps sqrt(p) in ||W^H W - I||_F.
 
     Measured on Haar, Cayley and polar frames; 3.6e-8 sqrt(p) in float32. Below p = 16 single draws scatter by up
     to one eps around it.
@@ -83,13 +83,13 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
 
 
 def frame_tolerance(p: int, dtype: torch.dtype) -> float:
-    """The largest ||W^H W - I||_F of what is taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
+    """Returns the largest ||W^H W - I||_F that is taken for a frame of p columns; see `FRAME_TOLERANCE`."""
     limit = rounding_limit(p, dtype)
     return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
 
 
 def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
-    """The number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none.
+    """Returns the number that a matrix is a frame times, up to the tolerance of a dtype; None if it is none.
 
     Args:
         w: matrices of shape (*, n, p).
@@ -104,7 +104,7 @@ def scale_of(w: Tensor, dtype: torch.dtype) -> float | None:
 
 
 def permitted_error(p: int, dtype: torch.dtype) -> float:
-    """The largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128.
+    """Returns the largest ||W^H W - I||_F of an exact frame: 1.2 limits + eps, 20 limits in float64 and complex128.
 
     Args:
         p: columns of the frame.
@@ -115,7 +115,7 @@ def permitted_error(p: int, dtype: torch.dtype) -> float:
 
 
 def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool = False) -> float:
-    """How far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
+    """Returns how far a frame of shape (*, n, p), exact to rounding, may come back from its coordinates.
 
     8 limits; 100 for every 64 rows, where inverting the map has nothing finer than the coordinates to hide in, as in
     float64 and complex128, or where it is "unspared" by a fixed chart that may put the frame where rounding the

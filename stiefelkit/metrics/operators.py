@@ -177,7 +177,7 @@ class _Operator:
         return torch.randn(*shape, dtype=working_dtype(dtype), generator=self._random, device="cpu").to(self.device)
 
     def tolerance(self, y: Tensor, terms: int = 1) -> Tensor:
-        """What rounding may change of an entry of outputs such as these, which are sums of so many terms."""
+        """Returns what rounding may change of an entry of outputs such as these, which are sums of so many terms."""
         # Lowered products round to 10 or 8 bits.
         is_lowered = torch.get_float32_matmul_precision() != "highest" or self.device.type != "cpu"
         coarse = 2.0**-8 if is_lowered and torch.finfo(self.dtype).bits == 32 else 0.0

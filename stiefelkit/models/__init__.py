@@ -96,7 +96,7 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
 
 
 def known_options(build: Callable[..., nn.Module], options: dict[str, Any]) -> tuple[list[str], str]:
-    """Names that a model takes beside the sizes, those of its parametrization included, and which one that is."""
+    """Returns the options of a model beside the sizes, its parametrization's included, and which one that is."""
     parameters = list(inspect.signature(build).parameters.values())[3:]
     known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_more = len(known) < len(parameters)

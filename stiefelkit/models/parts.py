@@ -12,7 +12,7 @@ __all__ = ["draw_", "layer_options", "named", "read_out"]
 
 
 def named(rnn: nn.Module, name: str) -> list[Tensor]:
-    """The weights of one name in every layer and direction: of "weight_ih", weight_ih_l0, weight_ih_l0_reverse, ..."""
+    """Returns the weights of one name in every layer and direction: weight_ih_l0, weight_ih_l0_reverse, ..."""
     return [p for key, p in rnn.named_parameters(recurse=False) if key.startswith(f"{name}_l")]
 
 
@@ -39,7 +39,7 @@ def layer_options(
 
 
 def read_out(rnn: Any, outputs: int, parts: int = 1) -> nn.Linear:
-    """A linear layer with Glorot-uniform weights and zero bias on the states of both directions, or on their parts."""
+    """Makes a linear layer, Glorot-uniform and with zero bias, on the states of both directions or their parts."""
     layer = nn.Linear(parts * rnn.hidden_size * (1 + rnn.bidirectional), outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)

@@ -60,7 +60,7 @@ class SequenceModel(nn.Module):
         return self.output(states)
 
     def extra_repr(self) -> str:
-        """Which dimension is which."""
+        """Returns which dimension is which."""
         return "(batch, time, features)"
 
 

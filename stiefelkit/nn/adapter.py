@@ -206,7 +206,7 @@ class OrthogonalAdapter(nn.Module):
         return (wide @ r if self.side == "in" else r @ wide).to(w.dtype)
 
     def _finite_product(self, who: str) -> Tensor:
-        """A copy of the product that is in no graph, and that inference mode does not limit."""
+        """Returns a copy of the product that is in no graph, and that inference mode does not limit."""
         with torch.inference_mode(False), torch.no_grad():
             w = self._product(who).clone()
             if not w.isfinite().all():
@@ -224,7 +224,7 @@ class OrthogonalAdapter(nn.Module):
             raise OptionError(f"OrthogonalAdapter.{who} needs a layer of one weight and a bias, W x + b, got {found}.")
 
     def extra_repr(self) -> str:
-        """The side, and whether it is merged."""
+        """Returns the side, and whether it is merged."""
         return f"side={self.side!r}, is_merged={self.merged is not None}"
 
 
@@ -338,12 +338,12 @@ def _held_outside(module: nn.Module, hosts: dict[int, Place], prefix: str = "") 
 
 
 def _is_itself(module: nn.Module) -> bool:
-    """Whether a call runs the forward of the class and nothing else."""
+    """Returns whether a call runs the forward of the class and nothing else."""
     return not any(call_hooks(module)) and "forward" not in vars(module)
 
 
 def _with_defaults(cls: type, n: int, block_size: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the map of R, with those that are left out."""
+    """Returns the options of the map of R, with those that are left out."""
     if block_size is not None and (cls is not BlockDiagonal or "blocks" in options):
         raise OptionError(
             f"OrthogonalAdapter needs block_size= for block_diagonal without blocks=, got it with {cls.__name__}."

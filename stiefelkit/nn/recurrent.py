@@ -38,7 +38,7 @@ def require_options(cls: type, parametrization: Parametrization | None, options:
 
 
 def _paired(re: Tensor, im: Tensor) -> Tensor:
-    """The complex tensor of two parts, complex64 at least."""
+    """Returns the complex tensor of two parts, complex64 at least."""
     return torch.complex(*(part if part.dtype == torch.float64 else part.float() for part in (re, im)))
 
 
@@ -192,7 +192,7 @@ class Recurrent(nn.Module):
             getattr(self, f"h0{suffix}").uniform_(-0.01, 0.01)
 
     def _first(self, suffix: str, h_0: Tensor | None, batch: int, w: Tensor) -> Tensor:
-        """The first state: the one given, the trained one, or zero; in the dtype of W."""
+        """Returns the first state: the one given, the trained one, or zero; in the dtype of W."""
         if h_0 is None and self.trainable_h0:
             # Expanded part by part: ONNX repeats no complex tensors.
             parts = [part.expand(batch, -1) for part in getattr(self, f"h0{suffix}").chunk(1 + self.is_complex)]
@@ -212,7 +212,7 @@ class Recurrent(nn.Module):
         return self._join(getattr(self, f"weight_hh{suffix}"))
 
     def _takes_factors(self, suffix: str, rows: int, steps: int) -> bool:
-        """Whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
+        """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
         if self.factored is None:
             coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
             if coordinate_list is None or not coordinate_list.param.prefers_factors(rows):
@@ -228,7 +228,7 @@ class Recurrent(nn.Module):
         return _paired(*parts.chunk(2))
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """The dtype of the real parameters, which casts change, and the complex one that goes with it."""
+        """Returns the dtype of the real parameters, which casts change, and the complex one that goes with it."""
         # U may have a parametrization, of ours or torch's, or be no parameter, as in a replica.
         name = f"weight_ih{self._suffixes[0]}"
         coordinate_list = coordinate_list_of(self, name)

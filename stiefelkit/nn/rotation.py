@@ -262,7 +262,7 @@ def _check_model(
 
 
 def _is_norm(module: nn.Module, n: int) -> bool:
-    """Whether a module without others inside acts on n features one by one, by what it holds."""
+    """Returns whether a module without others inside acts on n features one by one, by what it holds."""
     if held_modules(module) or isinstance(module, nn.Linear | nn.Embedding):
         return False
     weight = held_parameters(module).get("weight")

@@ -104,7 +104,7 @@ def read(who: str, source: object) -> TorchRNN:
 
 
 def _instead_of(source: object) -> str:
-    """The remedy for a module that is no nn.RNN."""
+    """Returns the remedy for a module that is no nn.RNN."""
     if isinstance(source, nn.LSTM | nn.GRU):
         return f"; use {instead_of(source)}"
     if isinstance(source, nn.RNNCell):

@@ -97,7 +97,7 @@ def _mean(decay: float | None) -> Callable[..., None]:
 
 
 def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, count: Any, packed: bool) -> Tensor:
-    """The frame nearest to the mean of two, in the dtype and placement of the first."""
+    """Returns the frame nearest to the mean of two, in the dtype and placement of the first."""
     total = whole(averaged).to(working_dtype(averaged.dtype), copy=True)
     mean([total], [whole(current).to(total)], count)
     nearest = torch.view_as_real(nearest_frame(torch.view_as_complex(total))) if packed else nearest_frame(total)
@@ -105,7 +105,7 @@ def _mean_frame(mean: Callable[..., None], averaged: Tensor, current: Tensor, co
 
 
 def _places() -> dict[tuple[Any, ...], bool]:
-    """Where in memory each tensor alive lies that must stay a frame, and whether it is complex and stored as real."""
+    """Returns where each tensor alive that must stay a frame lies, and whether it is complex stored as real."""
     places = {}
     for coordinate_list in optimizer_hooks.coordinate_lists():
         for c, packed in coordinate_list.frame_tensors():

@@ -90,12 +90,12 @@ def clip_grad_norm_(
 
 
 def _norm(x: Tensor) -> Tensor:
-    """The 2-norm of all entries in float64, of any size, which is not waited for."""
+    """Returns the 2-norm of all entries in float64, of any size, which is not waited for."""
     return unread_norms(x.reshape(1, 1, -1)).squeeze(0).double()
 
 
 def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """The parameters that have a gradient, each once: free ones, and frames by their manifold."""
+    """Returns the parameters that have a gradient, each once: free ones, and frames by their manifold."""
     manifolds = {key: frame.manifold for key, frame in frames().items()}
     if isinstance(parameters, torch.optim.Optimizer):
         parameters = parameters.param_groups

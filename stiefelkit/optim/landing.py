@@ -175,12 +175,12 @@ def _field(group: dict[str, Any], w: Tensor, g: Tensor, s: Tensor, off: Tensor, 
 
 
 def _noise(w: Tensor) -> float:
-    """What rounding may put into W^H F, over the norm of W^H G."""
+    """Returns what rounding may put into W^H F, over the norm of W^H G."""
     return _ROUNDING * torch.finfo(w.dtype).eps * w.shape[-1] ** 0.5
 
 
 def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> float:
-    """A step that stays as near to the manifold as it has to, of a field of norm f at the distance d; 0 of no field.
+    """Returns a step that stays near the manifold, of a field of norm f at the distance d; 0 of no field.
 
     By 2 a of the noise, the rounding of a field that is not tangent, it goes further than a tangent one would.
     """

@@ -122,14 +122,14 @@ class RMSprop(torch.optim.RMSprop):
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same with Python's numbers; raises OptionError unless they are in range."""
+    """Returns the same with Python's numbers; raises OptionError unless they are in range."""
     return {
         key: _CHECKS[key].require("RMSprop", key, value) if key in _CHECKS else value for key, value in settings.items()
     }
 
 
 def _begun(p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-    """The state that torch's RMSprop begins with, but for the accumulator."""
+    """Returns the state that torch's RMSprop begins with, but for the accumulator."""
     zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
     start = complex(group["init_acc"], group["init_acc"]) if p.is_complex() else group["init_acc"]
     step = torch.zeros((), device=p.device if group["capturable"] else "cpu")

@@ -70,7 +70,7 @@ class SplitOptimizer(TangentOptimizer):
 
 
 def is_canonical(group: dict[str, Any]) -> bool:
-    """Whether the metric of a group is the canonical one."""
+    """Returns whether the metric of a group is the canonical one."""
     return group["manifold"].endswith(":canonical")
 
 

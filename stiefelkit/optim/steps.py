@@ -43,7 +43,7 @@ in the range of float32."""
 
 
 def rate(group: dict[str, Any]) -> float | Tensor:
-    """The learning rate of a group; a tensor that lives on a device stays there."""
+    """Returns the learning rate of a group; a tensor that lives on a device stays there."""
     lr = group["lr"]
     return lr if isinstance(lr, Tensor) and not reads_are_free(lr) else float(lr)
 
@@ -110,7 +110,7 @@ def shares(norms: Norms, bound: float, most: float | Tensor) -> Norms:
 
 
 def as_factor(steps: Norms, like: Tensor) -> float | Tensor:
-    """One number if all are the same, else a tensor (*, 1, 1)."""
+    """Returns one number if all are the same, else a tensor (*, 1, 1)."""
     if isinstance(steps[0], Tensor):
         return steps[0].to(like.real.dtype).view((1, 1) if like.dim() == 2 else (-1, 1, 1))
     if len(set(steps)) == 1:
@@ -125,18 +125,18 @@ def length_of(direction: Tangent, steps: Norms) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def largest_root(dtype: torch.dtype) -> float:
-    """The root of the largest number of a dtype."""
+    """Returns the root of the largest number of a dtype."""
     return torch.finfo(dtype).max ** 0.5
 
 
 def have_squares(direction: Tangent, dtype: torch.dtype) -> bool:
-    """Whether the squares of a direction's norms are finite in a dtype, as others need them: not where one is NaN."""
+    """Returns whether the squares of a direction's norms are finite in a dtype; not where one is NaN."""
     size = sum(direction.rotation_norms) + sum(direction.rest_norms)
     return size * max(direction.units, default=1.0) < largest_root(dtype)
 
 
 def are_ordinary(steps: Norms) -> bool:
-    """Whether factors are 0 or of a size that leaves powers of directions in the range of their dtype."""
+    """Returns whether factors are 0 or of a size that leaves powers of directions in the range of their dtype."""
     if 1 / _ORDINARY < min(steps) and max(steps) < _ORDINARY:
         return True
     return all([1 / _ORDINARY < t < _ORDINARY or t == 0 for t in steps])
@@ -148,7 +148,7 @@ def units_of(norms: Norms) -> Norms:
 
 
 def divided(x: Tensor, units: Norms) -> Tensor:
-    """Each matrix over its unit, which need not be in the range of the dtype."""
+    """Returns each matrix over its unit, which need not be in the range of the dtype."""
     unit = torch.tensor(units, dtype=torch.float64, device=x.device).view((-1, 1, 1) if x.dim() == 3 else (1, 1))
     return (x.to(working_dtype(x.dtype)) / unit).to(x.dtype)
 
@@ -184,7 +184,7 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
 
 
 def above_rounding(gradient: Tangent, g: Tensor) -> Tangent:
-    """A Riemannian gradient of G with zeros in the place of either part that cannot be told from rounding.
+    """Returns a Riemannian gradient of G with zeros in the place of either part that cannot be told from rounding.
 
     For optimizers that make a direction of full length of it, however short it is.
     """

@@ -32,7 +32,7 @@ def helfrich(shape: tuple[int, ...], is_complex: bool, generator: torch.Generato
 
 
 def haar_with_signs(shape: tuple[int, ...], signs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """That of a real Haar frame for a given D, eigenvalues of W D within 2/32 of -1 moved that far away."""
+    """Returns that of a real Haar frame for a given D, eigenvalues of W D within 2/32 of -1 moved that far away."""
     w = init.draw("haar", shape, torch.float64, generator)
     signs = signs.to(w)
     if shape[-1] == shape[-2]:
@@ -42,7 +42,7 @@ def haar_with_signs(shape: tuple[int, ...], signs: Tensor, generator: torch.Gene
 
 
 def _moderate(skew: Tensor, signs: Tensor, n: int, p: int) -> Tensor:
-    """The same A with eigenvalues beyond `_STEEPEST` brought back to it."""
+    """Returns the same A with eigenvalues beyond `_STEEPEST` brought back to it."""
     if n - p >= _LIGHT_TAILED or not torch.isfinite(skew).all():
         return skew
     a11, a21 = unpack_skew(skew, n, p, False)

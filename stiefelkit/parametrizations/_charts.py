@@ -23,12 +23,12 @@ __all__ = [
 
 
 def component(shape: Sequence[int], is_complex: bool) -> Component:
-    """The component of O(n) that a map with a D reaches, as `Traits` has it: square real frames keep det D's."""
+    """Returns the component of O(n) that a map with a D reaches: square real frames keep det D's."""
     return "chart" if shape[-1] == shape[-2] and not is_complex else "connected"
 
 
 def component_of_product(*factors: Component) -> Component:
-    """That of a product of maps whose first factor has the product's shape."""
+    """Returns that of a product of maps whose first factor has the product's shape."""
     if factors[0] == "connected":
         return "connected"
     if "coordinates" in factors:
@@ -37,40 +37,40 @@ def component_of_product(*factors: Component) -> Component:
 
 
 def unit_signs(shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:
-    """The signs of D = I as a buffer."""
+    """Returns the signs of D = I as a buffer."""
     return torch.ones(*shape, dtype=torch.int8, device=device)
 
 
 def diagonal_coordinates(d: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """What an inverse gives for the entries of D: its phases as a coordinate if complex, its signs as chart if real."""
+    """Returns what an inverse gives for D: phases as a coordinate if complex, signs as chart if real."""
     return ((d.angle(),), {}) if d.is_complex() else ((), {"signs": torch.where(d < 0, -1, 1).to(torch.int8)})
 
 
 def flaw_of_signs(chart: Mapping[str, Tensor]) -> str | None:
-    """What a chart needs whose signs, if it has any, are not all 1 or -1; no bool is."""
+    """Returns what a chart needs whose signs, if it has any, are not all 1 or -1; no bool is."""
     signs = chart.get("signs")
     fits = signs is None or (signs.dtype != torch.bool and bool(((signs == 1) | (signs == -1)).all()))
     return None if fits else "signs of 1 and -1"
 
 
 def to_buffer(matrix: Tensor) -> Tensor:
-    """A real tensor, [Re, Im] last if the matrix is complex: `.to(torch.bfloat16)` would drop an imaginary part."""
+    """Returns a real tensor, [Re, Im] last if complex: `.to(torch.bfloat16)` would drop imaginary parts."""
     return (torch.view_as_real(matrix) if matrix.is_complex() else matrix).clone()
 
 
 def from_buffer(stored: Tensor, is_complex: bool) -> Tensor:
-    """The matrix in float64 or complex128."""
+    """Returns the matrix in float64 or complex128."""
     return torch.view_as_complex(stored.double().contiguous()) if is_complex else stored.double()
 
 
 def identity_buffer(batch: tuple[int, ...], n: int, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """The identity for frames of a dtype, as a buffer of shape (*, n, n) or (*, n, n, 2)."""
+    """Returns the identity for frames of a dtype, as a buffer of shape (*, n, n) or (*, n, n, 2)."""
     eye = torch.eye(n, dtype=working_dtype(dtype), device="cpu").expand(*batch, n, n)
     return to_buffer(eye).to(device=device, dtype=coordinate_dtype(dtype))
 
 
 def flaw_of_matrix(chart: Mapping[str, Tensor], name: str, is_complex: bool) -> str | None:
-    """What a chart needs whose matrix of a name, if it has one, is not orthogonal or unitary to 100 float32 limits."""
+    """Returns what a chart needs whose matrix of a name is not orthogonal or unitary to 100 float32 limits."""
     if name not in chart:
         return None
     w = from_buffer(chart[name], is_complex)

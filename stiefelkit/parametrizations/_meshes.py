@@ -43,7 +43,7 @@ class BrickWall:
         return self.n <= 2 or self.layers >= self.n
 
     def haar_indices(self) -> Tensor:
-        """Which of the Haar densities each angle has, for the rotations that count."""
+        """Returns which of the Haar densities each angle has, for the rotations that count."""
         return haar_indices(self.n, min(self.n, self.layers))
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
@@ -57,7 +57,7 @@ class BrickWall:
         return brickwall(x.T, angle, phase, layers=self.layers).T
 
     def readings(self, w: Tensor) -> Iterator[Angles]:
-        """What the angles of a frame may be; what they are, if the mesh is full."""
+        """Yields what the angles of a frame may be; what they are, if the mesh is full."""
         yield _placed(*(brickwall_inverse(w) if self.is_full else layer_inverse(w)), self.rotations, 0)
 
 

@@ -71,7 +71,7 @@ class BlockDiagonal(Composite):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """What the inner map does."""
+        """Returns what the inner map does."""
         blocks = _require_blocks(options.get("blocks", 1), shape)
         wrapped = Inner(options.get("inner", "cayley"), options.get("inner_options"))
         return wrapped.flaw(_block_shape(shape, blocks), dtype)
@@ -117,7 +117,7 @@ class BlockDiagonal(Composite):
         return self.blocks == 1 and self.inner.takes_nearest
 
     def options(self) -> dict[str, Any]:
-        """Those of the inner map, and how many blocks there are."""
+        """Returns those of the inner map, and how many blocks there are."""
         return {"blocks": self.blocks, "inner": self.inner.options()}
 
     @property
@@ -135,7 +135,7 @@ class BlockDiagonal(Composite):
         return self.inner.check_chart(within(chart, "inner"))
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, or the root of k times the inner map's."""
+        """Returns that of an exact frame, or the root of k times the inner map's."""
         exact = super().error_bound()
         return exact if self.traits.exact else exact + math.sqrt(self.blocks) * self.inner.error_bound(*coordinates)
 
@@ -158,11 +158,11 @@ class BlockDiagonal(Composite):
         return torch.bmm(rows, q.mT).transpose(0, 1).reshape(*x.shape[:-1], k * b)
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest frame, of one block the nearest that the inner map takes."""
+        """Returns the nearest frame, of one block the nearest that the inner map takes."""
         return self.project(weight) if self.blocks == 1 else super().nearest(weight)
 
     def project(self, weight: Tensor) -> Tensor:
-        """The nearest block-diagonal frame: each block's nearest that the inner map takes."""
+        """Returns the nearest block-diagonal frame: each block's nearest that the inner map takes."""
         return self._assembled(self.inner.project(self._split(weight.to(working_dtype(self.dtype)))))
 
     def invert(self, w: Tensor) -> Position:
@@ -184,7 +184,7 @@ class BlockDiagonal(Composite):
         return coordinates, prefixed(inner=chart)
 
     def _split(self, w: Tensor) -> Tensor:
-        """The diagonal blocks, (*, k, b, c)."""
+        """Returns the diagonal blocks, (*, k, b, c)."""
         *batch, n, p = w.shape
         k = self.blocks
         return w.reshape(*batch, k, n // k, k, p // k).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)

@@ -127,11 +127,11 @@ class Cayley(OrthogonalParam):
         return self.precision == "fast" and n == p >= 128 and coordinate_dtype(self.dtype) == torch.float32
 
     def options(self) -> dict[str, Any]:
-        """The bandwidth, if there is one; signs are in the chart."""
+        """Returns the bandwidth, if there is one; signs are in the chart."""
         return {} if self.bandwidth is None else {"bandwidth": self.bandwidth}
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, or 80 limits."""
+        """Returns that of an exact frame, or 80 limits."""
         fast = 80 * rounding_limit(self.shape[-1], torch.float32) if self._is_fast else 0.0
         return max(super().error_bound(), fast)
 
@@ -181,7 +181,7 @@ class Cayley(OrthogonalParam):
         )
 
     def _in_band(self, skew: Tensor) -> tuple[Tensor, float]:
-        """The coordinates that there are, out of those of a full A, and the largest of the rest."""
+        """Returns the coordinates that there are, out of those of a full A, and the largest of the rest."""
         if self.bandwidth is None:
             return skew, 0.0
         n, p = self.shape[-2:]
@@ -189,7 +189,7 @@ class Cayley(OrthogonalParam):
         return band, rest.max().item()
 
     def _tried(self, device: torch.device) -> list[Tensor | None]:
-        """The signs to try; None has the inverse choose them, or phases."""
+        """Returns the signs to try; None has the inverse choose them, or phases."""
         if self.traits.onto:
             return [None]
         first = self._first_signs().to(device)
@@ -230,7 +230,7 @@ class Cayley(OrthogonalParam):
         return flaw_of_signs(chart)
 
     def _first_signs(self) -> Tensor:
-        """The prescribed signs, or ones, in the shape of the chart."""
+        """Returns the prescribed signs, or ones, in the shape of the chart."""
         signs = (1,) * self.shape[-1] if self.negative is None else self.negative
         return torch.tensor(signs, dtype=torch.int8, device="cpu").expand(*self.shape[:-2], -1).clone()
 

@@ -72,7 +72,7 @@ class Fourier(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """One entry, even, odd, a power of two, batched."""
+        """Returns one entry, even, odd, a power of two, batched."""
         return [(shape, {}) for shape in ((1, 1), (2, 2), (7, 7), (16, 16), (2, 3, 5, 5))]
 
     @property
@@ -92,7 +92,7 @@ class Fourier(OrthogonalParam):
         return {"phase": (*batch, 3, n), "reflectors": (*batch, 2, 2 * n)}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """A permutation of 0 .. n - 1."""
+        """Returns a permutation of 0 .. n - 1."""
         ordered = chart["permutation"].long().sort(dim=-1)[0].cpu()
         fits = torch.equal(ordered, torch.arange(self.shape[-1]).expand_as(ordered))
         return None if fits else f"a permutation of {self.shape[-1]} entries"
@@ -156,7 +156,7 @@ class Fourier(OrthogonalParam):
 
 
 def _unit(packed: Tensor) -> Tensor:
-    """The unit vector along Re + i Im of [Re | Im]; zero for zero."""
+    """Returns the unit vector along Re + i Im of [Re | Im]; zero for zero."""
     largest = packed.detach().abs().amax()
     scaled = packed / torch.where(largest == 0, torch.inf, largest)
     square = scaled.square().sum()

@@ -97,7 +97,7 @@ class Givens(OrthogonalParam):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """The Fourier pattern is for powers of two."""
+        """Returns the Fourier pattern is for powers of two."""
         if options.get("layout") == "fft" and shape[-2] & (shape[-2] - 1):
             return 'a power of two of rows for layout "fft"'
         return None
@@ -149,7 +149,7 @@ class Givens(OrthogonalParam):
         return {"angle": (*batch, self.rotations)} | phase
 
     def options(self) -> dict[str, Any]:
-        """The layout and the number of layers."""
+        """Returns the layout and the number of layers."""
         return {"layout": self.layout, "layers": self.layers}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
@@ -266,7 +266,7 @@ class Givens(OrthogonalParam):
         return (angle,), {"signs": d.to(torch.int8)}
 
     def _split(self, phase: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
-        """The phases of the rotations in a dtype, and D."""
+        """Returns the phases of the rotations in a dtype, and D."""
         if phase is None:
             return None, diagonal(signs=self.signs)
         return phase[..., : self.rotations].to(dtype), diagonal(phase=phase[..., self.rotations :])

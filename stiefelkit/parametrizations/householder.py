@@ -123,7 +123,7 @@ class Householder(OrthogonalParam):
         return super().schemes if self.reflections % 2 == 0 else super().schemes[:-1]
 
     def options(self) -> dict[str, Any]:
-        """The number of reflectors."""
+        """Returns the number of reflectors."""
         return {"reflections": self.reflections}
 
     def forward(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
@@ -173,7 +173,7 @@ class Householder(OrthogonalParam):
         return n * (n - 2 * self.reflections) >= 14_000 + (24_000 if self.is_complex else 36_000) / max(rows, 1)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, and for "fast" float32 and complex64 frames 32 (1 + min(k, 128)) limits more."""
+        """Returns an exact frame's; for "fast" float32 and complex64 frames 32 (1 + min(k, 128)) limits more."""
         bound = super().error_bound(*coordinates)
         if self.precision == "exact" or self.dtype in (torch.float64, torch.complex128):
             return bound
@@ -212,7 +212,7 @@ class Householder(OrthogonalParam):
         )
 
     def _comes_back(self, w: Tensor, v: Tensor, d: Tensor) -> bool:
-        """Whether rounded coordinates give W again, as near as is promised."""
+        """Returns whether rounded coordinates give W again, as near as is promised."""
         (n, p), k = self.shape[-2:], self.reflections
         real = coordinate_dtype(self.dtype)
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)

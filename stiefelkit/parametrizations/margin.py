@@ -75,7 +75,7 @@ class Margin(Composite):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """What U and V do."""
+        """Returns what U and V do."""
         *batch, _, p = shape
         for name, frame_shape in (("u", tuple(shape)), ("v", (*batch, p, p))):
             inner = Inner(options.get(name, "cayley"), options.get(f"{name}_options"))
@@ -115,7 +115,7 @@ class Margin(Composite):
         return self.u.schemes
 
     def options(self) -> dict[str, Any]:
-        """The margin, and the options of both maps."""
+        """Returns the margin, and the options of both maps."""
         return {"margin": self.margin, "u": self.u.options(), "v": self.v.options()}
 
     @property
@@ -138,7 +138,7 @@ class Margin(Composite):
         return None
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """The spectrum's distance from 1, and 10 limits."""
+        """Returns the spectrum's distance from 1, and 10 limits."""
         limit = rounding_limit(self.shape[-1], computing_dtype(self.dtype))
         largest = (1 + self.margin) ** 2
         of_u, of_v, q = self._split(coordinates) if coordinates else ((), (), None)

@@ -88,7 +88,7 @@ class MatrixExp(OrthogonalParam):
         return self.precision == "fast" and n <= 2 * p and coordinate_dtype(self.dtype) == torch.float32
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, or 100 limits."""
+        """Returns that of an exact frame, or 100 limits."""
         fast = 100 * rounding_limit(self.shape[-1], torch.float32) if self._is_fast else 0.0
         return max(super().error_bound(), fast)
 
@@ -99,7 +99,7 @@ class MatrixExp(OrthogonalParam):
         return {"skew": (*batch, skew_size(n, p, self.is_complex))}
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """The rotation is orthogonal or unitary."""
+        """Returns the rotation is orthogonal or unitary."""
         return flaw_of_matrix(chart, "rotation", self.is_complex)
 
     def forward(self, skew: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class MatrixExp(OrthogonalParam):
         return (pack_skew(a),), {}
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest frame; where that is a reflection, out of reach, the nearest rotation of what was no frame."""
+        """Returns the nearest frame; where that is a reflection, out of reach, the nearest rotation."""
         q = super().nearest(weight)
         if self.traits.onto:
             return q

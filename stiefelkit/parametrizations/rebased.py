@@ -83,7 +83,7 @@ class Rebased(Composite):
 
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
-        """What the inner map does."""
+        """Returns what the inner map does."""
         return Inner(options.get("inner", "matrix_exp"), options.get("inner_options")).flaw(tuple(shape), dtype)
 
     @classmethod
@@ -115,7 +115,7 @@ class Rebased(Composite):
         return self.precision == "exact" or coordinate_dtype(self.dtype) == torch.float64
 
     def options(self) -> dict[str, Any]:
-        """Those of the inner map."""
+        """Returns those of the inner map."""
         return self.inner.options()
 
     @property
@@ -129,11 +129,11 @@ class Rebased(Composite):
         return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
-        """The base is orthogonal or unitary, and the inner map agrees."""
+        """Returns the base is orthogonal or unitary, and the inner map agrees."""
         return flaw_of_matrix(chart, "base", self.is_complex) or self.inner.check_chart(within(chart, "inner"))
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """That of an exact frame, or the inner map's and 10 limits."""
+        """Returns that of an exact frame, or the inner map's and 10 limits."""
         exact = super().error_bound()
         if self._is_exact:
             return exact
@@ -167,7 +167,7 @@ class Rebased(Composite):
         return self.initial_frame(scheme, generator)
 
     def rebased(self, *coordinates: Tensor) -> Position:
-        """The coordinates and the chart that put the present frame into the base; writes nothing.
+        """Returns the coordinates and the chart that put the present frame into the base; writes nothing.
 
         Raises:
             NonFiniteError: the frame holds NaN or infinity.
@@ -179,7 +179,7 @@ class Rebased(Composite):
 
 
 def _completed(w: Tensor) -> Tensor:
-    """A square frame whose first columns are W."""
+    """Returns a square frame whose first columns are W."""
     q, _ = torch.linalg.qr(w, mode="complete")
     q[..., : w.shape[-1]] = w
     return q

@@ -47,7 +47,7 @@ class StiefelPoint(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """One entry, square, tall, one column, batched."""
+        """Returns one entry, square, tall, one column, batched."""
         return [(shape, {}) for shape in ((1, 1), (6, 6), (7, 3), (4, 1), (2, 3, 5, 4), (3, 4, 4))]
 
     @property

@@ -42,7 +42,7 @@ def fused_scan(recurrence: Recurrence, *tensors: Tensor | None) -> tuple[Tensor 
 
 
 def _may_be_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether a backward pass may come; asked here, as grad mode is off inside of forward."""
+    """Returns whether a backward pass may come; asked here, as grad mode is off inside of forward."""
     if is_jit_traced():
         return True
     if not torch.is_grad_enabled():
@@ -171,7 +171,7 @@ def _like_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _marks(steps: Any, keep: bool) -> Any:
-    """How many checkpoints there are; of a symbolic number of steps, some number."""
+    """Returns how many checkpoints there are; of a symbolic number of steps, some number."""
     if not keep:
         return 0
     return len(segments(steps)) if isinstance(steps, int) else torch.library.get_ctx().new_dynamic_size()
@@ -179,7 +179,7 @@ def _marks(steps: Any, keep: bool) -> Any:
 
 @opaque(_like_forward, dims=None, schema=f"({ARGUMENTS}, bool keep) -> (Tensor, Tensor, Tensor)")
 def scan_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """All states or the checkpoints, the last ones, and what the derivative needs besides them (with `keep`)."""
+    """Returns all states or checkpoints, the last ones, and (with `keep`) what the derivative needs besides."""
     tensors, recurrence, (keep,) = _split(args)
     return engine(recurrence).forward(Problem(recurrence, *tensors), keep)
 
@@ -190,7 +190,7 @@ def _like_backward(*args: Any) -> list[Tensor]:
 
 
 def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list[Tensor]:
-    """One tensor an argument: its gradient, or an empty one if it is not wanted."""
+    """Returns one tensor an argument: its gradient, or an empty one if it is not wanted."""
     return [
         gradient if needed and t is not None else tensors[0].new_empty(0)
         for needed, t, gradient in zip(needs, tensors, gradients, strict=True)
@@ -222,7 +222,7 @@ ROWS = {"x": 1, "h0": 0, "out": 1, "saved": 1, "g_out": 1, "g_last": 0}
 
 
 def is_foldable(in_dims: Sequence[Any], names: Sequence[str], args: Sequence[Any]) -> bool:
-    """Whether only rows have the new dimension, and all sequences are of one length."""
+    """Returns whether only rows have the new dimension, and all sequences are of one length."""
     mapped = [name for name, dim, arg in zip(names, in_dims, args, strict=False) if _is_mapped(dim, arg)]
     return args[names.index("recurrence")].sizes is None and all(name in ROWS for name in mapped)
 

@@ -9,7 +9,7 @@ __all__ = ["fold", "from_blocks", "matrix_blocks", "read_blocks", "row_blocks", 
 
 
 def matrix_blocks(m: Tensor) -> Tensor:
-    """The real matrix by which rows [Re h | Im h] become those of h m^T, shape (2 columns, 2 rows)."""
+    """Returns the real matrix by which rows [Re h | Im h] become those of h m^T, shape (2 columns, 2 rows)."""
     re, im = m.real.mT, m.imag.mT
     return torch.cat([torch.cat([re, im], 1), torch.cat([-im, re], 1)])
 
@@ -47,7 +47,7 @@ def write_blocks(blocks: Tensor, rows: Tensor) -> None:
 
 
 def fold(g: Tensor, half: bool = False) -> Tensor:
-    """The gradient by a complex m from g = d^T h, of rows d behind m and h before it, both [Re | Im].
+    """Returns the gradient by a complex m from g = d^T h, of rows d behind m and h before it, both [Re | Im].
 
     d h^H = (Re d Re h + Im d Im h) + i (Im d Re h - Re d Im h), transposes left out; `half` leaves Im h out.
     """

@@ -38,7 +38,7 @@ class Request:
 
 
 def reason_against(backend: str, request: Request) -> str | None:
-    """Why a backend cannot run a scan; None if it can."""
+    """Returns why a backend cannot run a scan; None if it can."""
     if backend == "triton":
         width = request.n * (1 + request.dtype.is_complex)
         return supports(request.device, request.dtype, width, request.activation)
@@ -48,7 +48,7 @@ def reason_against(backend: str, request: Request) -> str | None:
 
 
 def choose(backend: str, request: Request) -> str:
-    """The backend to run a scan with: the one asked for, or for "auto" the fastest that can.
+    """Returns the backend to run a scan with: the one asked for, or for "auto" the fastest that can.
 
     Raises:
         UnknownNameError: there is no such backend.
@@ -66,7 +66,7 @@ def choose(backend: str, request: Request) -> str:
 
 
 def choose_gated(backend: str, request: Request) -> str:
-    """The backend to run a gated recurrence with, as `choose`.
+    """Returns the backend to run a gated recurrence with, as `choose`.
 
     Raises:
         OptionError: the one asked for cannot run it.
@@ -84,7 +84,7 @@ def choose_gated(backend: str, request: Request) -> str:
 
 
 def engine(recurrence: Recurrence) -> Engine:
-    """The implementation of a recurrence, by its cell, its backend and what is asked of it."""
+    """Returns the implementation of a recurrence, by its cell, its backend and what is asked of it."""
     if recurrence.structure:
         runner = _structured_engine()
     else:
@@ -113,7 +113,7 @@ def _gated_engine(backend: str) -> Engine:
 
 @functools.cache
 def plain_engine(backend: str) -> PlainEngine:
-    """The implementation of a fast backend of `scan`."""
+    """Returns the implementation of a fast backend of `scan`."""
     if backend == "triton":
         from stiefelkit.scan.engines.triton import Triton
 

@@ -141,7 +141,7 @@ def run(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
 
 
 def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modrelu", backend: str = "auto") -> str:
-    """Names the backend that `scan` takes.
+    """Returns names the backend that `scan` takes.
 
     Args:
         w: the recurrent matrix, shape (n, n): its device, dtype and size decide.
@@ -170,7 +170,7 @@ def _chosen(activation: Activation, w: Tensor, steps: int | None, backend: str) 
 
 
 def prefers_loop(steps: int | None) -> bool:
-    """Whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
+    """Returns whether "auto" takes the loop, besides what a backend can do: for few steps, and in forward mode."""
     if torch.compiler.is_compiling():
         return False
     return (steps is not None and steps < FEW) or is_in_forward_mode()

@@ -126,5 +126,5 @@ def _parts(z: Tensor) -> Tensor:
 
 
 def _block(w: Tensor) -> Tensor:
-    """The real matrix that rows [Re h | Im h] meet as h meets a complex one."""
+    """Returns the real matrix that rows [Re h | Im h] meet as h meets a complex one."""
     return torch.cat([torch.cat([w.real, -w.imag], -1), torch.cat([w.imag, w.real], -1)])

@@ -76,7 +76,7 @@ def _loop(step: Step, rows: Tensor, h0: Tensor, recurrence: Recurrence) -> tuple
 
 
 def _multiplication(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """The matrix product for a loop: one whose derivatives, which are taken later, are in full precision too.
+    """Returns the matrix product for a loop: one whose derivatives, which are taken later, are in full precision too.
 
     Where products are not lowered at all that is torch's own, which is lighter.
     """

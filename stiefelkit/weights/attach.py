@@ -203,7 +203,7 @@ _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
 def _seen(plan: _Plan, place: Place) -> tuple[View, ...]:
-    """How a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
+    """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
     weight = plain_weight(place)
     convolution, groups = is_convolution(place), groups_of(place)
     where = f"{plan.cls.__name__} on {place.title}"

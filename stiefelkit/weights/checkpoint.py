@@ -41,7 +41,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
-    """Name in the registry, class and version of a map and of those inside it."""
+    """Returns name in the registry, class and version of a map and of those inside it."""
     cls = type(param)
     return {
         "name": table.registered.name_of(cls),
@@ -52,7 +52,7 @@ def _describe_map(param: OrthogonalParam) -> dict[str, Any]:
 
 
 def describe(param: OrthogonalParam) -> dict[str, Any]:
-    """What a checkpoint says of a weight: the map, its version, field, shape, options and coordinates."""
+    """Returns what a checkpoint says of a weight: the map, its version, field, shape, options and coordinates."""
     return {
         "format": _FORMAT,
         "map": _describe_map(param),
@@ -120,7 +120,7 @@ def _check_same(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> No
 
 
 def _split_gain(description: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The gain that a description has, None without one, and the description of the same weight without it."""
+    """Returns the gain that a description has, None without one, and the description of the same weight without it."""
     outer, options = description.get("map"), description.get("options")
     bare = _unscaled(outer)
     if bare is outer or not isinstance(options, dict):
@@ -133,7 +133,7 @@ def _split_gain(description: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _unscaled(described: Any, depth: int = 1) -> Any:
-    """The description of a map with what multiplies it by a gain, below a view at most, left out."""
+    """Returns the description of a map with what multiplies it by a gain, below a view at most, left out."""
     inner = described.get("inner") if isinstance(described, dict) else None
     if not isinstance(inner, list) or len(inner) != 1:
         return described
@@ -156,7 +156,7 @@ def _with(gain: Any) -> str:
 
 
 def _to_change_gain(theirs: Any, ours: Any) -> str:
-    """What to do with a checkpoint that has another gain."""
+    """Returns what to do with a checkpoint that has another gain."""
     takes = f"a weight that sk.orthogonal makes {_with(theirs)} takes it"
     if not (theirs in (None, "learned") or isinstance(theirs, float)):
         return takes
@@ -180,7 +180,7 @@ def _is_same(theirs: Any, ours: Any) -> bool:
 
 
 def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
-    """Whether two descriptions mean one map: classes may move as long as the registered name stays, and conversely."""
+    """Returns whether two descriptions mean one map: the class may move if the registered name stays."""
     if not isinstance(theirs, dict) or not _is_same(theirs.get("version"), ours["version"]):
         return False
     named = ours["name"] is not None and theirs.get("name") == ours["name"]
@@ -194,7 +194,7 @@ def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
 
 
 def in_words(value: Any, depth: int = 3) -> str:
-    """A map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
+    """Returns a map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
     if not (isinstance(value, dict) and "class" in value) or not depth:
         try:
             text = repr(value)
@@ -254,7 +254,7 @@ def check_state(
 
 
 def _flaw(value: Any) -> str | None:
-    """Why something is no tensor that one may read entry by entry, in words; None if it is."""
+    """Returns why something is no tensor that one may read entry by entry, in words; None if it is."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if is_lazy(value):

@@ -186,7 +186,7 @@ class CoordinateList(parametrize.ParametrizationList):
         return OptionError(f"{self.weight} needs coordinates that are parameters of its own, got {got}.")
 
     def frame_tensors(self) -> list[tuple[Tensor, bool]]:
-        """Each coordinate and buffer that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+        """Returns coordinates and buffers that must stay frames, and whether each is stored as [Re, Im]."""
         return frame_tensors(self.param, self.coordinates)
 
     def note_written(self) -> None:
@@ -237,7 +237,7 @@ class CoordinateList(parametrize.ParametrizationList):
         return not (trains and (self._notes.were_trained or not self.param.manifolds))
 
     def _is_own(self, c: Tensor) -> bool:
-        """Whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
+        """Returns whether a coordinate is a parameter of this list, and not what a parametrization of its own gives."""
         return id(c) in map(id, self._parameters.values())
 
     def _values(self) -> list[nn.Parameter]:
@@ -293,7 +293,7 @@ class CoordinateList(parametrize.ParametrizationList):
         return self.param.linear(x, *values) if x is not None else self._finished(self.param(*values))
 
     def _is_as_stamped(self) -> bool:
-        """Whether all that a read asks about is as it was when the last one had asked, so that W is the map's alone."""
+        """Returns whether all that a read asks about is as the last one found it, so that W is the map's alone."""
         if is_intercepted() or self._stamp is None or not (self.training and torch.is_grad_enabled()):
             return False
         if not (self.seat is self._emptied is self._buffers[EXTRA] is None):
@@ -320,14 +320,14 @@ class CoordinateList(parametrize.ParametrizationList):
         self._stamp = sizes, ids, [*map(_DTYPE_OF, held)], [*map(write_count, watched)]
 
     def _finished(self, w: Any) -> Tensor:
-        """What stands on top of the map makes of its weight."""
+        """Returns what stands on top of the map makes of its weight."""
         for parametrization in self._parametrizations()[1:]:
             w = parametrization(w)
         w = w.contiguous()
         return with_dense_gradient(w) if self.is_sparse else w
 
     def factored(self) -> Factored | None:
-        """The weight in factors, for a recurrence; None if it has none, or must be formed."""
+        """Returns the weight in factors, for a recurrence; None if it has none, or must be formed."""
         param, values = self.param, self._values()
         if param.structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
             return None
@@ -353,7 +353,7 @@ class CoordinateList(parametrize.ParametrizationList):
         return self.param(*self.gathered())
 
     def gathered(self) -> list[Tensor]:
-        """The coordinates, whole on every rank."""
+        """Returns the coordinates, whole on every rank."""
         self._check_filled()
         return [whole(c) for c in self._values()]
 
@@ -394,7 +394,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self.note_written()
 
     def blank(self) -> Tensor:
-        """A tensor like the weight, of zeros; on the meta device where a coordinate is."""
+        """Returns a tensor like the weight, of zeros; on the meta device where a coordinate is."""
         device = max((c.device for c in self._values()), key=lambda device: device.type == "meta")
         return torch.zeros(self.param.shape, dtype=self.param.dtype, device=device)
 
@@ -410,7 +410,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self.fill_([as_on_the_first(c, like) for c in drawn])
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint says of this weight: the map, its version, field, shape, options and coordinates."""
+        """Returns what a checkpoint says of this weight: map, version, field, shape, options, coordinates."""
         return checkpoint.describe(self.param)
 
     def get_extra_state(self) -> Tensor:

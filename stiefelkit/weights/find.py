@@ -256,7 +256,7 @@ def plain_weight(place: Place) -> nn.Parameter:
 
 
 def instead_of(rnn: nn.RNNBase) -> str:
-    """What takes orthogonal weights in the place of a recurrent layer of torch."""
+    """Returns what takes orthogonal weights in the place of a recurrent layer of torch."""
     if isinstance(rnn, nn.LSTM | nn.GRU):
         kind = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
         gates = f"blocks={_GATES[kind]}"
@@ -293,7 +293,7 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
 
 
 def is_pattern(name: object) -> bool:
-    """Whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
+    """Returns whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
     if isinstance(name, str):
         return any(letter in name for letter in "*?[")
     return callable(name) or isinstance(name, Sequence)
@@ -307,12 +307,12 @@ def _elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> lis
 
 
 def is_convolution(place: Place) -> bool:
-    """Whether a weight is the kernel of a convolution of torch."""
+    """Returns whether a weight is the kernel of a convolution of torch."""
     return isinstance(place.host, Convolution) and place.name == "weight"
 
 
 def groups_of(place: Place) -> int:
-    """How many groups a convolution has, 1 for any other weight."""
+    """Returns how many groups a convolution has, 1 for any other weight."""
     return int(getattr(place.host, "groups", 1)) if is_convolution(place) else 1
 
 
@@ -361,7 +361,7 @@ _CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
 
 
 def _weights(module: nn.Module, prefix: str = "") -> Iterator[Place]:
-    """Every parameter of a model, and every parametrized weight, under each of its names."""
+    """Yields every parameter of a model, and every parametrized weight, under each of its names."""
     module = inside_checkpoint(module)
     held = _parametrized(module)
     for name in [*(name for name, p in held_parameters(module).items() if p is not None), *held]:
@@ -390,7 +390,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _near(name: object, names: Sequence[str]) -> str:
-    """What `did_you_mean` says, or the first weight that has this name in its own module."""
+    """Returns what `did_you_mean` says, or the first weight that has this name in its own module."""
     ends = [other for other in names if other.endswith(f".{name}")]
     return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
 

@@ -143,7 +143,7 @@ class Evaluation:
         self.writes = 0 if self.is_inference else write_count(stacked)
 
     def serves(self, wants_graph: bool) -> bool:
-        """Whether one who reads may have the weights: not without the graph that is wanted, nor once overwritten."""
+        """Returns whether a reader may have the weights: they have the graph that it wants, and are not overwritten."""
         if self.is_inference:
             return torch.is_inference_mode_enabled()
         if wants_graph and (self.backward.is_done or self.has_graph != self.trains):
@@ -176,7 +176,7 @@ class Group:
             one.seat = seat
 
     def read(self) -> Reading | None:
-        """What all weights are to be computed from; None if they cannot be together, so that each has to say why."""
+        """Returns what all weights are computed from; None if they cannot be together, and each has to say why."""
         if any(map(_emptied, self.lists)):
             return None
         columns: Any = [list(map(dict.get, *column)) for column in self.columns]
@@ -211,7 +211,7 @@ class Group:
         return self.evaluated(reading, stacked, coordinates)
 
     def map_rows(self, stack_of_maps: "StackOfMaps", reading: Reading) -> tuple[list[Tensor], Tensor]:
-        """The coordinates of all weights that were read, or of some, stacked, and the weights."""
+        """Returns the coordinates of all weights that were read, or of some, stacked, and the weights."""
         columns = reading.columns
         stack_of_maps.follow(columns[self.size :])
         with saved_plainly():
@@ -219,7 +219,7 @@ class Group:
             return coordinates, stack_of_maps(coordinates)
 
     def evaluated(self, reading: Reading, stacked: Tensor, coordinates: Sequence[Tensor] = ()) -> Evaluation:
-        """What weights are read from that have been computed; `coordinates` get no gradient of those left unread."""
+        """Caches the weights of a group; coordinates of weights that are not read receive no gradient."""
         weights = stacked.unbind()
         backward = Backward()
         if stacked.requires_grad:
@@ -245,7 +245,7 @@ class Group:
             one.mend(by_value)
 
     def _has_chart(self, columns: list[list[Tensor]], counts: list[list[int]]) -> bool:
-        """Whether the map has the present chart."""
+        """Returns whether the map has the present chart."""
         if self._chart is None:
             return False
         tensors, noted = self._chart
@@ -269,7 +269,7 @@ class Seat:
         self.is_whole = len(one) == 1 and not one.is_sparse
 
     def read(self) -> Tensor | None:
-        """The weight, of one evaluation of the group; None if it is to be evaluated by itself. Not in compiled code."""
+        """Returns the weight, of one evaluation of the group; None to evaluate it alone. Not in compiled code."""
         if is_intercepted():
             return None
         group = self.group
@@ -292,11 +292,11 @@ class Seat:
         return w if wants_graph or not evaluation.has_graph else w.detach()
 
     def traced(self) -> Tensor | None:
-        """The same in compiled code."""
+        """Returns the same in compiled code."""
         return None if self.group.traced is None else self.group.traced[self.index]
 
     def _fits(self, evaluation: Evaluation) -> bool:
-        """Whether the weight's coordinates and chart are those that the evaluation has seen."""
+        """Returns whether the weight's coordinates and chart are those that the evaluation has seen."""
         i = self.index
         places = zip(self.held, self.keys, evaluation.tensors[i], evaluation.counts[i], evaluation.trained, strict=True)
         for held, key, t, count, trains in places:
@@ -329,7 +329,7 @@ class StackOfMaps:
         return self.map(*coordinates).contiguous()
 
     def with_chart(self, chart: dict[str, Tensor], coordinates: Sequence[Tensor]) -> Tensor:
-        """The weights with a chart that is given, stacked."""
+        """Returns the weights with a chart that is given, stacked."""
 
         def evaluate(chart: dict[str, Tensor], *values: Tensor) -> Tensor:
             return torch.func.functional_call(self.map, chart, values)
@@ -344,7 +344,7 @@ _NOTHING = nullcontext()
 
 
 def maps_stacks(param: OrthogonalParam) -> bool:
-    """Whether `forward` of a map, and of those inside it, takes stacks, as the class that defines it has to say."""
+    """Returns whether `forward` of a map and of those inside takes stacks, as its class has to say."""
     kinds = {type(part) for part in param.modules() if isinstance(part, OrthogonalParam)}
     return all(cls.stacks and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
 
@@ -354,7 +354,7 @@ def _owner(cls: type, name: str) -> type:
 
 
 def _applies_without_weight(param: OrthogonalParam) -> bool:
-    """Whether a map has a way of its own to apply a weight, but for its gain."""
+    """Returns whether a map has a way of its own to apply a weight, but for its gain."""
     while isinstance(param, Scaled):
         param = param.inner
     return type(param).linear is not OrthogonalParam.linear

@@ -130,7 +130,7 @@ class _Plan:
         self._sharing: Sharing | None = None
 
     def still_fits(self, model: nn.Module) -> bool:
-        """Whether what has changed since was elsewhere; compiled code goes on with the same groups then."""
+        """Returns whether what has changed since was elsewhere; compiled code goes on with the same groups then."""
         now = structure.count
         if self.made_at != now:
             is_seated = all(one.seat is seat for g in self.groups for one, seat in zip(g.lists, g.seats, strict=True))
@@ -141,7 +141,7 @@ class _Plan:
         return True
 
     def sharing(self, owners: Owners) -> Sharing:
-        """The weights, those that are one of their kind too, as ranks share them."""
+        """Returns the weights, those that are one of their kind too, as ranks share them."""
         if self._sharing is None or self._sharing.owners is not owners:
             if self._sharing is None:
                 self.groups += [Group(part, self.opening) for part in self.parts if len(part) == 1]
@@ -229,7 +229,7 @@ def _plan_of(model: nn.Module) -> _Plan:
 
 
 def _parts(model: nn.Module) -> list[list[CoordinateList]]:
-    """The weights of each group."""
+    """Returns the weights of each group."""
     units = {id(part): id(unit) for unit in model.modules() if is_sharding_unit(unit) for part in unit.modules()}
     alike: dict[Hashable, list[CoordinateList]] = {}
     lists = {id(weight.coordinate_list): weight.coordinate_list for weight in orthogonal_weights(model)}
@@ -249,7 +249,7 @@ def _switches(model: nn.Module) -> list[_Switch]:
 
 
 def _kind(coordinate_list: CoordinateList) -> Hashable:
-    """What weights have in common that one call can map."""
+    """Returns what weights have in common that one call can map."""
     param = coordinate_list.param
     maps = [
         (type(part), part.shape, part.dtype, part.precision, part.view if isinstance(part, Viewed) else None)

@@ -43,7 +43,7 @@ def check_state_dict(module: nn.Module, state_dict: Mapping[str, Any], *, assign
 
 
 def checks_loading(module: nn.Module) -> bool:
-    """Whether a module checks the orthogonal weights under it before torch loads the first of them."""
+    """Returns whether a module checks the orthogonal weights under it before torch loads the first of them."""
     return bool(lists_of(module)) or any(map(_is_ours, load_pre_hooks(module).values()))
 
 
@@ -129,7 +129,7 @@ def check_tree(
 
 
 def _rewrites_entries(module: nn.Module) -> bool:
-    """Whether a module may change a state dict before torch hands it to its children; sharding does not."""
+    """Returns whether a module may change a state dict before torch hands it to its children; sharding does not."""
     foreign = not all(_is_ours(hook) or is_sharding(hook) for hook in load_pre_hooks(module).values())
     load = type(module)._load_from_state_dict
     return foreign or not (load is nn.Module._load_from_state_dict or hasattr(load, "checks_coordinates"))

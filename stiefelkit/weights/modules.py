@@ -148,7 +148,7 @@ def _inject(
 
 
 def _reading(name: str, plain: property) -> property:
-    """The property of torch, but that a weight in a group comes from there without a call of modules."""
+    """Returns the property of torch, but that a weight in a group comes from there without a call of modules."""
 
     def read(self: nn.Module) -> Any:
         if not torch.compiler.is_compiling():
@@ -164,7 +164,7 @@ def _reading(name: str, plain: property) -> property:
 
 
 def _resetting(plain: Any) -> Any:
-    """A method that draws the parameters of a module, which also draws its orthogonal weights, by their own schemes.
+    """Makes `reset_parameters` draw the orthogonal weights of a module too, by their own schemes.
 
     What it writes into those would go nowhere, or into coordinates, without being a frame: it is given other tensors in
     their place. Weights that it assigns or draws itself stay, and those on the meta device.

@@ -135,7 +135,7 @@ def frames() -> dict[int, Frame]:
 
 
 def was_moved(frame: Tensor) -> bool:
-    """Whether it was an optimizer along its manifold, still alive, that has written to a frame last."""
+    """Returns whether it was an optimizer along its manifold, still alive, that has written to a frame last."""
     count = write_count(frame)
     return any(counts.get(id(frame)) == count for counts in list(_moved.values()))
 
@@ -184,7 +184,7 @@ def _is_among(manifold: Any, classes: tuple[type, ...]) -> bool:
 
 
 def _is_geoopts(optimizer: torch.optim.Optimizer | None, p: Any = None) -> bool:
-    """Whether an optimizer is one of geoopt's and a parameter is one that it moves along a manifold."""
+    """Returns whether an optimizer is one of geoopt's and a parameter is one that it moves along a manifold."""
     mixin, tensor = sys.modules.get("geoopt.optim.mixin"), sys.modules.get("geoopt.tensor")
     if mixin is None or tensor is None or not isinstance(optimizer, mixin.OptimMixin):
         return False

@@ -152,7 +152,7 @@ def _look_for_decay(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _in_words(retired: list[_Retired]) -> tuple[str, bool]:
-    """What parameters were, "Linear.weight as it was before sk.orthogonal", and whether that is one thing."""
+    """Returns what parameters were, "Linear.weight as it was before sk.orthogonal", and whether that is one thing."""
     names = _qualified_names()
     weights = list(dict.fromkeys(names.get(id(r.heir()), r.weight) for r in retired))
     is_one = len(weights) == 1 and not retired[0].is_coordinate

@@ -47,7 +47,7 @@ class Values:
             self.stride += 1
 
     def may_be_wrong(self, t: Tensor) -> bool:
-        """Whether the values are others than when last asked, and may be no frames, or other integers.
+        """Returns whether the values are others than when last asked, and may be no frames, or other integers.
 
         A mean of frames has W^H W <= I. The norm of its defect is at most the trace, which is |p - ||W||_F^2|.
         """
@@ -129,7 +129,7 @@ class Notes:
         return [(note, t) for note, t in pairs if t is not None and id(t) == note.id]
 
     def written(self, may_stay: Callable[[Tensor], bool]) -> list[Tensor]:
-        """Those that were written to since, but for those that may stay as they are, which are noted anew."""
+        """Returns those that were written to since, but for those that may stay as they are, which are noted anew."""
         strange = []
         for note, t in self._present():
             if note.count is None or write_count(t) == note.count:
@@ -141,7 +141,7 @@ class Notes:
         return strange
 
     def may_be_wrong(self) -> bool:
-        """Whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
+        """Returns whether the values of one may be, though no count of writes says so; by few reads, on a CPU only."""
         return any([note.values.may_be_wrong(t) for note, t in self._present() if reads_are_free(t)])
 
     @torch.no_grad()
@@ -219,7 +219,7 @@ class Stacks:
 
     @torch.no_grad()
     def may_be_wrong(self, columns: Sequence[list[Tensor]], anew: bool = False) -> bool:
-        """Whether those of some weight may be; `columns` are coordinates, then charts, of all weights each."""
+        """Returns whether those of some weight may be; `columns` are coordinates, then charts, of all weights each."""
         if not reads_are_free(columns[0][0]):
             return False
         stacks = [(torch.stack(columns[i]), packed) for i, packed in self._kinds]
@@ -229,7 +229,7 @@ class Stacks:
 
 
 def chart_places(param: OrthogonalParam) -> list[Place]:
-    """Where the chart of a map is held, and which parts of it must stay frames."""
+    """Returns where the chart of a map is held, and which parts of it must stay frames."""
     return [
         (held, key, part.is_complex if key in getattr(part, "frame_buffers", ()) else None)  # type: ignore[misc]
         for part in param.modules()
@@ -240,7 +240,7 @@ def chart_places(param: OrthogonalParam) -> list[Place]:
 
 
 def frame_tensors(param: OrthogonalParam, coordinates: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
-    """Each coordinate and buffer of a map that must stay a frame, and whether it is complex and stored as [Re, Im]."""
+    """Returns coordinates and buffers that must stay frames, and whether each is stored as [Re, Im]."""
     bound = param.manifolds
     tensors = [(c, False) for name, c in coordinates.items() if name in bound] if bound else []
     return tensors + [(held[key], packed) for held, key, packed in chart_places(param) if packed is not None]  # type: ignore[misc]

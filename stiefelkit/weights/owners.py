@@ -76,7 +76,7 @@ class Prediction:
 
 
 def rows_of_ranks(counts: Sequence[int], costs: Sequence[float], ranks: int) -> list[list[slice]]:
-    """Which weights each rank owns: for each rank, a slice of each kind.
+    """Returns which weights each rank owns: for each rank, a slice of each kind.
 
     All weights stand in one line, kind by kind, which is cut where the cost so far passes equal parts of it: no share
     exceeds its part by more than one weight, and a rank has few kinds.
@@ -142,19 +142,19 @@ class Owners:
         self.rank, self.size = dist.get_rank(words), dist.get_world_size(words)
 
     def told(self, word: Any) -> list[Any]:
-        """What all ranks say, of any kind."""
+        """Returns what all ranks say, of any kind."""
         words: list[Any] = [None] * self.size
         dist.all_gather_object(words, word, group=self.words)
         return words
 
     def told_numbers(self, *numbers: int) -> list[list[int]]:
-        """What all ranks say in a few numbers."""
+        """Returns what all ranks say in a few numbers."""
         numbers_of_all = torch.empty(self.size * len(numbers), dtype=torch.int64)
         _gather(numbers_of_all, torch.tensor(numbers), group=self.words)
         return numbers_of_all.view(self.size, -1).tolist()
 
     def any_of(self, claims: Tensor) -> Tensor:
-        """Which claims, a uint8 tensor on the CPU, some rank makes."""
+        """Returns which claims, a uint8 tensor on the CPU, some rank makes."""
         dist.all_reduce(claims, dist.ReduceOp.MAX, group=self.words)
         return claims
 
@@ -165,13 +165,13 @@ class Owners:
         return vectors.view(self.size, -1)
 
     def added(self, x: Tensor) -> Tensor:
-        """The row of (size, length) that is this rank's, summed over the ranks."""
+        """Returns the row of (size, length) that is this rank's, summed over the ranks."""
         row = x.new_empty(x.shape[1])
         _add(row, x.view(-1), group=self.values)
         return row
 
     def measured_link(self, device: torch.device) -> Link:
-        """The link that was given, or what these ranks measure: the slowest of them decides."""
+        """Returns the link that was given, or what these ranks measure: the slowest of them decides."""
         if self.link is None:
             empty, full = torch.zeros(1, device=device), torch.zeros(_PROBE, device=device)
             latency = seconds_of(lambda: self.gathered(empty), device, 10)
@@ -184,7 +184,7 @@ class Owners:
 
 
 def seconds_of(run: Any, device: torch.device, times: int) -> float:
-    """The shortest time of some runs after a first one."""
+    """Returns the shortest time of some runs after a first one."""
     taken: list[float] = []
     for _ in range(times + 1):
         start = time.perf_counter()

@@ -49,14 +49,14 @@ class _Vector:
         self.summed = torch.promote_types(self.dtype, torch.float32)
 
     def packed(self, stacks: dict[int, Tensor], rank: int) -> Tensor:
-        """The frames of one rank."""
+        """Returns the frames of one rank."""
         vector = torch.zeros(self.length, dtype=self.dtype, device=self.device)
         for i in self.kinds.keys() & stacks.keys():
             vector[self.spans[rank][i]] = _real(stacks[i]).flatten()
         return vector
 
     def unpacked(self, vectors: Tensor) -> dict[int, Tensor]:
-        """The frames of all ranks, by kind."""
+        """Returns the frames of all ranks, by kind."""
         return {
             i: self._frames(torch.cat([v[spans[i]] for v, spans in zip(vectors, self.spans, strict=True)]), i)
             for i in self.kinds
@@ -71,7 +71,7 @@ class _Vector:
         return vectors
 
     def sums(self, vector: Tensor, rank: int) -> dict[int, Tensor]:
-        """The gradients of the frames of one rank, by kind."""
+        """Returns the gradients of the frames of one rank, by kind."""
         vector = vector.to(self.dtype)
         return {i: self._frames(vector[self.spans[rank][i]], i) for i in self.kinds}
 
@@ -124,7 +124,7 @@ class Sharing:
         self.layouts: dict[tuple[int, ...], _Layout] = {}
 
     def pays(self) -> bool:
-        """Whether shares are to be mapped at all: measured once, by all ranks, which come to one answer.
+        """Returns whether shares are to be mapped at all: measured once, by all ranks, which come to one answer.
 
         Raises:
             OptionError: weights are not the same on all ranks, or hold no values yet.
@@ -225,7 +225,7 @@ class Sharing:
         raise PeerError(f"group_ needs every rank to map its share of the weights, got from rank {rank} {told[rank]}")
 
     def _readings(self) -> dict[int, Reading]:
-        """What is to be mapped, by kind; nothing if one kind cannot be, which is a matter of each rank then."""
+        """Returns what is to be mapped, by kind; nothing if one kind cannot be, which is a matter of each rank then."""
         readings: dict[int, Reading] = {}
         for i, group in enumerate(self.groups):
             if i in self.idle:
@@ -238,7 +238,7 @@ class Sharing:
         return readings
 
     def _layout(self, kinds: tuple[int, ...]) -> _Layout:
-        """How the kinds that take part are shared."""
+        """Returns how the kinds that take part are shared."""
         if kinds not in self.layouts:
             counts = [len(group.lists) if i in kinds else 0 for i, group in enumerate(self.groups)]
             rows = rows_of_ranks(counts, self.costs, self.owners.size)
@@ -287,7 +287,7 @@ class _Exchange:
         self.evaluations: dict[int, Evaluation] = {}
 
     def gather(self) -> list[Tensor]:
-        """The frames of all ranks, kind by kind."""
+        """Returns the frames of all ranks, kind by kind."""
         frames = {i: share.stacked.detach() for i, share in self.shares.items() if share.stacked is not None}
         stacks: dict[int, Tensor] = {}
         for vector in self.vectors:
@@ -295,7 +295,7 @@ class _Exchange:
         return [stacks[i] for i in self.shares]
 
     def add(self, stacks: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of this rank's frames, summed over the ranks, and zeros for coordinates of others.
+        """Returns the gradients of this rank's frames, summed over the ranks, and zeros for coordinates of others.
 
         A weight that no rank has read leaves its coordinates without a gradient, on all of them.
         """
@@ -317,7 +317,7 @@ class _Exchange:
         return [*frames, *others]
 
     def _reads(self, gradients: dict[int, Tensor]) -> dict[int, list[int]]:
-        """Which weights some rank has read, kind by kind."""
+        """Returns which weights some rank has read, kind by kind."""
         claims: list[int] = []
         for i, count in self.counts.items():
             unread = self.evaluations[i].backward.unread
@@ -357,7 +357,7 @@ class _Joined(torch.autograd.Function):
 
 
 def joined(token: Tensor, output: Any) -> Any:
-    """What a model returns, so that each backward pass through it adds the gradients of frames, if it reads none, too.
+    """Ties frames to what a model returns, so that each backward pass adds their gradients, though it reads none.
 
     Else a rank whose loss depends on no weight would have the others wait for ever.
     """

@@ -91,7 +91,7 @@ def _log_change(coordinate_list: CoordinateList, weight: Tensor, text: str, end:
 
 
 def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
-    """Whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
+    """Returns whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
     return all(
         orthogonality_error(q).max().item() <= frame_tolerance(q.shape[-1], coarser(q.dtype, torch.float32))
         for q in each_frame(param.frames(weight))
@@ -99,7 +99,7 @@ def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
 
 
 def _mended(param: OrthogonalParam, weight: Tensor) -> Tensor:
-    """A float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
+    """Returns a float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
     if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
         return weight
     return param.nearest(weight) if _is_frame(param, weight) else weight

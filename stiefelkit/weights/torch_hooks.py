@@ -108,7 +108,7 @@ def _adopted(parent: nn.Module, name: str, child: parametrize.ParametrizationLis
 
 
 def _is_inside_a_weight(parent: nn.Module, name: str, present: nn.Module) -> bool:
-    """Whether a module is a coordinate list, what holds it, or part of it."""
+    """Returns whether a module is a coordinate list, what holds it, or part of it."""
     if isinstance(parent, CoordinateList | OrthogonalParam) or isinstance(present, CoordinateList):
         return True
     return name == "parametrizations" and checks_loading(parent)

@@ -55,7 +55,7 @@ def taken_for(verdict: str) -> Iterator[None]:
 
 
 def float64_is_weak(device: torch.device) -> bool:
-    """Whether a device multiplies float64 so slowly that several float32 products cost less, or has none."""
+    """Returns whether a device multiplies float64 so slowly that several float32 products cost less, or has none."""
     if _taken.verdict is not None:
         return _taken.verdict
     if device.type != "cuda" or torch.version.cuda is None:
@@ -65,7 +65,7 @@ def float64_is_weak(device: torch.device) -> bool:
 
 
 def splits(m: Tensor) -> bool:
-    """Whether products of matrices as large as these are to be spared float64."""
+    """Returns whether products of matrices as large as these are to be spared float64."""
     if _taken.verdict is None and (m.is_cpu or m.shape[-1] < SMALLEST):
         return False
     return float64_is_weak(m.device)

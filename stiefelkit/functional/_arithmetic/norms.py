@@ -53,7 +53,7 @@ def _safely(m: Tensor) -> Norms:
 
 
 def _parts(m: Tensor) -> Tensor:
-    """Entries of complex matrices as pairs of numbers: their moduli would take many times as long as the sum."""
+    """Returns complex entries as pairs of numbers: their moduli would take many times as long as the sum."""
     return torch.view_as_real(m.resolve_conj()) if m.is_complex() else m
 
 
@@ -69,17 +69,17 @@ def unread_norms(m: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _smallest(dtype: torch.dtype) -> float:
-    """The norm above which no square that counts is lost in a dtype."""
+    """Returns the norm above which no square that counts is lost in a dtype."""
     return 2.0**13 * torch.finfo(dtype).tiny ** 0.5
 
 
 def largest_of_square(norms: list[float], a: Tensor) -> float:
-    """A bound of ||A||_2^2 for skew matrices from ||A^2||_F: singular values of a real one come in pairs."""
+    """Returns a bound of ||A||_2^2 for skew matrices from ||A^2||_F: singular values of a real one come in pairs."""
     return max(norms) * (1.0 if a.is_complex() else 0.5**0.5)
 
 
 def probe(powers: Tensor) -> tuple[float, float, float]:
-    """A bound of ||A||_2, an estimate of it, and the root mean square of (sigma / bound)^12 of skew matrices.
+    """Returns a bound of ||A||_2, an estimate of it, and the root mean square of (sigma / bound)^12 of skew matrices.
 
     Four power steps of A^3 from eight fixed vectors sample sigma^12 over the spectrum; their last ratio and 5 % are
     taken for the norm. That all of the vectors are nearly orthogonal to the largest singular vectors (less than a
@@ -118,7 +118,7 @@ def _probes(*sizes_dtype_device: Any) -> Tensor:
 
 
 def _largest_of_moments(first: float, second: float, third: float, pairs: int) -> float:
-    """The largest singular value that Frobenius norms of A, A^2 and A^3 permit, if it comes `pairs` times; or infinity.
+    """Bounds the largest singular value by Frobenius norms of A, A^2 and A^3, if it comes `pairs` times; or infinity.
 
     With S_k = ||A^k||_F^2 in units of S_2 = 1 and x its square, those of all other values are moments too, so that
     (S_2 - 2 x^2)^2 <= (S_1 - 2 x) (S_3 - 2 x^3): a cubic, beyond whose largest root Newton's steps stay bounds.

@@ -79,12 +79,12 @@ def _lowering(device: torch.device) -> _Lowering:
 
 
 def is_lowered(device: torch.device) -> bool:
-    """Whether float32 products on a device are lowered to TF32 or bfloat16, outside of any `FullPrecision`."""
+    """Returns whether float32 products on a device are lowered to TF32 or bfloat16, outside of any `FullPrecision`."""
     return _lowering(device).is_asked
 
 
 def is_autocast(device: torch.device) -> bool:
-    """Whether autocast is on for a device, of which "meta" and others have none."""
+    """Returns whether autocast is on for a device, of which "meta" and others have none."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
@@ -152,7 +152,7 @@ def opaque(
 
 
 def is_plain(*args: Any) -> bool:
-    """Whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
+    """Returns whether this is eager mode with plain tensors: no tracing, no torch.func, no tensor subclass."""
     if is_traced() or is_transformed():
         return False
     return all(not isinstance(a, Tensor) or type(a) in (Tensor, torch.nn.Parameter) for a in args)
@@ -230,7 +230,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sandwich(a: Tensor, b: Tensor) -> Tensor:
-    """A B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
+    """Returns a B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
     if a.dtype in (torch.float64, torch.complex128) or is_exported() or _may_be_differentiated(a, b):
         return product(product(a, b), a)
     return _multiply_twice(a, b)

@@ -20,7 +20,7 @@ switch = Switch()
 
 
 def reads_are_free(t: Tensor) -> bool:
-    """Whether a value of a tensor may be branched on: on a CPU, unless `without_reads` says otherwise."""
+    """Returns whether a value of a tensor may be branched on: on a CPU, unless `without_reads` says otherwise."""
     return t.is_cpu and not switch.forbidden
 
 

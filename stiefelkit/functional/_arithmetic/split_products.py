@@ -37,7 +37,7 @@ _EXACT = 24
 
 
 def fine_product(a: Tensor, b: Tensor, bits: int = BITS) -> Tensor:
-    """A B of float64 or complex128 matrices to so many bits, in float32 products; differentiable any number of times.
+    """Multiplies float64 or complex128 matrices to so many bits by float32 products; differentiable without end.
 
     Args:
         a: shape (*, m, k).
@@ -73,7 +73,7 @@ class _Fine(Function):
 
 @opaque(lambda a, b, bits: a @ b, dims=(2, 2))
 def sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """A B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
+    """Returns a B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
     if not a.is_complex():
         return _sliced(a, b, bits)
     # One real product of twice the length makes both parts.
@@ -101,7 +101,7 @@ def _sliced(a: Tensor, b: Tensor, bits: int) -> Tensor:
 
 
 def slices_for(k: int, bits: int) -> tuple[int, int]:
-    """How many slices of how many bits hold as many bits, sums over k entries of all of them being exact."""
+    """Returns how many slices of how many bits hold as many bits, sums over k entries of all of them being exact."""
     count = 1
     while True:
         width = max((_EXACT - math.ceil(math.log2(k * count or 1))) // 2, 1)
@@ -145,7 +145,7 @@ def fine_inverse(m: Tensor, bits: int) -> Tensor:
 
 
 def settled(w: Tensor) -> Tensor:
-    """One Newton step of float64 or complex128 matrices towards the nearest frames, in float32 products.
+    """Returns one Newton step of float64 or complex128 matrices towards the nearest frames, in float32 products.
 
     A defect of d becomes 3/4 d^2, down to some 1e-9: what is rounded to float32 is at its limit.
     """
@@ -156,7 +156,7 @@ def settled(w: Tensor) -> Tensor:
 
 
 def settle(w: Tensor) -> Tensor:
-    """The same, which gradients pass straight through, as through `polish`."""
+    """Returns the same, which gradients pass straight through, as through `polish`."""
     return _Settle.apply(w)  # type: ignore[return-value]
 
 

@@ -66,7 +66,7 @@ def _choose_diagonal(q: Tensor) -> Tensor:
 
 
 def _pivot_phases(t: Tensor) -> Tensor:
-    """The unblocked elimination on a batch of blocks, which it overwrites."""
+    """Returns the unblocked elimination on a batch of blocks, which it overwrites."""
     d = torch.ones(t.shape[:2], dtype=t.dtype, device=t.device)
     for j in range(t.shape[1]):
         pivot = t[:, j, j]

@@ -74,7 +74,7 @@ def quotient_of_accretive(q: Tensor) -> Tensor:
 
 
 def _permitted(tolerance: float, total: float, q: Tensor) -> float:
-    """The relative error d of Y that also keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d.
+    """Returns the relative error d of Y that also keeps I - 2 Y unitary: |1 - 2 y|^2 - 1 is 4 |q|^2 d.
 
     Over all singular values, of whose squares `total` is the root of the sum of squares, that is 4 d total at most.
     """
@@ -91,7 +91,7 @@ def _by_inverse(q: Tensor, size: float = math.inf) -> Tensor:
 
 
 def _coefficients(size: float, permitted: float) -> list[float] | None:
-    """Those of the shortest q of degree 0 or 1 with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
+    """Returns the shortest q of degree 0 or 1 with |q(x) (1 - x) - 1| as small as permitted on -size <= x <= 0.
 
     That error is a Chebyshev polynomial, one degree higher, which is -1 at x = 1. None if there is no such q.
     """
@@ -103,7 +103,7 @@ def _coefficients(size: float, permitted: float) -> list[float] | None:
 
 
 def _coefficients_of_degree_2(size: float, permitted: float) -> list[float] | None:
-    """The same for degree 2."""
+    """Returns the same for degree 2."""
     if size <= 0:
         return [1.0, 0.0, 0.0]
     k = 2 / size
@@ -125,7 +125,7 @@ def _square_of_hermitian(a: Tensor) -> Tensor:
 
 
 def _combination(a: Tensor, constant: float, b: Tensor, linear: float) -> Tensor:
-    """A (constant I + linear B)."""
+    """Returns a (constant I + linear B)."""
     if a.dim() == 2:
         return torch.addmm(a, a, b, beta=constant, alpha=linear)
     return a * constant + (a @ b) * linear

@@ -206,12 +206,12 @@ class _Tall(Function):
 
 
 def _is_split(v: Tensor, m: Tensor) -> bool:
-    """Whether frames of float32 coordinates are spared products of float64 matrices as large as M."""
+    """Returns whether frames of float32 coordinates are spared products of float64 matrices as large as M."""
     return v.dtype == torch.float32 and splits(m)
 
 
 def _times(dtype: torch.dtype, w: Tensor) -> Any:
-    """The product with a W of float64 for coordinates of a dtype."""
+    """Returns the product with a W of float64 for coordinates of a dtype."""
     return fine_product if dtype == torch.float32 and w.dtype == working_dtype(w.dtype) and splits(w) else product
 
 
@@ -253,7 +253,7 @@ def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
 
 @opaque(lambda a11, a21, d: a11.new_empty(*a11.shape[:-2], a11.shape[-2] + a21.shape[-2], a11.shape[-1]))
 def _split_frame(a11: Tensor, a21: Tensor, d: Tensor) -> Tensor:
-    """The same frames in float32 products: with any Q near R^-1 it is Q (Q^H Q + Z^H Z + Q^H A11 Q)^-1 Q^H, Z = A21 Q.
+    """Maps in float32 products: with any Q near R^-1 it is Q (Q^H Q + Z^H Z + Q^H A11 Q)^-1 Q^H, Z = A21 Q.
 
     What is inverted is near I in its Hermitian part, since Q is R^-1 to float32.
     """

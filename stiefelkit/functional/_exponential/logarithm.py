@@ -73,7 +73,7 @@ def _one(w: Tensor) -> tuple[Tensor, bool]:
 
 
 def _split(c: Tensor) -> int:
-    """How many of the ascending values lie below the widest gap in the window: equal ones are not parted."""
+    """Returns how many of the ascending values lie below the widest gap in the window: equal ones are not parted."""
     ends = torch.cat([c.new_tensor([_WINDOW[0]]), c[(c > _WINDOW[0]) & (c < _WINDOW[1])], c.new_tensor([_WINDOW[1]])])
     return int((c <= ends[ends.diff().argmax()]).sum())
 
@@ -87,7 +87,7 @@ def _complex_angles(k: Tensor) -> Tensor:
 
 
 def _real_angles(k: Tensor, size: float = 1.0) -> tuple[Tensor, bool]:
-    """The same for an orthogonal matrix, real; k is its skew part divided by `size`."""
+    """Returns the same for an orthogonal matrix, real; k is its skew part divided by `size`."""
     m = k.shape[0]
     s, v = torch.linalg.eigh(1j * (k - k.mT) / 2)
     sines = s.abs() * size

@@ -29,7 +29,7 @@ _POWERS = (
 
 
 def polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Tensor]:
-    """The polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3.
+    """Returns the polynomial of A 2^-s from A, A^2 and A^3, stacked, and parts of it: itself, B1 + A6, A6 and B3.
 
     With `split` here and below products of float64 are those of `sliced_product`.
     """
@@ -43,7 +43,7 @@ def polynomial(powers: Tensor, s: int, split: bool = False) -> tuple[Tensor, Ten
 
 
 def polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool, split: bool = False) -> Tensor:
-    """The gradient of A by that of the polynomial, up to a Hermitian matrix for a skew A."""
+    """Returns the gradient of A by that of the polynomial, up to a Hermitian matrix for a skew A."""
     a, a2, _ = powers
     _, left, a6, b3 = b
     times, add_product = products(a, split)
@@ -68,7 +68,7 @@ def polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool,
 
 
 def products(a: Tensor, split: bool = False) -> tuple[Any, Any]:
-    """A B and C + A B for one matrix or for a batch."""
+    """Returns a B and C + A B for one matrix or for a batch."""
     if split:
         return _times, _plus_times
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)

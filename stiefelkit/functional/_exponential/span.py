@@ -14,7 +14,7 @@ __all__ = ["on_span", "whole"]
 
 
 def whole(a11: Tensor, a21: Tensor) -> Tensor:
-    """A itself, shape (*, n, n), from its blocks of shape (*, p, p) and (*, n - p, p)."""
+    """Returns a itself, shape (*, n, n), from its blocks of shape (*, p, p) and (*, n - p, p)."""
     zero = a11.new_zeros(*a11.shape[:-2], a21.shape[-2], a21.shape[-2])
     return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)
 

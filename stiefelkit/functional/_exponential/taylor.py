@@ -141,7 +141,7 @@ class _Adjoint(Function):
 
 
 def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
-    """The derivative of exp at A along T, which is the adjoint one at A^H."""
+    """Returns the derivative of exp at A along T, which is the adjoint one at A^H."""
     return _Adjoint.apply(a.mH.resolve_conj(), t, False, truncation)  # type: ignore[return-value]
 
 
@@ -168,12 +168,12 @@ def _shaped(w: Tensor, a: Tensor) -> Tensor:
 
 
 def _is_split(a: Tensor, truncation: float | None) -> bool:
-    """Whether float64 products are spared: what comes out is rounded to float32, and float64 is slow."""
+    """Returns whether float64 products are spared: what comes out is rounded to float32, and float64 is slow."""
     return (truncation is not None or a.dtype != working_dtype(a.dtype)) and splits(a)
 
 
 def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The exponential, and what its adjoint takes: powers of A, parts of its polynomial, and what was squared.
+    """Returns the exponential, and what its adjoint takes: powers of A, parts of its polynomial, and what was squared.
 
     The scaling is in the coefficients: A, A^2 and A^3 are those of A itself.
     """
@@ -226,7 +226,7 @@ def _truncation(a: Tensor) -> tuple[float, float]:
 
 
 def _skew_truncation(powers: Tensor) -> tuple[float, float]:
-    """The same for a skew A, from A, A^2 and A^3: root mean square of sigma^13 / 13!, and ||A||_2.
+    """Returns the same for a skew A, from A, A^2 and A^3: root mean square of sigma^13 / 13!, and ||A||_2.
 
     Where all probes miss the largest singular vectors a norm of up to 1.3 times the estimate may be missed; no more
     than twice, since a bound beyond that is taken instead.

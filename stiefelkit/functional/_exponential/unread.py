@@ -26,7 +26,7 @@ SQUARINGS = 20
 def unread_exponential(
     a: Tensor, skew: bool, truncation: float | None, split: bool = False
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The exponential in float64 or complex128, by float32 products if `split`, and what its adjoint takes.
+    """Returns the exponential in float64 or complex128, by float32 products if `split`, and what its adjoint takes.
 
     That is powers of A 2^-s, parts of its polynomial, s (of integers, by which they are known, shape (*, 1, 1)), 2^-s,
     and what was squared.
@@ -52,7 +52,7 @@ def unread_exponential(
 
 
 def unread_adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool = False) -> Tensor:
-    """The gradient of A by that of its exponential, up to a Hermitian matrix for a skew A."""
+    """Returns the gradient of A by that of its exponential, up to a Hermitian matrix for a skew A."""
     powers, b, s, scale, *squared = factors
     shape, g = g.shape, g.reshape(powers.shape[1:])
     times, _ = products(g, split)
@@ -64,7 +64,7 @@ def unread_adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool
 
 
 def _bound(a: Tensor, a2: Tensor, a3: Tensor, skew: bool) -> Tensor:
-    """A bound of ||A||_2 for each matrix, shape (*, 1, 1); zero for what is not finite."""
+    """Returns a bound of ||A||_2 for each matrix, shape (*, 1, 1); zero for what is not finite."""
     if not skew:
         return finite(torch.linalg.matrix_norm(a, 1, keepdim=True))
     # The singular values of A^k are the powers of those of A.

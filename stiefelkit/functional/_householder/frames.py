@@ -201,7 +201,7 @@ class _Reflect(Function):
 
 
 def _panels(dtype: torch.dtype) -> tuple[int, int]:
-    """How many reflectors make one panel, and the width of the panels of more, for frames of a dtype.
+    """Returns how many reflectors make one panel, and the width of the panels of more, for frames of a dtype.
 
     The fastest, but float64, with nothing finer to hide rounding errors in, takes narrow ones, which make fewer.
     """
@@ -209,7 +209,7 @@ def _panels(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _working(v: Tensor, p: int, dtype: torch.dtype, exact: bool) -> tuple[torch.dtype, bool]:
-    """What frames are worked out in, and whether that is their own dtype, for want of a fast float64, and a polish."""
+    """Returns the dtype to compute in, and whether that is the frames' own, for want of a fast float64."""
     is_split = exact and dtype != working_dtype(dtype) and v.dtype == torch.float32 and splits(v.new_empty(0, p))
     return working_dtype(dtype) if exact and not is_split else dtype, is_split
 
@@ -231,7 +231,7 @@ def _plain_gradient(v: Tensor, d: Tensor, g: Tensor, n: int, k: int) -> Tensor:
 
 
 def _frame_tangent(v: Tensor, d: Tensor, w: Tensor, tv: Tensor | None, tp: Tensor | None, n: int, k: int) -> Tensor:
-    """The tangent of W by those of the reflectors and of the phases of D."""
+    """Returns the tangent of W by those of the reflectors and of the phases of D."""
     tw = phase_tangent(w, tp)
     if tv is None:
         return tw
@@ -240,7 +240,7 @@ def _frame_tangent(v: Tensor, d: Tensor, w: Tensor, tv: Tensor | None, tp: Tenso
 
 
 def _plain_tangent(v: Tensor, tv: Tensor, b: Tensor, k: int) -> Tensor:
-    """The tangent of `_plain_product` by that of v."""
+    """Returns the tangent of `_plain_product` by that of v."""
     u, length = _normalised(v, b.shape[-2], k, b.is_complex())
     tu = unpack_trapezoid(tv.double(), b.shape[-2], k, b.is_complex()) / length
     tu = tu - u * (u.conj() * tu).sum(-2, keepdim=True).real / 2

@@ -44,7 +44,7 @@ def on_any_device() -> Iterator[None]:
 
 
 def takes(m: Tensor, n: int, parts: int) -> bool:
-    """Whether n x n matrices of so many parts, where the tensor M is, are mapped and moved by one launch."""
+    """Returns whether n x n matrices of so many parts, where the tensor M is, are mapped and moved by one launch."""
     if m.device.type != "cuda":
         return Anywhere.is_asked and m.is_cpu and 0 < n * parts <= LARGEST and m.numel() > 0
     largest = LARGEST_IF_WEAK if float64_is_weak(m.device) else LARGEST
@@ -62,7 +62,7 @@ def _has_triton() -> bool:
 
 
 def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
-    """What is fixed when a program is compiled for matrices of n rows and so many parts.
+    """Returns what is fixed when a program is compiled for matrices of n rows and so many parts.
 
     Without tensor cores, as of float64 where it is slow and of float32 in full precision, products would take too many
     registers in one piece. Registers are named, since the compiler would rather spill than have one program at a time.
@@ -95,7 +95,7 @@ def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
 
 @opaque(lambda w, g, d, dtype: w.new_empty(*w.shape[:-2], _size(w), dtype=dtype), dims=(2, 2, 1))
 def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient of packed coordinates, of a dtype, by frames that `cayley_forward` made and the gradient of those.
+    """Returns the gradient of packed coordinates, of a dtype, from frames of `cayley_forward` and their gradient.
 
     Works in the dtype of W.
     """
@@ -168,7 +168,7 @@ def _run(name: str, on: Tensor, scratch: Tensor, *args: Any, **options: Any) -> 
 
 
 def _is_interpreted() -> bool:
-    """Whether triton runs programs in its interpreter."""
+    """Returns whether triton runs programs in its interpreter."""
     if "TRITON_INTERPRET" not in os.environ:
         return False
     from triton import knobs
@@ -178,7 +178,7 @@ def _is_interpreted() -> bool:
 
 @functools.cache
 def programs(is_interpreted: bool) -> ModuleType:
-    """The programs. triton.jit asks for the interpreter when it decorates, so there is one module for each answer."""
+    """Loads the programs: triton.jit asks for the interpreter when it decorates, so each answer has a module."""
     spec = importlib.util.find_spec("stiefelkit.functional._kernels.programs")
     assert spec is not None
     assert spec.loader is not None

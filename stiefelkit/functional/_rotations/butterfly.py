@@ -63,7 +63,7 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
 
 
 def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """The first half of the layers, (*, 1, n1, n1, n2), and the second, (*, n1, n2, n2, 1), n1 n2 = n."""
+    """Returns the first half of the layers, (*, 1, n1, n1, n2), and the second, (*, n1, n2, n2, 1), n1 n2 = n."""
     layers = n.bit_length() - 1
     gates = rotations(angle, phase, -2)
     if not layers:

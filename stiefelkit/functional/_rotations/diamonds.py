@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def of(cls, m: int, count: int) -> "Layout":
-        """The faster layout in which so many diamonds are joined from, or taken apart into, four of size m."""
+        """Returns the faster layout in which so many diamonds are joined from, or taken apart into, four of size m."""
         return cls(count >= _MANY * m)
 
     def store(self, d: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Layout:
         return d.movedim(0, -1).contiguous().movedim(-1, 0) if self.last else d.contiguous()
 
     def times(self, a: Tensor, b: Tensor) -> Tensor:
-        """A @ B, by elementwise products if the matrices are tiny."""
+        """Returns a @ B, by elementwise products if the matrices are tiny."""
         if not self.last:
             return multiply(a, b)
         columns, rows = a.movedim(0, -1).unsqueeze(2).unbind(1), b.movedim(0, -1).unbind(0)
@@ -116,7 +116,7 @@ class Layout:
 
 
 def _unwritten(x: Tensor) -> Tensor:
-    """What a product may keep for its derivative while X is overwritten."""
+    """Returns what a product may keep for its derivative while X is overwritten."""
     return x.clone() if torch.is_grad_enabled() else x
 
 
@@ -130,5 +130,5 @@ def flush(x: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """A @ B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
+    """Returns a @ B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
     return product(a, b) if torch.is_grad_enabled() else torch.bmm(a, b)

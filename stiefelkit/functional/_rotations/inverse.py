@@ -116,7 +116,7 @@ def layer_inverse(q: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def haar_indices(n: int, layers: int) -> Tensor:
-    """What shapes the density of each angle of a Haar matrix: inputs that reach it plus outputs it reaches - n - 1.
+    """Returns what shapes the density of each angle of a Haar matrix: inputs before plus outputs after - n - 1.
 
     Args:
         n: wires of the mesh.

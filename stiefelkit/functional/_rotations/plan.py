@@ -44,7 +44,7 @@ class Plan:
     @classmethod
     @functools.cache
     def of(cls, n: int, layers: int) -> "Plan":
-        """The plan for a mesh."""
+        """Returns the plan for a mesh."""
         m = 1
         while 4 * m <= layers and 8 * m <= n and 32 * m <= n + 64:
             m *= 2
@@ -71,7 +71,7 @@ class Plan:
         return [1 << i for i in range(self.m.bit_length())]
 
     def rows_of(self, d: Tensor) -> Sequence[Tensor]:
-        """The diamonds of each row, for matrices of a batch in turn, (batch * across, 2m, 2m)."""
+        """Returns the diamonds of each row, for matrices of a batch in turn, (batch * across, 2m, 2m)."""
         return d.contiguous().unflatten(0, (self.rows, -1)).unbind()
 
     def pad(self, x: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ class Plan:
         return F.pad(x, (0, 0, 0, self.wires - self.n)) if self.wires > self.n else x
 
     def cut(self, z: Tensor) -> Tensor:
-        """The rows of Z for each diamond of a row, (batch * across, 2m, p)."""
+        """Returns the rows of Z for each diamond of a row, (batch * across, 2m, p)."""
         return z.reshape(-1, 2 * self.m, z.shape[-1])
 
     def diagonal(self, k: Tensor) -> Tensor:
-        """The diagonal blocks of K, (batch * across, 2m, 2m)."""
+        """Returns the diagonal blocks of K, (batch * across, 2m, 2m)."""
         k = k.unflatten(-1, (-1, 2 * self.m)).unflatten(-3, (-1, 2 * self.m))
         return self.cut(k.diagonal(dim1=-4, dim2=-2).movedim(-1, 1))
 
@@ -105,13 +105,13 @@ class Plan:
         return full.unflatten(1, (-1, self.across)).transpose(0, 1).reshape(-1)
 
     def gather(self, full: Tensor, like: Tensor) -> Tensor:
-        """The adjoint of `scatter`, in the shape and dtype of the coordinates."""
+        """Returns the adjoint of `scatter`, in the shape and dtype of the coordinates."""
         batch = like.shape[:-1].numel()
         full = full.reshape(-1, batch, self.across).transpose(0, 1).reshape(batch, -1)
         return full.index_select(1, self.index(full.device)).reshape(like.shape).to(like.dtype)
 
     def index(self, device: torch.device) -> Tensor:
-        """Where each rotation stands among the smallest diamonds."""
+        """Returns where each rotation stands among the smallest diamonds."""
         if (self, device) in _index and not is_traced():
             return _index[self, device]
         # In numpy: while tracing with fake tensors a mask would give one of unknown size.

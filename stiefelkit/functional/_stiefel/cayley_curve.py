@@ -35,7 +35,7 @@ class CayleyCurve:
     gram: Tensor | None
 
     def at(self, t: float) -> "CayleyPoint":
-        """The point that is reached at t. Costs one product of n p^2 and a p x p inverse."""
+        """Returns the point that is reached at t. Costs one product of n p^2 and a p x p inverse."""
         k = self.rotation * (-0.5 * t)
         if self.gram is not None:
             k.add_(self.gram, alpha=0.25 * t * t)

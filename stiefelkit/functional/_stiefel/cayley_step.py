@@ -26,7 +26,7 @@ __all__ = ["cayley_increment", "cayley_retraction", "landed_in_one"]
 def cayley_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, tolerance: float | None = None
 ) -> Tensor:
-    """What is to be added to W to move it by -step along a tangent vector.
+    """Returns what is to be added to W to move it by -step along a tangent vector.
 
     Args:
         w: frames, shape (*, n, p).

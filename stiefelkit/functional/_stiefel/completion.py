@@ -164,6 +164,6 @@ def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def skew_from(t: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
-    """The skew part of Q diag(it) Q^H, real if the dtype is."""
+    """Returns the skew part of Q diag(it) Q^H, real if the dtype is."""
     a = (q * (1j * t).unsqueeze(-2)) @ q.mH
     return skew_part(a if dtype.is_complex else a.real)

@@ -131,7 +131,7 @@ def _tall(w: Tensor, y: Tensor, metric: str) -> Tensor:
 
 
 def _great_circle(y: Tensor) -> Tensor:
-    """The tangent vector at the first unit vector that leads to Y (b, 2, 1), of length one, around a sphere."""
+    """Returns the tangent vector at the first unit vector that leads to Y (b, 2, 1), of length one, around a sphere."""
     along, x = y[..., :1, :].real, y.clone()
     x[..., :1, :] -= along
     sine = torch.linalg.matrix_norm(x, keepdim=True)

@@ -29,7 +29,7 @@ _LOWEST = 1e-2
 
 
 def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:
-    """What is to be added to W to move it to the frame nearest to W - step U.
+    """Returns what is to be added to W to move it to the frame nearest to W - step U.
 
     Args:
         w: frames, shape (*, n, p).

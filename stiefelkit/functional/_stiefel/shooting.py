@@ -101,7 +101,7 @@ class _End:
         return off, torch.linalg.matrix_norm(self.left.value[..., :p] @ self.right.value - y)
 
     def derivative(self, x: Tensor) -> Tensor:
-        """The derivative of the end along X, as seen from the end."""
+        """Returns the derivative of the end along X, as seen from the end."""
         a = x[..., : self.p, :]
         moved = self.left.turned(whole(self.alpha * a, x[..., self.p :, :]))[..., : self.p]
         # exp(-B) dexp(B) on the left becomes the same of -B on the right.

@@ -67,7 +67,7 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
 
 
 def steepest(w: Tensor, gradient: Tangent, iterations: int) -> tuple[Tangent, Tensor]:
-    """The direction for a Riemannian gradient in the Euclidean metric, W K + P, and the L that belongs to it."""
+    """Returns the direction for a Riemannian gradient W K + P in the Euclidean metric, and its L."""
     k, rest = gradient.rotation, gradient.rest
     if rest is None:
         signed = minus_adjoint(msign(k, precision="fast")).mul_(0.5)
@@ -130,7 +130,7 @@ def _clip(a: Tensor, b: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_root(gram: Tensor) -> Tensor:
-    """The mean of the singular values, shape (*), by products: tr(G G^(-1/2)) / p; those far below it count less."""
+    """Returns the mean of the singular values, shape (*): tr(G G^(-1/2)) / p; those far below it count less."""
     mean_square = gram.diagonal(dim1=-2, dim2=-1).real.mean(-1)
     scaled = gram / torch.where(mean_square > 0, mean_square, 1.0)[..., None, None]
     less = inverse_root_less_one(scaled - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
@@ -139,7 +139,7 @@ def _mean_root(gram: Tensor) -> Tensor:
 
 
 def _largest_root(gram: Tensor) -> Tensor:
-    """The largest singular value, shape (*), or a mean of those within a hundredth of it: by the 128th power."""
+    """Returns the largest singular value, shape (*), or a mean of those near it, by the 128th power."""
     power = gram
     for _ in range(7):
         power = _of_unit_trace(power @ power)

@@ -35,7 +35,7 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
 def split_increment(
     w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, unscaled: bool = False
 ) -> Tensor:
-    """What is to be added to W to move it by -step along a tangent vector.
+    """Returns what is to be added to W to move it by -step along a tangent vector.
 
     A defect as in `cayley_increment`; unscaled is without (I + E)^(-1/2), for a polar factor that follows.
     """
@@ -54,7 +54,7 @@ def split_increment(
 def carried_momentum(
     moved: Tensor, direction: Tangent, step: float | Tensor, momentum: Tangent, share: float
 ) -> Tensor:
-    """What becomes of a momentum by such a step; one that is the direction itself keeps its length.
+    """Returns what becomes of a momentum by such a step; one that is the direction itself keeps its length.
 
     Args:
         moved: W'.

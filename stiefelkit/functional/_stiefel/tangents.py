@@ -32,7 +32,7 @@ _CANCELLED = 0.25
 
 
 def alpha_of(who: str, metric: str) -> int:
-    """The alpha of a metric; raises OptionError if none has that name."""
+    """Returns the alpha of a metric; raises OptionError if none has that name."""
     if metric not in METRICS:
         raise OptionError(f"{who} needs a metric in {tuple(METRICS)}, got {metric!r}.")
     return METRICS[metric]
@@ -119,7 +119,7 @@ class Tangent:
         return along if self.rest is None else along.add_(self.rest)
 
     def covector(self, w: Tensor, metric: str) -> Tensor:
-        """The tangent vector whose Riemannian gradient R is: W Omega / 2 + P (canonical) or R itself (euclidean)."""
+        """Returns the tangent vector whose Riemannian gradient R is: W Omega / 2 + P or R itself."""
         if metric == "canonical":
             return Tangent(self.rotation * 0.5, self.rest, self.rotation_norms, self.rest_norms).vector(w)
         return self.vector(w)
@@ -130,7 +130,7 @@ class Tangent:
 
 
 def _together(rotations: Norms, rests: Norms, a: float, b: float) -> Norms:
-    """The roots of (a o)^2 + (b r)^2, for norms of any size."""
+    """Returns the roots of (a o)^2 + (b r)^2, for norms of any size."""
     if rotations and isinstance(rotations[0], Tensor):
         o, r = rotations[0] * a, rests[0]
         return [torch.hypot(o, r * b) if isinstance(r, Tensor) else o]

@@ -67,7 +67,7 @@ class Bucket:
         self._seen: set[str] = set()
 
     def were_changed(self, writes: Mapping[int, int]) -> bool:
-        """Whether a frame was written to by somebody else since `write_back`, or since it had so many `writes`, by id.
+        """Returns whether somebody else wrote to a frame since `write_back`, or since so many `writes`, by id.
 
         As far as is known.
         """
@@ -77,7 +77,7 @@ class Bucket:
         return now != self._writes
 
     def writes(self) -> dict[int, int]:
-        """How often each frame had been written to after the last step, by id, as far as there was one."""
+        """Returns how often each frame had been written to after the last step, by id, as far as there was one."""
         return dict(zip(map(id, self.params), self._writes or (), strict=False))
 
     @property
@@ -114,7 +114,7 @@ class Bucket:
         return self.gather([g.to(dtype) for g in gradients])
 
     def shares_of_overflow(self) -> Tensor:
-        """A bound of each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
+        """Bounds each ||G||_F over the largest whose square is finite; on all ranks that of the whole frame."""
         p = self.params[0]
         most = torch.finfo(p.dtype).max ** 0.5
         if self.is_sharded:  # the largest of all ranks would lose a NaN, a sum does not
@@ -124,7 +124,7 @@ class Bucket:
         return largest.double() * (p.numel() ** 0.5 / most)
 
     def local_gradients(self) -> list[Tensor]:
-        """The gradients, of sharded frames this rank's part."""
+        """Returns the gradients, of sharded frames this rank's part."""
         return [local_part(_dense(g)) for g in self._gradients]
 
     def refresh(self, with_remainder: bool) -> None:
@@ -155,7 +155,7 @@ class Bucket:
             state.pop("wear", None)
 
     def remainders(self) -> Tensor | None:
-        """What the frames would have beyond W in a wider dtype, or None."""
+        """Returns what the frames would have beyond W in a wider dtype, or None."""
         return self._gathered("lo") if self._have("lo") else None
 
     def add(self, increment: Tensor) -> None:
@@ -187,7 +187,7 @@ class Bucket:
             self._frames = None
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
-        """One tensor out of one for each frame."""
+        """Returns one tensor out of one for each frame."""
         if self.is_stacked:
             return self._as_matrices(torch.stack(tensors).detach())
         if self.is_single:
@@ -211,7 +211,7 @@ class Bucket:
         ]
 
     def state(self, key: str, *, is_real: bool = False, of_columns: bool = False) -> Tensor:
-        """A state of every frame, zero at first, and cast if the frame was; not to be written to.
+        """Returns a state of every frame, zero at first, and cast if the frame was; not to be written to.
 
         Args:
             key: what it is called.
@@ -235,7 +235,7 @@ class Bucket:
         return self._gathered(key)
 
     def numbers(self, key: str) -> Tensor | None:
-        """A state that is one real number for each matrix of the batch, zero at first; None if no frame has it."""
+        """Returns a state of one real number for each matrix, zero at first; None if no frame has it."""
         stack = self._held(key)
         if stack is not None:
             return stack.whole.reshape(-1)
@@ -249,7 +249,7 @@ class Bucket:
         return stack.whole.reshape(-1)
 
     def counts(self, key: str) -> Tensor:
-        """A number of every frame, on its device and zero at first; to be written to as one tensor, (b,)."""
+        """Returns a number of every frame, on its device and zero at first; to be written to as one tensor, (b,)."""
         stack = self._held(key)
         if stack is None or stack.whole.device != self.params[0].device:
             device = self.params[0].device
@@ -268,7 +268,7 @@ class Bucket:
         return stack.whole
 
     def whole(self, key: str) -> Tensor | None:
-        """The tensor whose rows the states are, if they are rows of one."""
+        """Returns the tensor whose rows the states are, if they are rows of one."""
         stack = self._held(key)
         return None if stack is None else stack.whole
 
@@ -277,11 +277,11 @@ class Bucket:
         self._staged.append((key, value))
 
     def is_finite(self) -> bool:
-        """Whether all tensors that were staged are finite; on a CPU, where that may be asked."""
+        """Returns whether all tensors that were staged are finite; on a CPU, where that may be asked."""
         return all(bool(torch.isfinite(value).all()) for _, value in self._staged if isinstance(value, Tensor))
 
     def taken(self) -> list[tuple[str, Tensor | list[Any]]]:
-        """What was staged, which is no more then."""
+        """Returns what was staged, which is no more then."""
         staged, self._staged = self._staged, []
         return staged
 
@@ -312,7 +312,7 @@ class Bucket:
         return stack.view(-1, *stack.shape[-2:])
 
     def _held(self, key: str) -> _Stack | None:
-        """The tensor whose rows the states are, unless somebody has put others in their place."""
+        """Returns the tensor whose rows the states are, unless somebody has put others in their place."""
         stack = self._stacks.get(key)
         if stack is None or key in self._seen:
             return stack
@@ -333,7 +333,7 @@ class Bucket:
         self._seen.add(key)
 
     def _gathered(self, key: str) -> Tensor:
-        """A state that all frames have."""
+        """Returns a state that all frames have."""
         if not self.is_stacked:
             return self.gather([state[key] for state in self.states])
         stack = self._held(key)
@@ -421,7 +421,7 @@ class Sorting:
         return True
 
     def writes(self) -> dict[int, int]:
-        """How often each frame had been written to after the last step, by id."""
+        """Returns how often each frame had been written to after the last step, by id."""
         return {key: count for bucket in self.buckets for key, count in bucket.writes().items()}
 
 

@@ -93,7 +93,7 @@ def without_remainders(state: Mapping[Any, Any], dtypes: Mapping[Any, torch.dtyp
 
 
 def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-    """The state of a small parameter after one step of length 0, each tensor by what its shape follows."""
+    """Returns the state of a small parameter after one step of length 0, each tensor by what its shape follows."""
     shape = (*(2 for _ in p.shape[:-2]), 4, 3)[-max(p.dim(), 1) :] if p.dim() else ()
     if group["manifold"] is not None:
         small = nn.Parameter(torch.eye(4, 3, dtype=p.dtype, device="cpu").expand(shape).clone())
@@ -114,7 +114,7 @@ def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
 
 
 def _shape_of(value: Any, p: Tensor) -> Any:
-    """A type; or for a tensor what it is like: the parameter, or its real part, its p x p columns, the batch, none."""
+    """Returns a type; or of a tensor what it is like: the parameter, its real part, its columns, the batch, none."""
     if not isinstance(value, Tensor):
         return type(value)
     if value.shape == p.shape:

@@ -290,7 +290,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         )
 
     def _batches(self) -> list[tuple[dict[str, Any], Bucket]]:
-        """The frames that have a gradient, sorted as in the last step where that still holds."""
+        """Returns the frames that have a gradient, sorted as in the last step where that still holds."""
         batches, states = [], list(self.state.values())
         for i, group in enumerate(self.param_groups):
             if group["manifold"] is None:
@@ -318,5 +318,5 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _with_present_words(group: dict[str, Any]) -> dict[str, Any]:
-    """A saved group, in which gradient="half" may be called "reference", as in 0.1."""
+    """Returns a saved group, in which gradient="half" may be called "reference", as in 0.1."""
     return {**group, "gradient": "half"} if group.get("gradient") == "reference" else group

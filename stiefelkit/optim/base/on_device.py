@@ -26,7 +26,7 @@ LOST = 0.1
 
 
 def are_sound(gradients: Sequence[Tensor]) -> Tensor:
-    """Whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
+    """Returns whether all gradients, and the squares of their norms, are finite: a tensor without dimensions."""
     sound = None
     for g in gradients:
         most = math.sqrt(torch.finfo(g.dtype).max / g.numel())
@@ -37,7 +37,7 @@ def are_sound(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def is_zero(lr: float | Tensor) -> bool:
-    """Whether a rate is known to be zero, as of a step that is made for the states alone; a tensor's is not known."""
+    """Returns whether a rate is known to be zero, as of a step for the states alone; a tensor's is not known."""
     return not isinstance(lr, Tensor) and float(lr) == 0
 
 

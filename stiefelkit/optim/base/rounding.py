@@ -48,7 +48,7 @@ def measured(bucket: Bucket, w: Tensor, coarse: bool = False) -> tuple[Tensor, f
 
 
 def is_sampled(bucket: Bucket) -> bool:
-    """Whether an estimate of what rounding has left pays: of large frames with a remainder."""
+    """Returns whether an estimate of what rounding has left pays: of large frames with a remainder."""
     return bucket.params[0].shape[-2:].numel() >= _SMALLEST_SAMPLED and bucket.remainders() is not None
 
 
@@ -60,7 +60,7 @@ def estimate(bucket: Bucket) -> None:
 
 
 def wear_left(bucket: Bucket, norm: float) -> float:
-    """The wear after a polish of a defect: 3/4 of its square remains."""
+    """Returns the wear after a polish of a defect: 3/4 of its square remains."""
     p = bucket.params[0]
     return 0.0 if norm * norm <= 0.3 * rounding_limit(p.shape[-1], p.dtype) else math.inf
 
@@ -102,7 +102,7 @@ def leap(
     steps: list[float],
     increment: Callable[[Tensor, Tangent, list[float]], Tensor],
 ) -> Tensor | None:
-    """Where a step leads that is so long that it is no small increment: worked out in float64, the nearest frame.
+    """Takes a step too long to be a small increment: in float64, to the nearest frame.
 
     None where that is not finite, or many frames are equally near.
     """
@@ -131,19 +131,19 @@ _ROUNDS = {"exact": 8, "fast": 16}
 
 
 def due(w: Tensor, precision: str, *, sampled: bool = False) -> float:
-    """The wear that is taken away with the next increment; of frames where it is sampled 0.9 limits in "exact"."""
+    """Returns the wear that the next increment takes away; where it is sampled 0.9 limits in "exact"."""
     n, p = w.shape[-2:]
     bound = min(_DUE[precision], _SHARE[precision] * math.sqrt(p) * min(2.0, math.sqrt(n / p)))
     return 1.5 * bound if sampled else bound
 
 
 def urgent(w: Tensor, precision: str) -> float:
-    """The wear that does not wait for the next increment; so much that two short steps do not reach it."""
+    """Returns the wear that does not wait for the next increment; so much that two short steps do not reach it."""
     return 2 * due(w, precision)
 
 
 def wear(direction: Tangent, steps: list[float]) -> float:
-    """What a step adds, in rounding limits, the most of a batch: 1, 2 and 3 above."""
+    """Returns what a step adds, in rounding limits, the most of a batch: 1, 2 and 3 above."""
     if direction.rest is None:
         longest = max(map(operator.mul, steps, direction.rotation_norms))
         return longest * max(1.0, 0.5 * longest)
@@ -161,10 +161,10 @@ def growth(direction: Tangent, steps: list[float]) -> float:
 
 
 def left_behind(direction: Tangent, steps: list[float]) -> float:
-    """The share of a defect that an increment which shall take it away leaves, at most: 5 above."""
+    """Returns the share of a defect that an increment which shall take it away leaves, at most: 5 above."""
     return max([t * a for t, a in zip(steps, direction.generator_norms(), strict=True)])
 
 
 def wear_of_rounding(w: Tensor, precision: str) -> float:
-    """What any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
+    """Returns what any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
     return due(w, precision) / _ROUNDS[precision]

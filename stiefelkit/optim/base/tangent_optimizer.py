@@ -62,7 +62,7 @@ class Retraction(ABC):
         return cayley_increment(w, direction, as_factor(steps, w))
 
     def landed(self, w: Tensor, lo: Tensor, direction: Tangent, steps: Norms) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Where no value is read: frames and remainders after a step and its polishes, by one launch.
+        """Returns where no value is read: frames and remainders after a step and its polishes, by one launch.
 
         With them ||W^H W - I||_F before the last polish; None where it takes several.
         """

@@ -95,5 +95,5 @@ def search(objective: Objective, start: Position, u: Tensor, slope: float, t: fl
 
 
 def _share(left: float, right: float) -> float:
-    """Where in a bracket a secant of its slopes is 0; nearer to the left end where nothing is known of the right."""
+    """Returns where a secant of a bracket's slopes is 0; nearer the left end if the right is unknown."""
     return min(max(left / (left - right), 0.05), 0.95) if right > 0 else 0.25

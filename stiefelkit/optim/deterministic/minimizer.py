@@ -238,7 +238,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
         return first.returned
 
     def _recall(self, params: list[Tensor]) -> dict[str, Any]:
-        """What was kept at the last step, unless somebody else has moved the parameters since."""
+        """Returns what was kept at the last step, unless somebody else has moved the parameters since."""
         if any(write_count(p) != self._versions.get(id(p), write_count(p)) for p in params):
             return {}
         dtype = working_dtype(params[0].dtype).to_real()

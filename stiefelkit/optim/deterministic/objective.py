@@ -30,7 +30,7 @@ _CANCELLED = 1e-3
 
 
 def dot(u: Tensor, v: Tensor) -> float:
-    """The inner product of flat vectors."""
+    """Returns the inner product of flat vectors."""
     return torch.dot(u, v).item()
 
 
@@ -124,7 +124,7 @@ class Objective:
         return here
 
     def settled(self, place: Place, there: Position) -> Position:
-        """A position at a place, once it is the next: without what rounding has put beside the manifold."""
+        """Returns a position at a place, once it is the next: without what rounding has put beside the manifold."""
         return self.on_manifold(replace(there, points=place.points))
 
     def on_manifold(self, there: Position) -> Position:
@@ -162,7 +162,7 @@ class Objective:
         return here, self._noise > before
 
     def hessian(self, here: Position) -> Callable[[Tensor], Tensor]:
-        """The flat Hessian at a position, as a map of flat vectors.
+        """Returns the flat Hessian at a position, as a map of flat vectors.
 
         It comes from the graph of the gradients; where there is none from their differences.
         """
@@ -233,7 +233,7 @@ class Objective:
             self.best = replace(position, graph=None, returned=None)
 
     def _graph(self, returned: Any) -> tuple[list[Tensor], bool]:
-        """The gradients that the closure has left, or those of the loss, and whether they can be differentiated."""
+        """Returns the gradients that the closure left, or the loss's, and whether they can be differentiated."""
         left = [p.grad for p in self._params]
         if any(g is not None for g in left):
             gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(left, self._params, strict=True)]
@@ -248,7 +248,7 @@ class Objective:
 
 
 def _unit_of(gradients: Sequence[Tensor]) -> float:
-    """A power of 2 of the size of gradients whose squares may leave the range of a dtype, 1 for all others."""
+    """Returns a power of 2 of the size of gradients whose squares may leave the range of a dtype, 1 for all others."""
     parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in gradients]
     largest = max([torch.linalg.vector_norm(x, math.inf).item() for x in parts])
     if largest == 0 or 1 / _ORDINARY < largest < _ORDINARY or not math.isfinite(largest):

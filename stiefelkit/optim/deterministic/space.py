@@ -59,15 +59,15 @@ class Free:
         return g
 
     def tangent(self, w: Tensor, u: Tensor) -> Tensor:
-        """A flat vector without what rounding has put beside the tangent space: U itself."""
+        """Returns a flat vector without what rounding has put beside the tangent space: U itself."""
         return u
 
     def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The flat Hessian along U, from U and the Euclidean one H: H itself."""
+        """Returns the flat Hessian along U, from U and the Euclidean one H: H itself."""
         return lambda u, h: h
 
     def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Spot]:
-        """The straight line along U, by its points."""
+        """Returns the straight line along U, by its points."""
         return lambda t: LineSpot(torch.add(w, u, alpha=t), u)
 
     def settled(self, w: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Frames(Free):
         return u if self.scale == 1 else torch.add(u, w @ (w.mH @ u), alpha=self.scale - 1)
 
     def gradient(self, w: Tensor, g: Tensor) -> Tensor:
-        """The flat gradient of a Euclidean one: W (S - S^H) s / 2 + G - W S, S = W^H G."""
+        """Returns the flat gradient of a Euclidean one: W (S - S^H) s / 2 + G - W S, S = W^H G."""
         s = w.mH @ g
         return g - w @ torch.add((1 - self.scale / 2) * s, s.mH, alpha=self.scale / 2)
 
@@ -95,7 +95,7 @@ class Frames(Free):
         return tangent_part(w, u)
 
     def bend(self, w: Tensor, g: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The flat Hessian along U, from U and the Euclidean one H: `riemannian_hessian` with G put in before."""
+        """Returns the flat Hessian along U from the Euclidean one, H: `riemannian_hessian` with G put in before."""
         s, a = w.mH @ g, 1 - METRICS[self.metric] / 2
         normal = (s + s.mH) / 2
         beside = g - w @ s
@@ -115,7 +115,7 @@ class Frames(Free):
         return along
 
     def curve(self, w: Tensor, u: Tensor) -> Callable[[float], Spot]:
-        """The curve along U, by its points."""
+        """Returns the curve along U, by its points."""
         return cayley_curve(w, u).at
 
     def settled(self, w: Tensor) -> Tensor:
@@ -144,34 +144,34 @@ class Space:
         """How far apart points are: the square root of how many columns the frames have."""
 
     def gradient(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
-        """The flat gradient of Euclidean ones."""
+        """Returns the flat gradient of Euclidean ones."""
         return self._flat([f.gradient(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)])
 
     def tangent(self, ws: Sequence[Tensor], u: Tensor) -> Tensor:
-        """A flat vector without what rounding has put beside the tangent spaces."""
+        """Returns a flat vector without what rounding has put beside the tangent spaces."""
         return self._flat([f.tangent(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)])
 
     def directions(self, ws: Sequence[Tensor], u: Tensor) -> list[Tensor]:
-        """Where a flat vector points, for each parameter."""
+        """Returns where a flat vector points, for each parameter."""
         return [f.stretched(w, x) for f, w, x in zip(self._factors, ws, self._parts(u), strict=True)]
 
     def bends(self, ws: Sequence[Tensor], gs: Sequence[Tensor]) -> list[Callable[[Tensor, Tensor], Tensor]]:
-        """What `hessian` needs to know of a point and its Euclidean gradients."""
+        """Returns what `hessian` needs to know of a point and its Euclidean gradients."""
         return [f.bend(w, g) for f, w, g in zip(self._factors, ws, gs, strict=True)]
 
     def hessian(
         self, bends: Sequence[Callable[[Tensor, Tensor], Tensor]], hs: Sequence[Tensor], us: Sequence[Tensor]
     ) -> Tensor:
-        """The flat Hessian along directions, from the Euclidean one."""
+        """Returns the flat Hessian along directions, from the Euclidean one."""
         return self._flat([bend(u, h) for bend, u, h in zip(bends, us, hs, strict=True)])
 
     def length(self, ws: Sequence[Tensor]) -> float:
-        """The Frobenius norm of a point."""
+        """Returns the Frobenius norm of a point."""
         loose = (torch.linalg.vector_norm(w).item() for f, w in zip(self._factors, ws, strict=True) if type(f) is Free)
         return math.hypot(self._columns, *loose)
 
     def path(self, ws: Sequence[Tensor], u: Tensor) -> "Path":
-        """The curves along a flat vector."""
+        """Returns the curves along a flat vector."""
         us = self.directions(ws, u)
         return Path(self, [f.curve(w, x) for f, w, x in zip(self._factors, ws, us, strict=True)])
 
@@ -180,7 +180,7 @@ class Space:
         return [f.settled(w) for f, w in zip(self._factors, ws, strict=True)]
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
-        """One flat vector of a part for each parameter; of stacks of them one stack."""
+        """Returns one flat vector of a part for each parameter; of stacks of them one stack."""
         rows = [
             (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).reshape(
                 *x.shape[: x.dim() - len(shape)], -1
@@ -225,10 +225,10 @@ class Place:
         return [spot.frame for spot in self.spots]
 
     def slope(self, gs: Sequence[Tensor]) -> float:
-        """The derivative, in t, of a function with these Euclidean gradients."""
+        """Returns the derivative, in t, of a function with these Euclidean gradients."""
         return sum(spot.slope(g).sum().item() for spot, g in zip(self.spots, gs, strict=True))
 
     def carry(self, u: Tensor) -> Tensor:
-        """A flat vector, or a stack of them (k, size), brought along."""
+        """Returns a flat vector, or a stack of them (k, size), brought along."""
         parts = self.space._parts(u)
         return self.space._flat([spot.carry(z) for spot, z in zip(self.spots, parts, strict=True)])

@@ -44,20 +44,20 @@ class Activation(ABC):
 
     @classmethod
     def of_complex(cls) -> "type[Activation] | None":
-        """The class for complex states, as rows [Re | Im]; None if there is none."""
+        """Returns the class for complex states, as rows [Re | Im]; None if there is none."""
         return None
 
     @abstractmethod
     def function(self, *z_and_bias: Tensor) -> Tensor:
-        """The activation of z (*, n), real or complex, and of the bias if it is inside; differentiable."""
+        """Returns the activation of z (*, n), real or complex, and of the bias if it is inside; differentiable."""
 
     @abstractmethod
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """The activation in place, of rows such as `like` (batch, N), and of the bias (n,) if it is inside."""
+        """Returns the activation in place, of rows such as `like` (batch, N), and of the bias (n,) if it is inside."""
 
     @abstractmethod
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The derivative over a chunk of states (k, batch, N).
+        """Returns the derivative over a chunk of states (k, batch, N).
 
         Nothing for the identity; the diagonal (k, batch, N); or the diagonal and the other diagonal (k, batch, N/2).
         """
@@ -73,11 +73,11 @@ class Activation(ABC):
         return self.function(*z_and_bias)
 
     def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
-        """What `step` takes at each step of a chunk: z (batch, N) first, and the room for what is saved."""
+        """Returns what `step` takes at each step of a chunk: z (batch, N) first, and the room for what is saved."""
         return list(zip(z.unbind(0), saved.unbind(0), strict=True))
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
-        """The gradient by the bias inside, (*, n), at each row of states and of gradients by z, both (*, N)."""
+        """Returns the gradient by the bias inside, (*, n), at each row of states and of gradients by z, both (*, N)."""
         raise NotImplementedError
 
     def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Activation(ABC):
         return self.bias_gradient(h, delta)
 
     def is_ill(self, saved: Tensor) -> bool:
-        """Whether `step` was not accurate on this chunk, and `careful` has to take its place."""
+        """Returns whether `step` was not accurate on this chunk, and `careful` has to take its place."""
         return False
 
     def careful(self, like: Tensor, bias: Tensor | None) -> Step:

@@ -25,7 +25,7 @@ class ModReLU(Activation):
         return ComplexModReLU
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """A clamp and a difference, and two calls more where the bias rises; reads the bias on a CPU."""
+        """Returns a clamp and a difference, and two calls more where the bias rises; reads the bias on a CPU."""
         assert bias is not None
         low = bias.clamp(max=0).expand(len(like), -1).contiguous()
         high, part = -low, torch.empty_like(low)
@@ -51,7 +51,7 @@ class ModReLU(Activation):
         return (h.sign().abs_(),)
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
-        """The gradient in the direction of h."""
+        """Returns the gradient in the direction of h."""
         return h.sign().mul_(delta)
 
 
@@ -118,12 +118,12 @@ class ComplexModReLU(Activation):
         return apply
 
     def is_ill(self, saved: Tensor) -> bool:
-        """Whether b / |z| was cut off."""
+        """Returns whether b / |z| was cut off."""
         # Zeros whose bias is positive have given inf, and zeros without subnormal numbers NaN.
         return saved.device.type == "cpu" and saved.numel() > 0 and not bool(saved.amax() < STEEPEST)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The Jacobian (1 + q) I - q e e^T of z (1 + b / |z|), e = h / |h|."""
+        """Returns the Jacobian (1 + q) I - q e e^T of z (1 + b / |z|), e = h / |h|."""
         # Its entries are 1 + q (Im e)^2, 1 + q (Re e)^2 and -q Re e Im e. With the smallest normal number added to both
         # squares and to their sum, h = 0 gives 1 + q = 0.
         re, im = _directions(h).chunk(2, -1)
@@ -140,7 +140,7 @@ class ComplexModReLU(Activation):
         return diagonal, re.mul_(im).mul_(scale).neg_()
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
-        """The part of the gradient in the direction of h."""
+        """Returns the part of the gradient in the direction of h."""
         re, im = _directions(h).chunk(2, -1)
         first, second = delta.chunk(2, -1)
         # At h = 0 delta is 0.

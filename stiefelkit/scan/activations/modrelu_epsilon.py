@@ -44,12 +44,12 @@ class ModReLUEpsilon(Activation):
         return apply
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The derivative q + (1 - q) z^2 / (s (s + epsilon))."""
+        """Returns the derivative q + (1 - q) z^2 / (s (s + epsilon))."""
         z, s = self._before(h, saved)
         return (saved + (1 - saved) * (z / s) * (z / (s + self.slope)),)
 
     def inner_gradient(self, h: Tensor, saved: Tensor, delta: Tensor) -> Tensor:
-        """The part z / (s + epsilon) of the gradient by h, which is delta over the derivative along z."""
+        """Returns the part z / (s + epsilon) of the gradient by h, which is delta over the derivative along z."""
         z, s = self._before(h, saved)
         length = s + self.slope
         if z.shape == s.shape:
@@ -75,7 +75,7 @@ class _Complex(ModReLUEpsilon):
     is_paired = True
 
     def of_rows(self, z: Tensor, b: Tensor) -> Tensor:
-        """The function of [Re z | Im z]."""
+        """Returns the function of [Re z | Im z]."""
         return modrelu_of_parts(z.unflatten(-1, (2, -1)), b, self.slope, -2).flatten(-2)
 
     def views(self, z: Tensor, saved: Tensor) -> list[tuple[Tensor, ...]]:
@@ -84,7 +84,7 @@ class _Complex(ModReLUEpsilon):
         return list(zip(*(part.unbind(0) for part in parts), strict=True))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The Jacobian q I + (1 - q) z z^T / (s (s + epsilon))."""
+        """Returns the Jacobian q I + (1 - q) z z^T / (s (s + epsilon))."""
         z, s = self._before(h, saved)
         re, im = (z / s.repeat(*(1,) * (s.dim() - 1), 2)).chunk(2, -1)
         rest = (1 - saved) * (s / (s + self.slope))

@@ -16,7 +16,7 @@ class ReLU(Activation):
     function = staticmethod(torch.relu)  # type: ignore[assignment]
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """One call."""
+        """Returns one call."""
         return lambda z, saved: z.clamp_min_(0)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
@@ -31,7 +31,7 @@ class Tanh(Activation):
     function = staticmethod(torch.tanh)  # type: ignore[assignment]
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """One call."""
+        """Returns one call."""
         return lambda z, saved: torch.tanh(z, out=z)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
@@ -58,7 +58,7 @@ class Abs(Activation):
         return apply
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """The sign."""
+        """Returns the sign."""
         return (saved.to(h.dtype),)
 
 
@@ -97,7 +97,7 @@ class LeakyReLU(Activation):
         return leaky_relu(z, self.slope)
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
-        """One call."""
+        """Returns one call."""
         return lambda z, saved: torch.nn.functional.leaky_relu_(z, self.slope)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
@@ -130,6 +130,6 @@ class OPLU(Activation):
         return list(zip(*(part.unbind(0) for part in (z, saved, *z.chunk(2, -1))), strict=True))
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """A permutation of each pair."""
+        """Returns a permutation of each pair."""
         turned = saved.to(h.dtype)
         return (1 - turned).repeat(1, 1, 2), turned

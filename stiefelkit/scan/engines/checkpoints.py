@@ -23,7 +23,7 @@ class Checkpointed:
         self.engine = engine
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The checkpoints (segments, B, n), none without `keep`; the last states (B, n); and nothing more."""
+        """Returns the checkpoints (segments, B, n), none without `keep`; the last states (B, n); and nothing more."""
         ended = p.h0.clone(memory_format=torch.contiguous_format)
         marks = []
         for part in _parts(p):

@@ -14,7 +14,7 @@ class Engine(Protocol):
     """A way to run the recurrence and to go back through it."""
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
+        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         ...
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
@@ -26,5 +26,5 @@ class PlainEngine(Engine, Protocol):
     """One of `scan`, whose maps over samples fold into the batch."""
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """The gradients by all pre-activations, like `out`, and by the first states (B, n)."""
+        """Returns the gradients by all pre-activations, like `out`, and by the first states (B, n)."""
         ...

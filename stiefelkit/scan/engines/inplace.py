@@ -29,7 +29,7 @@ class InPlace:
         self.loops = loops
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All states, the last one of each sequence, and what the derivative needs besides them (with `keep`)."""
+        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         # Rows of sequences that are not alive in a chunk stay: they have ended, or wait for their first step.
         out, state = p.states_like(), p.first.clone()
         saved = p.saved_like(keep)
@@ -73,7 +73,7 @@ class InPlace:
         return sums.gradients(dx, self._run_back(p, outcome, place, take))
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """The gradients by all pre-activations, like `out`, and by the first states."""
+        """Returns the gradients by all pre-activations, like `out`, and by the first states."""
         deltas = torch.empty_like(outcome.out, memory_format=torch.contiguous_format)
         rows = p.buffer(p.width) if p.is_complex else None
 

@@ -30,7 +30,7 @@ class Loops:
         return steps_forward(z, saved, h, self.p.wt, self.p.activation, self._step[1], self.p.reverse)
 
     def forward_carefully(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
-        """The same with `Activation.careful`."""
+        """Returns the same with `Activation.careful`."""
         step = self.p.activation.careful(h, self.p.activation_bias)
         return steps_forward(z, saved, h, self.p.wt, self.p.activation, step, self.p.reverse)
 

@@ -86,7 +86,7 @@ class Problem:
             self.chunks = self.chunks[::-1]
 
     def segment(self, part: slice, h: Tensor) -> "Problem":
-        """The problem of some steps, from the states (B, n) of all sequences before them; shares the matrices."""
+        """Returns the problem of some steps, from the states (B, n) before them; shares the matrices."""
         # Worked out before the copy is made, and so once.
         _ = self.ut, self.row_bias
         if self.structure is None:
@@ -97,7 +97,7 @@ class Problem:
         return sub
 
     def rows(self, part: slice) -> slice:
-        """Where the rows of some steps are in x."""
+        """Returns where the rows of some steps are in x."""
         if not self.is_packed:
             return part
         start = sum(self.sizes[: part.start])
@@ -153,7 +153,7 @@ class Problem:
         return self.x.new_empty(*rows, width, dtype=dtype)
 
     def part(self, rows: Tensor, chunk: Chunk) -> Tensor:
-        """The rows of a chunk, shape (steps, batch, width), without a copy."""
+        """Returns the rows of a chunk, shape (steps, batch, width), without a copy."""
         if not self.is_packed:
             return rows[chunk.times]
         return rows[chunk.rows].unflatten(0, (chunk.steps, chunk.batch))
@@ -164,7 +164,7 @@ class Problem:
         return self.x.new_empty(rows * width, dtype=dtype or self.dtype)
 
     def read(self, rows: Tensor, chunk: Chunk, buffer: Tensor | None) -> Tensor:
-        """The rows of a chunk as real ones: a view, or for complex ones a copy in the buffer."""
+        """Returns the rows of a chunk as real ones: a view, or for complex ones a copy in the buffer."""
         part = self.part(rows, chunk)
         return part if buffer is None else read_blocks(part, shaped(buffer, chunk, 2 * part.shape[-1]))
 
@@ -173,7 +173,7 @@ class Problem:
         write_blocks(blocks, self.part(rows, chunk))
 
     def between(self, out: Tensor, previous: Chunk | None, chunk: Chunk) -> Tensor:
-        """The states between two chunks that follow each other, (batch of the second, N)."""
+        """Returns the states between two chunks that follow each other, (batch of the second, N)."""
         if previous is None:
             return self.first[: chunk.batch]
         h = row_blocks(self.part(out, previous)[0 if self.reverse else -1])
@@ -200,7 +200,7 @@ class Problem:
         return h, before
 
     def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
-        """The gradient by a matrix from d^T h in real rows; `half` leaves Im h out."""
+        """Returns the gradient by a matrix from d^T h in real rows; `half` leaves Im h out."""
         if not self.is_complex:
             return blocks
         if columns_complex:
@@ -208,11 +208,11 @@ class Problem:
         return torch.complex(*blocks.chunk(2, 0))
 
     def row_gradient(self, blocks: Tensor) -> Tensor:
-        """The gradient by rows of the recurrence's dtype."""
+        """Returns the gradient by rows of the recurrence's dtype."""
         return from_blocks(blocks) if self.is_complex else blocks
 
 
 def shaped(buffer: Tensor, chunk: Chunk, width: int, more: int = 0) -> Tensor:
-    """The beginning of a flat buffer as (steps + more, batch, width)."""
+    """Returns the beginning of a flat buffer as (steps + more, batch, width)."""
     steps = chunk.steps + more
     return buffer[: steps * chunk.batch * width].view(steps, chunk.batch, width)

@@ -57,7 +57,7 @@ class Sums:
             self.inner += self.p.activation.inner_gradient(h.flatten(0, 1), saved.flatten(0, 1), d_z).sum(0)
 
     def gradients(self, x: Tensor | None, h0: Tensor) -> Gradients:
-        """All gradients, with those by x and, as rows, by h0; complex ones put together."""
+        """Returns all gradients, with those by x and, as rows, by h0; complex ones put together."""
         p = self.p
         return Gradients(
             x=x,

@@ -16,7 +16,7 @@ class Triton:
     """The recurrence as two kernels; see `Engine`."""
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All states, the last one of each sequence, and (with `keep`) what the derivative needs besides them."""
+        """Returns all states, the last of each sequence, and (with `keep`) what the derivative needs besides."""
         z = _projected(p)
         last, saved = launch.forward(
             z, p.wt, p.first, p.activation, p.activation_bias, step_sizes(p), p.reverse, keep, units=p.n
@@ -45,7 +45,7 @@ class Triton:
         return gradients
 
     def deltas(self, p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-        """The gradients by all pre-activations, like `out`, and by the first states (B, n)."""
+        """Returns the gradients by all pre-activations, like `out`, and by the first states (B, n)."""
         delta, dh0, _ = _rows_back(p, outcome)
         return p.row_gradient(delta).view(outcome.out.shape), p.row_gradient(dh0)
 
@@ -69,7 +69,7 @@ def step_sizes(p: Problem) -> Tensor | None:
 
 
 def _projected(p: Problem) -> Tensor:
-    """The projected inputs of all steps, (rows, N), in memory of their own."""
+    """Returns the projected inputs of all steps, (rows, N), in memory of their own."""
     x = row_blocks(p.x).flatten(0, -2)
     if p.ut is not None:
         return x @ p.ut if p.row_bias is None else torch.addmm(p.row_bias, x, p.ut)
@@ -79,7 +79,7 @@ def _projected(p: Problem) -> Tensor:
 
 
 def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
-    """The sum over all rows of delta_t^T h_{t-1}, (N, N)."""
+    """Returns the sum over all rows of delta_t^T h_{t-1}, (N, N)."""
     sizes = p.sizes
     if not p.is_packed:
         first, later, before = slice(0, sizes[0]), slice(sizes[0], None), slice(0, len(h) - sizes[0])
@@ -90,7 +90,7 @@ def _by_states(p: Problem, delta: Tensor, h: Tensor) -> Tensor:
 
 
 def states_before(p: Problem, h: Tensor) -> Tensor:
-    """The states before each of all rows of states, both (rows, N)."""
+    """Returns the states before each of all rows of states, both (rows, N)."""
     sizes = p.sizes
     if not p.is_packed:
         steps = (h[sizes[0] :], p.first) if p.reverse else (p.first, h[: len(h) - sizes[0]])

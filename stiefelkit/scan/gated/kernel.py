@@ -21,7 +21,7 @@ WIDEST = 128
 
 
 def supports(device: torch.device, dtype: torch.dtype, units: int, activation: Activation) -> str | None:
-    """What the kernels need and do not find, as "... , got ...", or None if they can run; see `launch.supports`."""
+    """Returns what the kernels need and do not find, "..., got ...", or None; see `launch.supports`."""
     return (
         f"at most {WIDEST} units, got {units}" if units > WIDEST else launch.supports(device, dtype, units, activation)
     )
@@ -104,7 +104,7 @@ def backward(
 
 
 def settings(layout: Layout, units: int, activation: Activation) -> dict[str, Any]:
-    """What is fixed when a program is compiled for so many units."""
+    """Returns what is fixed when a program is compiled for so many units."""
     return {
         "N": units,
         "ACTIVATION": activation.kernel,
@@ -126,5 +126,5 @@ def _places(steps: Steps, activation: Activation) -> tuple[Any, ...]:
 
 
 def _stacked(w: Tensor, fixed: dict[str, Any], is_forward: bool) -> Tensor:
-    """The matrices for rows of states, or for those of gradients, as the programs take them."""
+    """Returns the matrices for rows of states, or for those of gradients, as the programs take them."""
     return torch.cat([blocked(part.mT if is_forward else part, fixed) for part in w.chunk(3)])

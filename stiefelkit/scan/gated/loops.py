@@ -24,7 +24,7 @@ class Gated:
     """The recurrence of `goru_scan` as an engine: w (3n, n), u (3n, m) and bias (3n,) are stacked, and real."""
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All states, the last one of each sequence, and nothing more: `keep` has no effect."""
+        """Returns all states, the last one of each sequence, and nothing more: `keep` has no effect."""
         out, state = p.states_like(), p.first.clone()
         room, saved, steps = p.buffer(4 * p.n), _Saved(p), None
         for chunk in p.chunks:
@@ -73,7 +73,7 @@ class _Room:
         self._step: tuple[int, Step] | None = None
 
     def fill(self, chunk: Chunk, before: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The derivative of [q h; r; g; c], before the gates' and the candidate's functions, by the state h'.
+        """Returns the derivative of [q h; r; g; c], before the gates' and the candidate's functions, by the state h'.
 
         With pre-activations z_r, z_g, z_c and a = 1 - g: dh' / dz_c = a act'(z_c), that by q h is r times as much, by
         z_r it is r (1 - r) q h times as much, and dh' / dz_g = (h - c) g a.
@@ -131,7 +131,7 @@ class _Saved:
         self.buffer = p.buffer(self.width, dtype)
 
     def of(self, chunk: Chunk) -> Tensor:
-        """That of a chunk, (k, batch, width)."""
+        """Returns that of a chunk, (k, batch, width)."""
         return shaped(self.buffer, chunk, self.width)
 
 

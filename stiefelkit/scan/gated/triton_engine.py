@@ -16,7 +16,7 @@ class GatedTriton:
     """The recurrence of `goru_scan` as two kernels; see `Engine`, and `Gated` for its stacked weights."""
 
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All states, the last one of each sequence, and nothing more: `keep` has no effect."""
+        """Returns all states, the last one of each sequence, and nothing more: `keep` has no effect."""
         z = _projected(p)
         out, last = kernel.forward(z, p.w, p.first, p.activation, p.activation_bias, step_sizes(p), p.reverse)
         return out.view(*p.x.shape[:-1], p.n), last, p.saved_like(False)

@@ -32,7 +32,7 @@ INTERPRETED = 132
 
 
 def supports(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
-    """What the kernels need and do not find, as "... , got ...", or None if they can run.
+    """Returns what the kernels need and do not find, as "... , got ...", or None if they can run.
 
     Args:
         device: a GPU; the CPU only in triton's interpreter, which is for tests (TRITON_INTERPRET=1).
@@ -124,7 +124,7 @@ def backward(
     batch: int,
     layout: Layout | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by the first states.
+    """Returns the gradients by all pre-activations, delta_t = act'(g_t + delta_{t+1} w), and by the first states.
 
     `g_out` (rows, N) and `g_last` (B, N) are the gradients by the states and by the last state of each sequence, or
     None; `out` are the states that `forward` left and `saved` its second result, with `keep`; `w` (N, N) is the
@@ -176,7 +176,7 @@ class Steps:
         self.lengths = torch.searchsorted(-sizes, -torch.arange(batch, device=sizes.device))
 
     def ends(self, is_last: bool) -> slice | Tensor:
-        """Where the rows of the last (or first) step in time of each sequence are."""
+        """Returns where the rows of the last (or first) step in time of each sequence are."""
         if not is_last:
             return slice(0, self.batch)
         if not self.is_packed:
@@ -185,18 +185,18 @@ class Steps:
 
 
 def _layout(rows: Tensor, batch: int, units: int) -> Layout:
-    """The layout for rows of these units, on their device."""
+    """Returns the layout for rows of these units, on their device."""
     return choose("complex" if rows.shape[1] > units else "real", units, batch, multiprocessors(rows.device))
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Those of a GPU, or what triton's interpreter stands for."""
+    """Returns those of a GPU, or what triton's interpreter stands for."""
     is_cuda = device.type == "cuda"
     return torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else INTERPRETED
 
 
 def settings(layout: Layout, width: int, units: int, activation: Activation) -> dict[str, Any]:
-    """What is fixed when a program is compiled for rows of this width."""
+    """Returns what is fixed when a program is compiled for rows of this width."""
     common = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
     if layout.program == "tiles":
         return common | _tiles(width, activation.is_paired)
@@ -223,7 +223,7 @@ def settings(layout: Layout, width: int, units: int, activation: Activation) -> 
 
 
 def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
-    """The tiles of a matrix: the first of TILES that pads least, cut down to powers of two for narrow matrices."""
+    """Returns the first of TILES that pads a matrix least, cut down to powers of two for narrow ones."""
     columns = width // 2 if is_paired else width
 
     def padded(tile: tuple[int, int]) -> int:
@@ -244,7 +244,7 @@ def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
 
 
 def _power(length: int) -> int:
-    """The next power of two, and at least what a tensor product takes."""
+    """Returns the next power of two, and at least what a tensor product takes."""
     return max(16, 1 << (length - 1).bit_length())
 
 
@@ -290,14 +290,14 @@ def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str,
 
 
 def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
-    """The matrix with zeros up to whole tiles, in either half of the columns if they are pairs: aligned, no masks."""
+    """Pads a matrix with zeros to whole tiles, in either half of the columns if they are pairs: no masks."""
     halves = matrix.unflatten(1, (1 + fixed["PAIRS"], -1))
     rows, columns = -len(matrix) % fixed["BLOCK_K"], -halves.shape[-1] % fixed["BLOCK_N"]
     return torch.nn.functional.pad(halves, (0, columns, 0, 0, 0, rows)).contiguous()
 
 
 def blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
-    """The matrix transposed, with zeros up to whole blocks; of [[a, b], [-b, a]] both a and b, pairs side by side."""
+    """Transposes and pads a matrix to whole blocks; of [[a, b], [-b, a]] both a and b, pairs side by side."""
     columns = matrix.mT.unsqueeze(0)
     if fixed.get("COMPLEX"):
         n = len(matrix) // 2
@@ -318,7 +318,7 @@ def _paired(width: int, device: torch.device) -> Tensor:
 
 
 def _is_interpreted() -> bool:
-    """Whether triton runs programs in its interpreter."""
+    """Returns whether triton runs programs in its interpreter."""
     if "TRITON_INTERPRET" not in os.environ:
         return False
     from triton import knobs
@@ -328,7 +328,7 @@ def _is_interpreted() -> bool:
 
 @functools.cache
 def programs(is_interpreted: bool) -> ModuleType:
-    """The programs. triton.jit asks for the interpreter when it decorates, so there is one package for each answer."""
+    """Loads the programs: triton.jit asks for the interpreter when it decorates, so each answer has a package."""
     folder = Path(__file__).with_name("programs")
     name = f"{__package__}.{'interpreted' if is_interpreted else 'compiled'}_programs"
     spec = importlib.util.spec_from_file_location(

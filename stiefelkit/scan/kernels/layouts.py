@@ -99,7 +99,7 @@ LAYOUTS = (
 
 
 def choose(states: str, units: int, batch: int, multiprocessors: int) -> Layout:
-    """The layout for so many units and sequences on a GPU of so many multiprocessors.
+    """Returns the layout for so many units and sequences on a GPU of so many multiprocessors.
 
     >>> choose("real", 170, 128, 132).program
     'rows'

@@ -146,6 +146,6 @@ def _tiles(width: int) -> float:
 
 
 def best(case: Case, machine: Machine) -> Layout:
-    """The layout that is predicted to be fastest, forward and back."""
+    """Returns the layout that is predicted to be fastest, forward and back."""
     fitting = [layout for layout in LAYOUTS if layout.states == case.states and case.units <= layout.widest]
     return min(fitting, key=lambda layout: sum(predicted(case, machine, layout, way) for way in ("forward", "back")))

@@ -44,7 +44,7 @@ class _Diagonal(NamedTuple):
     im: Tensor | None
 
     def signed(self, signs: Tensor) -> "_Diagonal":
-        """The product with signs."""
+        """Returns the product with signs."""
         return _Diagonal(self.re * signs, None if self.im is None else self.im * signs)
 
     def times(self, x: Tensor, y: Tensor) -> None:
@@ -130,7 +130,7 @@ class Brick(Structure):
         return row
 
     def _spread(self, phases: Tensor, i: int) -> Tensor:
-        """The phases of a layer at the second of its units."""
+        """Returns the phases of a layer at the second of its units."""
         row = torch.ones_like(phases[i])
         if self.parts == 2:
             count = (self.n - i % 2) // 2
@@ -179,7 +179,7 @@ class Brick(Structure):
             self.first = self.d.re.new_empty(steps, batch, self.parts, self.n)
 
     def back(self, d: Tensor, t: int) -> Tensor:
-        """The diagonal first."""
+        """Returns the diagonal first."""
         stages = self.views[t]
         self.d.times_conjugate(self._view(d), stages[-1].rows)
         g = stages[-1].rows

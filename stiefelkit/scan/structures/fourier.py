@@ -62,7 +62,7 @@ class FourierAndLowRank(LowRank):
         z.add_(read_blocks(two.mul_(d3), torch.view_as_real(one).view(z.shape)))
 
     def back_main(self, d: Tensor, t: int) -> Tensor:
-        """The same from the right to the left, with conjugates."""
+        """Returns the same from the right to the left, with conjugates."""
         assert self.stages is not None
         assert self.rows is not None
         one, _ = self._room(len(d))
@@ -104,5 +104,5 @@ def _gathered(x: Tensor, order: Tensor, out: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, g: Tensor) -> Tensor:
-    """The gradient by the angles t of e^{it} from x, behind it, and the gradient by x."""
+    """Returns the gradient by the angles t of e^{it} from x, behind it, and the gradient by x."""
     return torch.conj_physical(x).mul_(g).sum(0).imag

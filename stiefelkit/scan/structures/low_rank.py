@@ -25,7 +25,7 @@ class LowRank(Structure):
 
     @classmethod
     def columns(cls, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """A and B, (n, k)."""
+        """Returns a and B, (n, k)."""
         a, b = factors[cls.heads :].chunk(2)
         return a.mT, b.mT
 
@@ -51,7 +51,7 @@ class LowRank(Structure):
 
     @abstractmethod
     def back_main(self, d: Tensor, t: int) -> Tensor:
-        """The rows of d conj(M), in room that stays until the next step."""
+        """Returns the rows of d conj(M), in room that stays until the next step."""
 
     @abstractmethod
     def accumulate_main(self, h: Tensor, d: Tensor) -> None:
@@ -59,7 +59,7 @@ class LowRank(Structure):
 
     @abstractmethod
     def gradient_main(self) -> Tensor:
-        """The gradients by the factors of M, (heads, n), since the last call."""
+        """Returns the gradients by the factors of M, (heads, n), since the last call."""
 
     def add_(self, z: Tensor, h: Tensor) -> None:
         """M and the two thin products."""
@@ -67,7 +67,7 @@ class LowRank(Structure):
         z.addmm_(torch.mm(h, self.into), self.out)
 
     def back(self, d: Tensor, t: int) -> Tensor:
-        """The adjoint of that."""
+        """Returns the adjoint of that."""
         rows = self.back_main(d, t)
         return rows.addmm_(torch.mm(d, self.back_into), self.back_out)
 
@@ -94,7 +94,7 @@ class DiagonalAndLowRank(LowRank):
 
     @staticmethod
     def matrix(factors: Tensor) -> Tensor:
-        """The sum."""
+        """Returns the sum."""
         a, b = DiagonalAndLowRank.columns(factors)
         return torch.diag(factors[0]) + a @ b.mH
 

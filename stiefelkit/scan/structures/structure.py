@@ -35,7 +35,7 @@ class Structure(ABC):
     @staticmethod
     @abstractmethod
     def size(factors: Tensor) -> int:
-        """How many units there are, n."""
+        """Returns how many units there are, n."""
 
     @staticmethod
     @abstractmethod
@@ -55,7 +55,7 @@ class Structure(ABC):
 
     @abstractmethod
     def back(self, d: Tensor, t: int) -> Tensor:
-        """The rows of d conj(W), the gradient by h from that by h W^T at step t of a chunk; stays until `start`."""
+        """Returns the rows of d conj(W), the gradient by h from that by h W^T at step t; stays until `start`."""
 
     @abstractmethod
     def accumulate(self, h: Tensor, d: Tensor) -> None:
@@ -63,9 +63,9 @@ class Structure(ABC):
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """The gradient by the factors since the last call; of numbers of modulus one, the part along the circle."""
+        """Returns the gradient by the factors since the last call; of unit numbers, the part along the circle."""
 
 
 def along_circle(factor: Tensor, turned: Tensor) -> Tensor:
-    """The gradient by numbers e^{it} from that by t."""
+    """Returns the gradient by numbers e^{it} from that by t."""
     return torch.complex(-factor.imag * turned, factor.real * turned)
