@@ -3,7 +3,7 @@
     python -m benchmarks.beside_peers            # measures, in a few minutes on one core, and draws
     python -m benchmarks.beside_peers --draw     # draws what was measured last
 
-Figures go to docs/results/beside-peers.json, the plot to docs/images/beside-peers.svg.
+Figures go to benchmarks/results/beside-peers.json, the plot to docs/images/beside-peers.svg.
 """
 
 import argparse

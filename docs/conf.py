@@ -34,7 +34,7 @@ extensions = [
     "links",
     "pages",
 ]
-exclude_patterns = ["generated/cost.md", "_build", "_static", "_sphinx", "results/papers/*/*"]
+exclude_patterns = ["generated/cost.md", "_build", "_static", "_sphinx"]
 
 # Links into other projects need their inventories, which CI does not fetch.
 if os.environ.get("STIEFELKIT_DOCS_ONLINE"):

@@ -16,8 +16,6 @@ ROOT = PACKAGE.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LONGEST = 400
 """Lines of code in a file, at most: docstrings and comments do not count."""
-BY_NAME = {("param.py", "stiefelkit.weights.torch_hooks")}
-"""Imports by a string outside of the registries, which no floor is asked about: who, of what."""
 
 
 @cache

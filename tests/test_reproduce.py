@@ -138,7 +138,7 @@ def test_rows_of_papers_say_how_many_parameters_or_why_not() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-RUNS = [path.parent for place in ("docs", "benchmarks") for path in ROOT.glob(f"{place}/results/papers/*/config.json")]
+RUNS = [p.parent for place in ("papers", "underway") for p in ROOT.glob(f"benchmarks/results/{place}/*/config.json")]
 
 
 @pytest.mark.skipif(not RUNS, reason="runs are part of a checkout")
