@@ -19,7 +19,7 @@ from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.parametrizations import heats
 
 DOCS = Path(__file__).parent.parent / "docs"
-FIGURES, PLOT = DOCS / "results" / "beside-peers.json", DOCS / "images" / "beside-peers.svg"
+FIGURES, PLOT = DOCS.parent / "benchmarks" / "results" / "beside-peers.json", DOCS / "images" / "beside-peers.svg"
 SIZES = (64, 256, 512)
 RACED = ("cayley", "householder", "matrix_exp", "givens")
 OURS = {"multiplicative_cayley": "MultiplicativeCayley", "cayley_adam": "CayleyAdam", "pogo": "POGO"}

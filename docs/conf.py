@@ -52,11 +52,11 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"(Tensor|Module|nn\.\w+|F|M|T|Any|Callable|Iterable|Iterator|Mapping|Sequence|Path|optional|self)"),
     (r"py:.*", r".*\._\w+(\..*)?"),
-    (r"py:.*", r"'.*'|dict\[str|Parametrization|Manifold|inspect\.Signature|Optimizer|stiefelkit\.\w+\.[A-Z]"),
+    (r"py:.*", r"'.*'|dict\[str|Parametrization|Manifold|inspect\.Signature|Optimizer|stiefelkit(\.\w+)+\.[A-Z]"),
     # Inner classes of which a public one is made.
     (
         r"py:.*",
-        r"stiefelkit\.(batching\.Seat|optim\.deterministic\.space\.\w+|manifolds\.frames\.Frames|nn\.layers\.Layers|nn\.recurrent\.\w+)",
+        r"stiefelkit\.(weights\.group\.Seat|contract\.composite\.Wrapper|optim\.deterministic\.space\.\w+|manifolds\.frames\.Frames|nn\.layers\.Layers|nn\.recurrent\.\w+)",
     ),
 ]
 

@@ -231,7 +231,7 @@ KINDS = {
 
 def _measured():
     """Returns map to size to the row that `python -m benchmarks.beside_peers` has left."""
-    rows = json.loads((Path(__file__).parents[1] / "results" / "beside-peers.json").read_text())["time"]
+    rows = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "beside-peers.json").read_text())["time"]
     return {
         name: {row["n"]: row for row in rows if row["contender"] == f"{name} (exact)"} for name in registered.names()
     }
