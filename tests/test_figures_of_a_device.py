@@ -129,6 +129,27 @@ def test_the_report_draws_a_file_and_measures_nothing(tmp_path, record, monkeypa
     assert "--json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"machine": {}},
+        {"machine": 3},
+        {"left_out": []},
+        {"left_out": {"maps": 3}},
+        {"parts": [{"part": [], "seconds": "x", "limit": 0}]},
+    ],
+    ids=str,
+)
+def test_a_file_that_lacks_something_is_refused_in_a_sentence(change, tmp_path, record, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    record.write(Path("gpu.json"))
+    Path("gpu.json").write_text(json.dumps(json.loads(Path("gpu.json").read_text()) | change))
+    assert main(["report", "--from", "gpu.json", "--out", "gpu.html"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "gpu.json" in said
+    assert not Path("gpu.html").exists()
+
+
 def test_asv_takes_in_the_rows_of_a_file(tmp_path, record, monkeypatch):
     record.write(tmp_path / "gpu.json")
     monkeypatch.setenv(device_rows.VARIABLE, str(tmp_path / "gpu.json"))

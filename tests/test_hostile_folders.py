@@ -1,17 +1,23 @@
 """A run folder that somebody else has made touches nothing outside of it, and keeps nobody waiting."""
 
+import contextlib
+import hashlib
+import itertools
+import json
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from stiefelkit.errors import RunError
-from stiefelkit.training import train
-from stiefelkit.training.board import Board
-from stiefelkit.training.plot import plot
-from stiefelkit.training.summary import summarise
+from stiefelkit.cli import main
+from stiefelkit.measuring.report.record import KIND
+from stiefelkit.training import checkpoint
 
 pytest_plugins = ("tiny_runs",)
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes of POSIX")
@@ -51,6 +57,97 @@ def linked_folder(name: str) -> Callable[[Path, Path], None]:
     return harm
 
 
+def hard_linked(name: str) -> Callable[[Path, Path], None]:
+    """Gives something in the run a second name, outside."""
+
+    def harm(run: Path, outside: Path) -> None:
+        if not (run / name).exists():
+            (run / name).write_bytes(b"")
+        os.link(run / name, outside / "aside")
+
+    return harm
+
+
+def device(name: str) -> Callable[[Path, Path], None]:
+    def harm(run: Path, outside: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        try:
+            os.mknod(run / name, 0o666 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero, which has no end
+        except OSError:
+            pytest.skip("needs the right to make devices")
+
+    return harm
+
+
+def heard(name: str) -> Callable[[Path, Path], None]:
+    def harm(run: Path, outside: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to("/proc/self/fd/1")
+
+    return harm
+
+
+def huge(name: str) -> Callable[[Path, Path], None]:
+    def harm(run: Path, outside: Path) -> None:
+        os.truncate(run / name, 2**43)
+
+    return harm
+
+
+def closed(name: str) -> Callable[[Path, Path], None]:
+    def harm(run: Path, outside: Path) -> None:
+        if os.geteuid() == 0:
+            pytest.skip("root may do anything")
+        (run / name).chmod(0)
+
+    return harm
+
+
+def crafted(change: Callable[[dict[str, Any], Path], Any], name: str) -> Callable[[Path, Path], None]:
+    """Changes a record of a run, and gives it the digest of what it says then."""
+
+    def harm(run: Path, outside: Path) -> None:
+        record = json.loads((run / name).read_bytes())
+        inner = record["record"] if name != "config.json" else {k: v for k, v in record.items() if k != "sha256"}
+        change(inner, outside)
+        if name == "config.json":
+            written = inner | {"sha256": hashlib.sha256(json.dumps(inner, sort_keys=True).encode()).hexdigest()}
+            (run / name).write_text(json.dumps(written))
+        else:
+            (run / name).write_bytes(checkpoint._sealed(inner))
+
+    return harm
+
+
+def pointed_at(where: str) -> Callable[[dict[str, Any], Path], Any]:
+    """Has each tensor of a state come from a place outside."""
+
+    def change(record: dict[str, Any], outside: Path) -> None:
+        def walk(tree: Any) -> None:
+            for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+                walk(item)
+            if isinstance(tree, dict) and "at" in tree:
+                tree["at"] = where.format(outside=outside)
+
+        walk(record["state"])
+
+    return change
+
+
+def as_task(name: str, **options: Any) -> Callable[[dict[str, Any], Path], Any]:
+    def change(record: dict[str, Any], outside: Path) -> None:
+        record["config"] |= {"task": name, "task_options": options}
+
+    return change
+
+
+def named(model: str) -> Callable[[dict[str, Any], Path], Any]:
+    def change(record: dict[str, Any], outside: Path) -> None:
+        record["config"]["model"] = model.format(outside=outside)
+
+    return change
+
+
 WAYS: dict[str, Callable[[Path, Path], None]] = {
     **{f"{name} is a link to another file": linked(name, moved=False) for name in FILES},
     **{f"{name} is a link to itself, moved": linked(name, moved=True) for name in (*FILES, STEP, "checkpoints")},
@@ -61,7 +158,64 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "a later checkpoint is a link": linked_folder("checkpoints/step-00000005"),
     "the curves are a link": linked_folder("tensorboard"),
     "a plot is a link": linked("learning.png", moved=False),
+    **{f"{name} is a hard link": hard_linked(name) for name in (*FILES, "learning.png", ".config.json.tmp")},
+    **{f"{name} is a device": device(name) for name in FILES},
+    **{f"{name} is what is open": heard(name) for name in (*FILES, "learning.png")},
+    **{f"{name} is huge": huge(name) for name in FILES[:2] + FILES[3:]},
+    **{f"{name} is closed": closed(name) for name in (*FILES[:2], STEP, "checkpoints", ".")},
+    "a checkpoint reads ..": crafted(pointed_at("../../../outside/victim"), FILES[3]),
+    "a checkpoint reads an absolute path": crafted(pointed_at("{outside}/victim"), FILES[3]),
+    "a model is a path": crafted(named("../outside/victim"), "config.json"),
+    "a model is an absolute path": crafted(named("{outside}/victim"), "config.json"),
+    "data lie outside": crafted(as_task("chars", file="../outside/*"), "config.json"),
+    "a recording lies outside": crafted(as_task("waveform", file="/dev/zero"), "config.json"),
 }
+SWEEP = """task = "copying"
+model = "scurnn"
+T = 2
+train-size = 30
+test-size = 20
+hidden-size = 4
+steps = 2
+batch-size = 8
+[vary]
+seed = [1]
+"""
+RECORD = {
+    "kind": KIND,
+    "machine": dict.fromkeys(("CPU", "device", "stiefelkit"), ""),
+    "date": "",
+    "command": "",
+    "rows": [],
+    "left_out": {},
+    "parts": [],
+}
+SMALL = "--T 2 --train-size 30 --test-size 20 --hidden-size 4 --batch-size 8"
+COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "train": (f"train copying --model scurnn {SMALL} --steps 2 --out OUT/run", ("run", ".run.tmp")),
+    "compare": (
+        f"compare copying --models scurnn {SMALL} --steps 2 --out OUT --resume",
+        ("scurnn", ".scurnn.tmp", "summary.json", ".summary.json.tmp", "learning.png"),
+    ),
+    "sweep": ("sweep TMP/sweep.toml --out OUT --resume", ("seed=1", ".seed=1.tmp", "sweep.json", ".sweep.json.tmp")),
+    "reproduce": ("reproduce scornn-adding-200 --epochs 1 --out OUT", ("scornn-adding-200",)),
+    "reproduce --report": ("reproduce --report --out OUT", ("report", "scornn-adding-200")),
+    "new-plugin": ("new-plugin apple --out OUT", ("stiefelkit-apple",)),
+    "drift": (
+        "drift --methods cayley --sizes 4x4 --steps 2 --out OUT",
+        ("drift.json", ".drift.json.tmp", "drift.png", ".drift.png.tmp"),
+    ),
+    "plot gradients": (
+        "plot gradients --task copying --models scurnn --iterations 1 --T 2 --out OUT",
+        ("gradients.json", "gradients.png"),
+    ),
+    "bench": (
+        "bench growth --against n --sizes 4,8 --what memory --parametrizations cayley --json OUT/rows.json",
+        ("rows.json",),
+    ),
+    "report": ("report --from TMP/record.json --out OUT/page.html", ("page.html", ".page.html.tmp")),
+}
+"""Command to its words, and to the names in its folder that are links."""
 
 
 @pytest.fixture
@@ -71,31 +225,118 @@ def outside(tmp_path: Path) -> Path:
     (place / "folder").mkdir(parents=True)
     (place / "victim").write_bytes(b"the user's own\n")
     (place / "folder" / "kept").write_bytes(b"the user's own, too\n")
+    (place / "victim").chmod(0o640)
+    (place / "folder" / "kept").chmod(0o400)
     return place
 
 
-def content(place: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(place)): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()}
+def content(place: Path) -> dict[str, tuple[Any, ...]]:
+    """All that a file, folder or link is: its bytes or where it leads, its mode, and when it was written."""
+    found = {}
+    for path in [place, *sorted(place.rglob("*"))]:
+        state = path.lstat()
+        holds = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(place))] = holds, state.st_mode, state.st_mtime_ns
+    return found
+
+
+def kept(outside: Path, capsys: pytest.CaptureFixture[str], *commands: list[str]) -> list[str]:
+    """Runs commands, each of which goes or is refused in a sentence, and nothing outside may change."""
+    before, said = content(outside), []
+    for words in commands:
+        capsys.readouterr()
+        code = main(words)
+        error = capsys.readouterr().err
+        assert code in (0, 2), error
+        assert len(error.splitlines()) == (code == 2), error
+        assert not error.rstrip(".\n").endswith("None")
+        assert content(outside) == before, words
+        said.append(error)
+    return said
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_hostile_run_touches_nothing_outside_of_its_folder(run: Path, outside: Path, way: str):
+def test_a_hostile_run_touches_nothing_outside_of_its_folder(
+    run: Path, outside: Path, way: str, capsys: pytest.CaptureFixture[str]
+):
     WAYS[way](run, outside)
-    before = content(outside)
-    for act in (
-        lambda: train.resume(run, board=Board(tensorboard=True)),
-        lambda: summarise(run),
-        lambda: plot([run], run),
-    ):
-        sentence = refusal(act)
-        assert len(sentence.splitlines()) <= 1
-        assert not sentence.rstrip(".").endswith("None")
-        assert content(outside) == before
+    resumed = ["train", "copying", "--out", str(run), "--resume", "--tensorboard"]
+    kept(outside, capsys, resumed, ["plot", str(run)])
 
 
-def refusal(act: Callable[[], object]) -> str:
-    try:
-        act()
-    except RunError as error:
-        return str(error)
-    return ""
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_hostile_place_for_results_has_nothing_outside_touched(
+    tmp_path: Path, outside: Path, command: str, capsys: pytest.CaptureFixture[str]
+):
+    out, (words, names) = tmp_path / "out", COMMANDS[command]
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "record.json").write_text(json.dumps(RECORD))
+    line = [word.replace("OUT", str(out)).replace("TMP", str(tmp_path)) for word in words.split()]
+    for name, place in zip(names, itertools.cycle(("folder", "victim", "missing"))):
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        (out / name).symlink_to(outside / place)
+        kept(outside, capsys, line)
+    shutil.rmtree(out)
+    out.mkdir()
+    if not command.startswith("reproduce"):  # which trains for hours
+        assert main(line) == 0
+
+
+class Swapped:
+    """Puts a link in the place of a folder before one of the calls by which a program asks the system for something."""
+
+    def __init__(self) -> None:
+        self.number, self.act = 0, None
+        sys.addaudithook(self.hear)  # for as long as the process lives
+
+    def hear(self, event: str, _: Any) -> None:
+        if self.act and (event == "open" or event.startswith(("os.", "shutil.", "glob."))):
+            self.number -= 1
+            if not self.number:
+                act, self.act = self.act, None
+                act()
+
+    def before(self, number: int, act: Callable[[], Any]) -> None:
+        self.number, self.act = number, act
+
+
+@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="needs descriptors of folders")
+def test_a_folder_that_is_swapped_for_a_link_meanwhile_leads_nowhere(tmp_path: Path):
+    swapped = Swapped()
+    for number in itertools.count(1):
+        run, outside = tmp_path / f"{number}" / "run", tmp_path / f"{number}" / "outside"
+        for step in (1, 2, 3):
+            run.mkdir(parents=True, exist_ok=True)
+            checkpoint.save(run / "checkpoints", step, {"w": torch.ones(2)})
+        for name in (".tmp-00000001", "step-00000001", "step-00000002", "step-00000004"):
+            (outside / name).mkdir(parents=True)
+            for file in (checkpoint.STATE, checkpoint.TENSORS):
+                (outside / name / file).write_text("the user's own")
+        before = content(outside)
+
+        def swap(run: Path = run, outside: Path = outside) -> None:
+            (run / "checkpoints").rename(run / "aside")
+            (run / "checkpoints").symlink_to(outside)
+
+        swapped.before(number, swap)
+        with contextlib.suppress(OSError):
+            checkpoint.save(run / "checkpoints", 4, {"w": torch.ones(2)})
+        has_ended, swapped.act = swapped.act is not None, None
+        assert content(outside) == before, number
+        if has_ended:
+            break
+    assert number > 20
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "$HOME", "[red]a", "a b", "-a", "a\u202eb", "\udcff"])
+def test_a_run_of_any_name_is_resumed_plotted_and_spoken_of_in_a_line(
+    run: Path, outside: Path, name: str, capsys: pytest.CaptureFixture[str]
+):
+    named = run.rename(run.parent / name)
+    path = str(named)
+    kept(outside, capsys, ["train", "copying", "--out", path, "--resume"], ["plot", path, "--out", f"{path}/plots"])
+    (named / "config.json").write_text("{")
+    (said,) = kept(outside, capsys, ["plot", path])
+    assert said.rstrip("\n").isprintable()
+    assert sorted(p.name for p in named.parent.iterdir()) == sorted([name, "outside"])

@@ -1,6 +1,7 @@
 """`stiefelkit new-plugin NAME`."""
 
 import keyword
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from stiefelkit._version import __version__
 from stiefelkit.cli.words import with_plain_help
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.training.display import say
-from stiefelkit.training.files import remove, writable
+from stiefelkit.training.files import make_folder, remove, writable, write_synced
 
 __all__ = ["KINDS", "new_plugin"]
 
@@ -105,14 +106,15 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
         raise UnknownNameError(f"No kind of plugin is named {kind!r}{did_you_mean(kind, KINDS)}")
     _check_name(name, kind)
     folder = out / f"stiefelkit-{name.replace('_', '-')}"
-    if folder.exists():
+    if os.path.lexists(folder):
         raise OptionError(f"new-plugin needs a folder that is not there, got {folder}; choose another name or --out.")
     with writable("new-plugin", folder):
         out.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
         try:
             for path, text in _files(name, KINDS[kind], kind).items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_text(text, encoding="utf-8")
+                make_folder((folder / path).parent, out)
+                write_synced(folder / path, text.encode(), out)
         except BaseException:  # a full disk, or Ctrl-C
             remove(folder)
             raise

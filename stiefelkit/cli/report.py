@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.open_options import of_plan
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, RunError
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.training.display import Screen
 
@@ -40,12 +40,19 @@ def report(
             check_place(place)
     console = Screen()
     if from_ is not None:
-        from stiefelkit.measuring.report.record import read_record
+        from jinja2 import TemplateError
+
+        from stiefelkit.measuring.report.record import WHO, read_record
         from stiefelkit.measuring.report.record_page import record_page
 
         if json is not None:
             raise OptionError("A page from a file measures nothing; leave --json out.")
-        write_atomically(out, record_page(read_record(from_)).encode())
+        record = read_record(from_)
+        try:
+            drawn = record_page(record)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
+            raise RunError(f"{WHO} needs a file as benchmarks.gpu wrote it, got {from_}: {error!r:.200}.") from error
+        write_atomically(out, drawn.encode())
         console.print(f"Page: {out}", soft_wrap=True)
         return 0
     findings = None

@@ -12,6 +12,7 @@ from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
+from stiefelkit.training.files import reachable, refuse_links, writable
 from stiefelkit.training.papers import Row, find, rows
 from stiefelkit.training.reproduction import Reproduction
 
@@ -62,7 +63,11 @@ def reproduce(
             _list(out)
             return 0
         if report:
-            _report(out, page or out / "report", built(Figures, figures))
+            if page is None:
+                page = out / "report"
+                with writable("A report", page):
+                    refuse_links(page, out)
+            _report(out, page, built(Figures, figures))
             return 0
         if name is None:
             raise OptionError(
@@ -86,6 +91,8 @@ def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.reproduce import reproduce as run
 
     row, path = find(name), out / name
+    with reachable("Reproducing", path):
+        refuse_links(path, out)
     before, diverged = last_step(path), ""
     try:
         outcome = run(row, path, plan, Terminal(), board)

@@ -306,8 +306,8 @@ def _positions_in_band(n: int, p: int, is_complex: bool, bandwidth: int) -> list
 
 
 def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
-    """Keeps an index if it takes no more than some bytes."""
-    if type(index) is Tensor and index.nbytes <= _LARGEST_CACHED and not is_traced():
+    """Keeps an index if it takes no more than some bytes, and is one: n = 4.0, which is refused, has the key of 4."""
+    if type(index) is Tensor and not index.is_floating_point() and index.nbytes <= _LARGEST_CACHED and not is_traced():
         index = _known[key] = unwrapped(index)
     return index
 

@@ -13,6 +13,7 @@ from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeErro
 from stiefelkit.functional import skew_size
 from stiefelkit.manifolds.checks import DTYPES, judged, widened, wrong_dtype
 from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.numbers import sizes
 
 __all__ = ["Frames"]
 
@@ -101,7 +102,9 @@ class Frames(geoopt.Manifold):
         return self._point(init.identity(shape, working_dtype(dtype)), dtype, device)
 
     def _size(self, size: Any, dtype: torch.dtype | None) -> tuple[Sequence[int], torch.dtype]:
-        shape, dtype = size2shape(*size), dtype or torch.get_default_dtype()
+        shape, dtype = sizes(size2shape(*size)), dtype or torch.get_default_dtype()
+        if shape is None:
+            raise ShapeError(f"Stiefel needs `size` of shape (*, n, p), integers all, got {size!r:.80}.")
         self._assert_check_shape(shape, "size")
         self._assert_dtype(dtype)
         return shape, dtype

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import EPSILON
+from stiefelkit.numbers import whole
 
 __all__ = ["ModReLU"]
 
@@ -35,7 +36,9 @@ class ModReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.epsilon: float = EPSILON.require("ModReLU", "epsilon", epsilon)
-        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(
+            torch.zeros(whole(0).require("ModReLU", "features", features), device=device, dtype=dtype)
+        )
 
     def forward(self, z: Tensor) -> Tensor:
         """Applies the activation."""

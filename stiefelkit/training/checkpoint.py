@@ -5,11 +5,10 @@ digest is that of the record's bytes, which hold the digest of the tensors and w
 that one number stands for all of it.
 """
 
+import contextlib
 import hashlib
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from stiefelkit.errors import RunError
-from stiefelkit.training.files import make_folder, parse_json, read_file, remove, sync_directory, write_synced
+from stiefelkit.training.files import make_folder, parse_json, read_file, remove, rename, sync_directory, write_synced
 
 __all__ = ["checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
 
 KEPT = 2
+LARGEST = 2**30
+"""Bytes of the JSON, which has no tensors in it, at most."""
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
@@ -44,23 +45,25 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     tree, tensors = pack(state)
     content = save_tensors(tensors)
     final, temporary = folder / f"{PREFIX}{step:08d}", folder / f"{TEMPORARY}{step:08d}"
+    run = folder.parent  # below which no link is followed, though one be put there meanwhile
     for stale in folder.glob(f"{TEMPORARY}*"):
-        remove(stale)
+        remove(stale, run)
     try:
-        temporary.mkdir()
-        write_synced(temporary / TENSORS, content, folder.parent)
+        make_folder(temporary, run)
+        write_synced(temporary / TENSORS, content, run)
         record = {"step": step, "tensors": _digest(content), "state": tree}
-        write_synced(temporary / STATE, _sealed(record), folder.parent)
+        write_synced(temporary / STATE, _sealed(record), run)
         sync_directory(temporary)
-        remove(final)  # a damaged one that was resumed past
-        os.rename(temporary, final)
+        remove(final, run)  # a damaged one that was resumed past
+        rename(temporary, final.name, run)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(temporary, run)
         raise
     sync_directory(folder)
     # those of later steps are damaged or no checkpoints of this run, and must not push out one that is
     for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-KEPT]:
-        remove(old)
+        remove(old, run)
     return final
 
 
@@ -109,7 +112,7 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     """
     try:
         run = path.parent.parent
-        record = _unsealed(read_file(path / STATE, run))
+        record = _unsealed(read_file(path / STATE, run, LARGEST))
         content = read_file(path / TENSORS, run)
         if _digest(content) != record["tensors"]:
             raise RunError(

@@ -26,6 +26,7 @@ __all__ = [
     "refuse_links",
     "refuse_special",
     "remove",
+    "rename",
     "sync_directory",
     "writable",
     "write_atomically",
@@ -98,21 +99,40 @@ def open_file(path: Path, flags: int, root: Path | None = None) -> int:
         root: the folder that the user has named, which may be a link; below it nothing may. The file's own if None.
 
     Raises:
-        OSError: as `os.open`, and where the file or a folder below the root is a link, or the file is no regular one.
+        OSError: as `os.open`, and where the file or a folder below the root is a link, or the file is no regular one,
+            or one to write has another name, by which it may be somebody else's.
+    """
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with _held(path, root) as (place, held):
+        descriptor = os.open(place, flags, 0o666, **held)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (found.st_nlink == 1 or not flags & os.O_RDWR):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EMLINK, "it is a hard link to a file with other names", str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+@contextlib.contextmanager
+def _held(path: Path, root: Path | None) -> Iterator[tuple[Any, dict[str, int]]]:
+    """Gives a path's last part, with the folder that it is in as `dir_fd`, which nobody can swap for a link meanwhile.
+
+    Where the system has no such descriptors it is the whole path, once no part of it is a link.
     """
     root = path.parent if root is None else root
     *folders, name = path.relative_to(root).parts
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not _HAS_DESCRIPTORS:
         refuse_links(path, root)
-        return _regular(os.open(path, flags, 0o666), path)
+        yield path, {}
+        return
     held = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for folder in folders:
             inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held)
             os.close(held)
             held = inner
-        return _regular(os.open(name, flags, 0o666, dir_fd=held), path)
+        yield name, {"dir_fd": held}
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             refuse_links(path, root)
@@ -120,13 +140,6 @@ def open_file(path: Path, flags: int, root: Path | None = None) -> int:
         raise
     finally:
         os.close(held)
-
-
-def _regular(descriptor: int, path: Path) -> int:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return descriptor
 
 
 def refuse_links(path: Path, root: Path) -> None:
@@ -137,24 +150,48 @@ def refuse_links(path: Path, root: Path) -> None:
         path = path.parent
 
 
-def read_file(path: Path, root: Path | None = None) -> bytes:
-    """Returns the content of a regular file; arguments and errors as of `open_file`."""
+def read_file(path: Path, root: Path | None = None, most: int | None = None) -> bytes:
+    """Returns the content of a regular file; arguments and errors as of `open_file`.
+
+    A file of more than `most` bytes, or than fit into memory, is an OSError, too.
+    """
     with os.fdopen(open_file(path, os.O_RDONLY, root), "rb") as file:
-        return file.read()
+        if most is None or os.fstat(file.fileno()).st_size <= most:
+            with contextlib.suppress(MemoryError, OverflowError):
+                return file.read()
+    raise OSError(errno.EFBIG, "it is too large", str(path))
 
 
 def make_folder(path: Path, root: Path | None = None) -> None:
     """Makes a folder, unless it is there; arguments and errors as of `open_file`."""
-    refuse_links(path, path.parent if root is None else root)
-    path.mkdir(exist_ok=True)
+    with _held(path, root) as (place, held):
+        try:
+            os.mkdir(place, **held)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(place, **held, follow_symlinks=False).st_mode):
+                raise OSError(errno.ELOOP if path.is_symlink() else errno.ENOTDIR, "it is no folder") from None
 
 
-def remove(path: Path) -> None:
-    """Removes a file, a link (not what it leads to), or a folder with all that it holds; what is missing is fine."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def remove(path: Path, root: Path | None = None) -> None:
+    """Removes a file, a link (not what it leads to), or a folder with all that it holds; what is missing is fine.
+
+    Arguments and errors as of `open_file`.
+    """
+    with _held(path, root) as (place, held), contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(place, **held, follow_symlinks=False).st_mode):
+            shutil.rmtree(place, **held)
+        else:
+            os.unlink(place, **held)
+
+
+def rename(path: Path, name: str, root: Path | None = None) -> None:
+    """Gives a file or folder another name where it is, in one step, in the place of a file of that name.
+
+    Arguments and errors as of `open_file`.
+    """
+    with _held(path, root) as (place, held):
+        other = name if held else path.with_name(name)
+        os.replace(place, other, src_dir_fd=held.get("dir_fd"), dst_dir_fd=held.get("dir_fd"))
 
 
 def write_synced(path: Path, content: bytes, root: Path | None = None) -> None:
@@ -177,9 +214,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         refuse_special(path)  # which root would replace
-        temporary.unlink(missing_ok=True)  # what a kill, or somebody else, has left there
+        remove(temporary)  # what a kill, or somebody else, has left there
         write_synced(temporary, content)
-        os.replace(temporary, path)
+        rename(temporary, path.name)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()

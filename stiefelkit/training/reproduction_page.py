@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.errors import RunError, StiefelkitError, printable
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import write_atomically
 from stiefelkit.training.log import read
@@ -78,7 +78,7 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
                 parts.append(f"![{group}: {name}]({path.name})\n")
         parts.append(_made(members))
     if left_out:
-        parts += ["## Left out\n", *(f"- {name}: {why}" for name, why in left_out.items()), ""]
+        parts += ["## Left out\n", *(f"- {name}: {_literal(why)}" for name, why in left_out.items()), ""]
     place.mkdir(parents=True, exist_ok=True)
     write_atomically(place / PAGE, "\n".join(parts).encode())
     return place / PAGE, drawn
@@ -144,7 +144,7 @@ def _by_validation(finding: Finding, percent: bool) -> str:
 def _diverged(run: Run) -> str:
     """What was not finite where that ended a run."""
     made = made_by(run.folder.path)
-    return str(made[-1].get(DIVERGED, "")) if made else ""
+    return _literal(made[-1].get(DIVERGED, "")) if made else ""
 
 
 def _reached(run: Run, goal: float) -> str:
@@ -172,13 +172,29 @@ def _costs(run: Run) -> tuple[str, str]:
 def _made(runs: list[Run]) -> str:
     lines = []
     for run in runs:
-        versions = ", ".join(f"{name} {text}" for name, text in run.folder.versions.items() if name != PROCESSOR)
+        begun = run.folder.versions.items()
+        versions = _literal(", ".join(f"{name} {text}" for name, text in begun if name != PROCESSOR))
         for entry in made_by(run.folder.path):
-            commit = entry.get("commit") or "an installed package"
-            where = f" on {entry[PROCESSOR]}" if PROCESSOR in entry else ""
+            commit = _literal(entry.get("commit") or "an installed package")
+            where = f" on {_literal(entry[PROCESSOR])}" if PROCESSOR in entry else ""
             seed = run.folder.config.seed
-            lines.append(f"- `{entry.get('command')}` at {commit}{where} ({versions}; seed {seed})")
+            lines.append(f"- {_command(entry.get('command'))} at {commit}{where} ({versions}; seed {seed})")
     return "\n".join(["Made by:\n", *lines, ""]) if lines else ""
+
+
+def _literal(words: object) -> str:
+    r"""Words of a run, letter by letter in one line of Markdown: no markup, no HTML, no orders to a terminal.
+
+    >>> print(_literal("<b>`a`\n$x$\x1b"))
+    \<b\>\`a\` \$x\$\\x1b
+    """
+    return re.sub(r"([\\`*_{}\[\]<>&|#~!$])", r"\\\1", printable(" ".join(str(words).split())))
+
+
+def _command(words: object) -> str:
+    """The same as code, where no letter is markup but a backtick."""
+    shown = printable(" ".join(str(words).split()))
+    return _literal(shown) if "`" in shown else f"`{shown}`"
 
 
 def _curves(runs: list[Run], path: Path, dpi: int) -> bool:

@@ -37,6 +37,8 @@ __all__ = ["CHECKPOINTS", "PROCESSOR", "RunFolder", "is_run", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
+LARGEST = 2**24
+"""Bytes of a config at most."""
 REMEDY = "put it back, or start another run with another --out"
 
 
@@ -134,7 +136,7 @@ class RunFolder:
             if not path.exists():
                 raise RunError(f"Resuming or reading a run needs its folder, got {path}, which does not exist.")
         try:
-            content = parse_json(read_file(path / CONFIG))
+            content = parse_json(read_file(path / CONFIG, most=LARGEST))
             sealed = DIGEST in content
             record = {name: content[name] for name in ("config", "parameters", "versions")}
             record |= {DATA: content[DATA]} if DATA in content else {}

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stiefelkit.errors import OptionError
+from stiefelkit.numbers import at_least, settle_
 
 __all__ = ["Kind", "Link", "Owners", "Prediction", "predict", "rows_of_ranks"]
 
@@ -51,6 +52,9 @@ class Link:
 
     latency: float
     bandwidth: float
+
+    def __post_init__(self) -> None:
+        settle_(self, "Link", latency=at_least(0), bandwidth=at_least(0))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,11 @@ import stiefelkit as sk
 pymanopt = pytest.importorskip("pymanopt", reason="needs the extra [interop]")
 
 
+def _by(name: str) -> Any:
+    """A method that takes arrays to one of ours, and gives what comes of it."""
+    return lambda self, *arrays: self.given(getattr(self.ours, name)(*self.taken(*arrays)))
+
+
 class Frames(pymanopt.manifolds.manifold.Manifold):
     """Points are arrays of any shape that hold k frames of n x p; what is asked of them goes to our manifold."""
 
@@ -42,11 +47,10 @@ class Frames(pymanopt.manifolds.manifold.Manifold):
     def norm(self, point, tangent_vector):
         return self.inner_product(point, tangent_vector, tangent_vector) ** 0.5
 
-    def projection(self, point, vector):
-        return self.given(self.ours.proju(*self.taken(point, vector)))
-
-    def to_tangent_space(self, point, vector):
-        return self.projection(point, vector)
+    projection = to_tangent_space = _by("proju")
+    euclidean_to_riemannian_gradient = _by("egrad2rgrad")
+    euclidean_to_riemannian_hessian = _by("ehess2rhess")
+    retraction, exp, log, transport = _by("retr"), _by("expmap"), _by("logmap"), _by("transp")
 
     def random_point(self):
         return self.given(self.ours.random(self.size, **{"dtype": torch.float64, **self.drawn}))
@@ -58,27 +62,8 @@ class Frames(pymanopt.manifolds.manifold.Manifold):
     def zero_vector(self, point):
         return np.zeros_like(point)
 
-    def euclidean_to_riemannian_gradient(self, point, euclidean_gradient):
-        return self.given(self.ours.egrad2rgrad(*self.taken(point, euclidean_gradient)))
-
-    def euclidean_to_riemannian_hessian(self, point, euclidean_gradient, euclidean_hessian, tangent_vector):
-        vectors = self.taken(point, euclidean_gradient, euclidean_hessian, tangent_vector)
-        return self.given(self.ours.ehess2rhess(*vectors))
-
-    def retraction(self, point, tangent_vector):
-        return self.given(self.ours.retr(*self.taken(point, tangent_vector)))
-
-    def exp(self, point, tangent_vector):
-        return self.given(self.ours.expmap(*self.taken(point, tangent_vector)))
-
-    def log(self, point_a, point_b):
-        return self.given(self.ours.logmap(*self.taken(point_a, point_b)))
-
     def dist(self, point_a, point_b):
         return self.norm(point_a, self.log(point_a, point_b))
-
-    def transport(self, point_a, point_b, tangent_vector_a):
-        return self.given(self.ours.transp(*self.taken(point_a, point_b, tangent_vector_a)))
 
     def pair_mean(self, point_a, point_b):
         return self.exp(point_a, self.log(point_a, point_b) / 2)

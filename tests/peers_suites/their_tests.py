@@ -43,7 +43,8 @@ def run_theirs(library: str, files: list[str], keywords: str, **environment: str
 
 def fetch_geoopt(into: Path) -> None:
     """Brings the release's tree by git."""
-    git = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1"]
+    patience = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"]
+    git = ["git", *patience, "-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1"]
     subprocess.run([*git, "--branch", f"v{version('geoopt')}", GEOOPT, str(into)], check=True)
 
 
@@ -73,7 +74,8 @@ def main(libraries: list[str]) -> None:
             try:
                 FETCH[library](Path(room) / library)
             except (OSError, subprocess.SubprocessError, ValueError, tarfile.TarError) as error:
-                print(f"The tests of {library} are left out, as its sources could not be got: {error!s:.200}")
+                where = f"; STIEFELKIT_{library.upper()} may name a copy" if library == "geoopt" else ""
+                print(f"The tests of {library} are left out, as its sources could not be got: {error!s:.80}{where}.")
             else:
                 (Path(room) / library).rename(into)
 

@@ -42,7 +42,7 @@ class Plan:
     m: int
 
     @classmethod
-    @functools.cache
+    @functools.lru_cache(maxsize=None, typed=True)  # 8.0 is equal to 8, and no number of wires
     def of(cls, n: int, layers: int) -> "Plan":
         """Returns the plan for a mesh."""
         m = 1
@@ -129,7 +129,7 @@ class Plan:
         with torch.inference_mode(False):
             index = torch.tensor(place, device=device)
         # A fake tensor made while tracing would poison later calls.
-        if type(index) is Tensor and not is_traced():
+        if type(index) is Tensor and not index.is_floating_point() and not is_traced():
             _index[self, device] = index
         return index
 
