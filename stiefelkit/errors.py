@@ -28,6 +28,7 @@ __all__ = [
     "UnknownNameError",
     "did_you_mean",
     "printable",
+    "shown",
 ]
 
 
@@ -113,13 +114,27 @@ class UnknownNameError(StiefelkitError, ValueError):
     """A name is in none of the tables that were searched."""
 
 
+def shown(value: object, most: int = 80) -> str:
+    """Returns the repr of anything, cut; of what has none that can be made, as an integer of 5,000 digits, its type.
+
+    >>> shown("a"), shown(10**5000)
+    ("'a'", 'a value of type int that cannot be printed')
+    """
+    try:
+        return repr(value)[:most]
+    except Exception:
+        return f"a value of type {type(value).__name__} that cannot be printed"
+
+
 def did_you_mean(name: object, known: Iterable[str], near: Iterable[str] = ()) -> str:
     """Returns `'; did you mean "..."?'` for the nearest known name, else the list of known names, of 32 at most.
 
     Names in `near` may be meant too, and are not listed.
     """
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), [*known, *near], n=1, cutoff=_NEAR)
+    close = difflib.get_close_matches(
+        name if isinstance(name, str) else shown(name), [*known, *near], n=1, cutoff=_NEAR
+    )
     if close:
         return f'; did you mean "{close[0]}"?'
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.metrics import defect
 from stiefelkit.numbers import sizes
 from stiefelkit.tensors import working_dtype
 
@@ -35,7 +36,10 @@ def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: to
     gaussian = torch.randn(*shape, dtype=working_dtype(dtype), device=device_of(generator), generator=generator)
     q, r = torch.linalg.qr(gaussian)
     # QR leaves the phases of R's diagonal free; making them positive makes Q unique, hence Haar (Mezzadri 2007).
-    return (q * torch.sgn(r.diagonal(dim1=-2, dim2=-1))[..., None, :]).to(dtype).contiguous()
+    w = q * torch.sgn(r.diagonal(dim1=-2, dim2=-1))[..., None, :]
+    if dtype == w.dtype:  # LAPACK's Q is off by up to 13 eps, more than an exact frame may be: one Newton step
+        w = torch.sub(w, w @ defect(w), alpha=0.5)
+    return w.to(dtype).contiguous()
 
 
 def identity(

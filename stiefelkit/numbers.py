@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, shown
 
 __all__ = [
     "FLAG",
@@ -91,7 +91,7 @@ class Check:
             return value
         is_whole = isinstance(value, float) and value.is_integer() and self.holds(int(value))
         remedy = f"; write {int(value)}" if is_whole else ""
-        raise OptionError(f"{who} needs {self.words.format(key=key)}, got {value!r:.80}{remedy}.")
+        raise OptionError(f"{who} needs {self.words.format(key=key)}, got {shown(value)}{remedy}.")
 
 
 def is_number(value: Any) -> bool:

@@ -5,7 +5,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
+from stiefelkit.metrics import bits_lost, orthogonality_error, permitted_error, rounding_limit
 from stiefelkit.tensors import working_dtype
 from stiefelkit.testing import seeds
 
@@ -51,6 +51,14 @@ def test_the_limit_is_what_rounding_a_frame_costs(dtype, p):
     # One error scatters by about 1.3 / p: at p = 16 the mean of 64 is within 0.2 by more than ten of its deviations.
     errors = orthogonality_error(sk.init.haar((1024 // p, p, p)).to(dtype))
     assert errors.mean().item() == pytest.approx(rounding_limit(p, dtype), rel=0.2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 1), (2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_frames_drawn_in_double_precision_are_exact(dtype, shape):
+    drawn = {scheme: draw((20_000, *shape), dtype, seeds.generator()) for scheme, draw in sk.init.SCHEMES.items()}
+    off = {scheme: orthogonality_error(w).max().item() for scheme, w in drawn.items()}
+    assert max(off.values()) <= 0.7 * permitted_error(shape[-1], dtype), off
 
 
 @pytest.mark.parametrize("scheme", ["haar", "identity", "henaff", "unit_circle"])

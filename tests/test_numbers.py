@@ -279,6 +279,63 @@ def test_what_is_no_number_for_an_optimizer_is_refused_in_a_sentence(name: str, 
             begun(OURS[name], **{key: wrong})
 
 
+class Unprintable:
+    """What no sentence can show."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+JUNK = {
+    "none": None,
+    "nan": math.nan,
+    "infinite": math.inf,
+    "of the edge": 1e308,
+    "of no float": 10**400,
+    "of no text": 10**5000,
+    "two": torch.tensor([0.1, 0.2]),
+    "meta": torch.empty((), device="meta"),
+    "complex": torch.tensor(1j),
+    "word": "junk",
+    "nested": [1, [2]],
+    "empty": (),
+    "unprintable": Unprintable(),
+}
+FRAMES = [name for name in OURS if hasattr(OURS[name], "move")]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_setting_written_later_is_taken_or_refused_in_a_sentence_before_anything_moves(name: str, junk: str) -> None:
+    for setting in OURS[name].settings:
+        optimizer, closure = begun(OURS[name])
+        optimizer.step(closure)
+        (w, b) = (p for group in optimizer.param_groups for p in group["params"])
+        before = w.detach().clone()
+        optimizer.param_groups[0][setting.name] = JUNK[junk]
+        w.grad, b.grad = torch.ones_like(w), None
+        refused = True
+        with contextlib.suppress(errors.StiefelkitError):
+            optimizer.step()
+            refused = False
+        assert not refused or torch.equal(before, w)
+        lands_later = setting.name == "every" and not refused
+        assert lands_later or sk.metrics.orthogonality_error(w) <= sk.metrics.frame_tolerance(3, w.dtype)
+        with contextlib.suppress(errors.StiefelkitError):  # and where it is made
+            begun(OURS[name], **{setting.name: JUNK[junk]})
+
+
+NO_TENSORS = [None, math.nan, 7, "ab", object(), Unprintable(), [3], {"params": None}]
+
+
+@pytest.mark.parametrize("junk", NO_TENSORS, ids=lambda junk: type(junk).__name__)
+@pytest.mark.parametrize("name", FRAMES)
+def test_what_holds_no_tensors_is_refused_as_parameters(name: str, junk: Any) -> None:
+    for params in (junk, [{"params": junk}]):
+        with pytest.raises(errors.OptionError, match=rf"^{OURS[name].__name__} needs "):
+            OURS[name](params)
+
+
 SCHEDULERS: dict[str, Callable[[Any, Any], Any]] = {
     "lambda": lambda o, kind: lr_scheduler.LambdaLR(o, lambda k: kind(0.5) ** k),
     "one cycle": lambda o, kind: lr_scheduler.OneCycleLR(

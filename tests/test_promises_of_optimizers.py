@@ -47,6 +47,33 @@ def test_random_draws_of_optimizers_keep_what_is_promised(first, monkeypatch):
         assert found <= promised, f"{found:.3g} limits, {d}"
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 1), (2, 2), (4, 2), (8, 8), (32, 32)])
+def test_roundings_of_steady_steps_line_up_and_small_frames_keep_what_is_promised(shape, dtype, precision):
+    *_, p = shape
+    eps, limit = torch.finfo(dtype).eps, rounding_limit(p, dtype)
+    promised = PROMISED[precision if dtype == torch.float32 else "float64"] * limit + eps
+    for share in (0.2, 1.3):
+        w = nn.Parameter(init.haar((1000 // shape[0] ** 2 + 20, *shape), dtype, seeds.generator()))
+        optimizer = optimizer_of(w, share * eps, precision=precision)
+        w.grad = torch.randn(w.shape, dtype=dtype, generator=seeds.generator(1))
+        for _ in range(18):
+            optimizer.step()
+            assert orthogonality_error(w).max() <= promised
+
+
+@pytest.mark.parametrize("optimizer", [sk.optim.SPEL, sk.optim.ManifoldMuon, sk.optim.StiefelSGD])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_roots_by_eigenvectors_are_right_to_rounding_of_double_precision(optimizer, dtype):
+    w = nn.Parameter(init.haar((2000, 2, 2), dtype, seeds.generator()))
+    moves = optimizer([{"params": [w], "manifold": "stiefel:euclidean"}], lr=1.65, precision="fast", momentum=0.0)
+    for number in range(6):
+        w.grad = torch.randn(w.shape, dtype=dtype, generator=seeds.generator(number))
+        moves.step()
+        assert orthogonality_error(w).max() <= PROMISED["float64"] * rounding_limit(2, dtype) + torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0, 1.9])
 def test_long_steps_along_one_direction_keep_a_fast_frame_that_its_own_state_dict_takes(share):
     layer = sk.orthogonal(nn.Linear(128, 784, bias=False), "weight", "stiefel")

@@ -144,7 +144,7 @@ def _by_eigenvectors(x: Tensor, who: str) -> Tensor:
         squares, v = torch.linalg.eigh(x.mH @ x)
     except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise _not_finite(who) from error
-    return x @ (v * squares.rsqrt().unsqueeze(-2)) @ v.mH
+    return polished(x @ (v * squares.rsqrt().unsqueeze(-2)) @ v.mH)
 
 
 @opaque(lambda w, who: torch.empty_like(w, memory_format=torch.contiguous_format))

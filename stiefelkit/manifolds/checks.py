@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_traced, is_transformed
-from stiefelkit.errors import NotAFrameError, RankError
+from stiefelkit.errors import DtypeError, NotAFrameError, RankError, ShapeError, shown
 from stiefelkit.functional._arithmetic.norms import unread_norms
 from stiefelkit.metrics import defect, frame_tolerance, orthogonality_error, rounding_limit
 
@@ -91,7 +91,12 @@ def judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | No
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in float64, or all in complex128."""
+    """Tensors in float64, or all in complex128; raises ShapeError or DtypeError unless they are matrices."""
+    for t in tensors:
+        if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
+            raise DtypeError(f"Stiefel needs floating or complex tensors, got {shown(t)}.")
+        if t.dim() < 2:
+            raise ShapeError(f"Stiefel needs tensors of shape (*, n, p), got {tuple(t.shape)}.")
     dtype = torch.complex128 if any(t.is_complex() for t in tensors) else torch.float64
     return tuple(t.to(dtype) for t in tensors)
 

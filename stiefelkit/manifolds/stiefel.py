@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, ImageError, OptionError, did_you_mean
+from stiefelkit.errors import DtypeError, ImageError, OptionError, did_you_mean, shown
 from stiefelkit.functional import (
     METRICS,
     RETRACTIONS,
@@ -19,6 +19,7 @@ from stiefelkit.functional import (
 )
 from stiefelkit.manifolds.checks import checked, landed, members, remedy, unit_of, widened
 from stiefelkit.manifolds.frames import Frames
+from stiefelkit.numbers import one_of
 from stiefelkit.weights.optimizer_hooks import watch_manifold
 
 __all__ = ["Stiefel"]
@@ -64,11 +65,11 @@ class Stiefel(Frames):
 
     def __init__(self, metric: str = "canonical", retraction: str = "cayley"):
         super().__init__()
-        if metric not in METRICS:
-            raise OptionError(f"Stiefel needs a known metric, got {metric!r}{did_you_mean(metric, METRICS)}")
-        if retraction not in RETRACTIONS:
+        if not one_of(*METRICS).holds(metric):
+            raise OptionError(f"Stiefel needs a known metric, got {shown(metric)}{did_you_mean(metric, METRICS)}")
+        if not one_of(*RETRACTIONS).holds(retraction):
             hint = did_you_mean(retraction, RETRACTIONS)
-            raise OptionError(f"Stiefel needs a known retraction, got {retraction!r}{hint}")
+            raise OptionError(f"Stiefel needs a known retraction, got {shown(retraction)}{hint}")
         self.metric = metric
         self.retraction = retraction
 

@@ -10,7 +10,7 @@ from stiefelkit.functional import Tangent, riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import BOUNDED, FINITE, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least
+from stiefelkit.optim.settings import BOUNDED, FINITE, MOMENTUM, OF_PLAIN, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting
 from stiefelkit.optim.steps import bounded_steps, rate
 
 __all__ = ["CayleySGD"]
@@ -42,7 +42,7 @@ class CayleySGD(TangentOptimizer):
 
     settings = (
         Setting("lr", 1e-2, RATE, "learning rate."),
-        Setting("momentum", 0.9, at_least(0), "factor of the last direction."),
+        Setting("momentum", 0.9, MOMENTUM, "factor of the last direction."),
         Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
         WEIGHT_DECAY,
         Setting("nesterov", False, SWITCH, OF_PLAIN),

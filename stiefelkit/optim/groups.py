@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stiefelkit.contract.scaled import GAIN
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.numbers import at_least, is_number, plain
 from stiefelkit.optim.base.checks import check_members
 from stiefelkit.optim.settings import RATE
@@ -61,7 +61,7 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
                 f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
             )
     if manifold not in (None, *MANIFOLDS):
-        raise OptionError(f"No manifold is named {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
+        raise OptionError(f"No manifold is named {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
     check_members("sk.optim.frames", manifold or MANIFOLDS[0], members)
     for p in members:
         if not (p.is_leaf and p.requires_grad):
@@ -153,7 +153,8 @@ def parameter_groups(
 def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
         if value.get("manifold", MANIFOLDS[0]) not in MANIFOLDS:
-            raise OptionError(f"No manifold is named {value['manifold']!r}{did_you_mean(value['manifold'], MANIFOLDS)}")
+            manifold = value["manifold"]
+            raise OptionError(f"No manifold is named {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
         for reserved in ("params", "name"):
             if reserved in value:
                 raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")
@@ -163,7 +164,7 @@ def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
         return settings
     if is_number(plain(value)):
         return {"lr": RATE.require("parameter_groups", f"learning rate of {key}", value)}
-    raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {value!r}.")
+    raise OptionError(f"parameter_groups needs {key}= to be a mapping or a learning rate, got {shown(value)}.")
 
 
 def _check_names(asked: set[str], present: set[str]) -> None:

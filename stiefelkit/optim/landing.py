@@ -18,6 +18,7 @@ from stiefelkit.optim.base.on_device import commit, counted, is_zero, land_unrea
 from stiefelkit.optim.base.rounding import land
 from stiefelkit.optim.settings import (
     BETAS,
+    MOMENTUM,
     OF_PLAIN,
     RATE,
     SHARED,
@@ -74,7 +75,7 @@ class Landing(FrameOptimizer):
         Setting(
             "momentum",
             0.0,
-            at_least(0),
+            MOMENTUM,
             "factor of the last direction, brought along by projection on the tangent space.",
         ),
         Setting("attraction", 1.0, at_least(0), "how strongly the manifold pulls, where steps do not end on it."),

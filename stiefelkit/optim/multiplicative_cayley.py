@@ -11,7 +11,7 @@ from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._stiefel.tangents import SIDES
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
-from stiefelkit.optim.settings import RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
+from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import rate
 
 __all__ = ["MultiplicativeCayley"]
@@ -55,7 +55,7 @@ class MultiplicativeCayley(TangentOptimizer):
         Setting(
             "momentum",
             0.0,
-            at_least(0),
+            MOMENTUM,
             "factor of the last direction, which for frames is brought along by projection on the tangent space.",
         ),
         WEIGHT_DECAY,

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.reads import reads_are_free
@@ -18,6 +19,7 @@ __all__ = [
     "BOUND",
     "BOUNDED",
     "FINITE",
+    "MOMENTUM",
     "OF_PLAIN",
     "OF_TORCH",
     "PRECISIONS",
@@ -52,7 +54,7 @@ class Setting:
 
 
 def _is_rate(lr: Any) -> bool:
-    if isinstance(lr, Tensor) and lr.numel() == 1:
+    if isinstance(lr, Tensor) and lr.numel() == 1 and not lr.is_meta:
         if not reads_are_free(lr):
             return True
         lr = lr.item()
@@ -69,6 +71,8 @@ SWITCH = Check("{key} to be True, False or None", lambda value: isinstance(value
 """Of what is on or off."""
 FINITE = Check("a finite number for {key}", lambda value: is_number(value) and math.isfinite(value))
 """Of any number."""
+MOMENTUM = at_least(0, most=torch.finfo(torch.float32).max)
+"""Of a factor of tensors of any dtype, which torch converts to it."""
 BETAS = Check("two betas in [0, 1)", _are_betas)
 """Of the factors of two running means."""
 

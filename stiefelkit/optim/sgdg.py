@@ -15,6 +15,7 @@ from stiefelkit.optim.base.tangent_optimizer import TangentOptimizer
 from stiefelkit.optim.settings import (
     BOUND,
     FINITE,
+    MOMENTUM,
     OF_PLAIN,
     RATE,
     SHARED,
@@ -59,7 +60,7 @@ class SGDG(TangentOptimizer):
 
     settings = (
         Setting("lr", 1.5, RATE, "learning rate, which the published class has no default of."),
-        Setting("momentum", 0.0, at_least(0), "factor of the last direction."),
+        Setting("momentum", 0.0, MOMENTUM, "factor of the last direction."),
         Setting("dampening", 0.0, FINITE, "of the groups without a manifold, as in torch.optim.SGD."),
         WEIGHT_DECAY,
         Setting("nesterov", False, SWITCH, OF_PLAIN),

@@ -180,7 +180,7 @@ class Givens(OrthogonalParam):
         f, d = self._split(phase, work)
         rounded = torch.promote_types(self.dtype, torch.float32)
         w = self.mesh.frame(angle.to(work), f, d, self.shape[-1], rounded)
-        return (polish(w) if exact and work == angle.dtype else w).to(self.dtype)
+        return (polish(w) if exact and work == coordinate_dtype(self.dtype) else w).to(self.dtype)
 
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT, by rotating x where W would cost more; one matrix, no batch."""

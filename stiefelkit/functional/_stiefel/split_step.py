@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent
@@ -26,6 +27,8 @@ def turn(direction: Tangent, step: float | Tensor) -> Tensor:
     a = direction.rotation
     if isinstance(step, Tensor):
         return quotient_of_skew(a * step, 0.5, [], None)
+    if not reads_are_free(a):
+        return quotient_of_skew(a, 0.5 * step, [], None)
     if not any(direction.rotation_norms):  # as of one real column
         return torch.zeros_like(a)
     wide = a.to(working_dtype(a.dtype)) if step > _LONG else a

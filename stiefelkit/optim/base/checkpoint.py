@@ -107,7 +107,7 @@ def _made(optimizer: Any, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
     own_group = {**group, "params": [small], "lr": 0.0}
     if group["manifold"] is None:
         own_group["capturable"] = False  # which torch has on a GPU alone
-    fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_writes": {}, "_sortings": {}}
+    fresh = {"state": defaultdict(dict), "param_groups": [own_group], "_writes": {}, "_sortings": {}, "_settled": {}}
     vars(twin).update(attributes | fresh)
     step_inside(twin)
     return {key: _shape_of(value, small) for key, value in twin.state[small].items() if value is not None}

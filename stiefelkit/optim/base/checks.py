@@ -3,16 +3,24 @@
 import difflib
 import inspect
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, OptionError, ShapeError, did_you_mean
+from stiefelkit.errors import (
+    NonFiniteError,
+    NotAFrameError,
+    OptimizerError,
+    OptionError,
+    ShapeError,
+    did_you_mean,
+    shown,
+)
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.metrics import FRAME_TOLERANCE, orthogonality_error, rounding_limit
-from stiefelkit.numbers import plain
+from stiefelkit.numbers import one_of, plain
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.settings import OF_TORCH
 from stiefelkit.tensors import is_sharded
@@ -49,8 +57,8 @@ def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     if manifold is None:
         _check_torch_settings(name, optimizer.plain, group)
         return group
-    if manifold not in MANIFOLDS:
-        raise OptionError(f"{name} knows no manifold {manifold!r}{did_you_mean(manifold, MANIFOLDS)}")
+    if not one_of(*MANIFOLDS).holds(manifold):
+        raise OptionError(f"{name} knows no manifold {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
     if group.get("weight_decay"):
         raise OptionError(
             f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
@@ -104,7 +112,12 @@ def by_manifold(name: str, group: Any) -> list[Any]:
     """
     if not isinstance(group, dict) or isinstance(group.get("params"), set):
         return [group]
-    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    members = group.get("params")
+    if not isinstance(members, Iterable):
+        raise OptionError(f'{name} needs a group with "params", a sequence of tensors, got {shown(members)}.')
+    params = [members] if isinstance(members, Tensor) else list(members)
+    if not all(isinstance(entry, Tensor) or (isinstance(entry, tuple) and len(entry) == 2) for entry in params):
+        raise OptionError(f"{name} needs tensors, or names with them, got {shown(params)}.")
     group = {**group, "params": params}
     if "manifold" in group:
         return [group]

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, OptionError, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
-from stiefelkit.numbers import plain
+from stiefelkit.numbers import one_of, plain
 from stiefelkit.optim.base.batch import Bucket, Sorting
 from stiefelkit.optim.base.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.base.checks import (
@@ -32,10 +33,6 @@ from stiefelkit.optim.settings import RATE, Setting, signature, told
 from stiefelkit.weights.optimizer_hooks import frames
 
 __all__ = ["FrameOptimizer"]
-
-
-_PYTHONS = frozenset((bool, int, float, str, list, tuple, type(None), Tensor))
-"""Kinds of settings that are as they should be."""
 
 
 class FrameOptimizer(torch.optim.Optimizer, ABC):
@@ -70,10 +67,12 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     steady: ClassVar[Mapping[str, Any]] = {}
     """Settings that leave steps as long as the rate makes them: no momentum, no bound."""
     _call: ClassVar[inspect.Signature]
+    _names: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._call = signature(cls.settings, cls.positional)
+        cls._names = tuple(setting.name for setting in cls.settings if setting.name != "lr")
         if cls.__init__ is FrameOptimizer.__init__:
             cls.__signature__ = cls._call
         else:  # or what a base has would hold for it
@@ -88,10 +87,12 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
         call.apply_defaults()
+        if not isinstance(call.arguments["params"], Iterable):
+            raise OptionError(f"{type(self).__name__} needs parameters or groups of them, got {shown(params)}.")
         chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         check_group(type(self), defaults)  # also those that every group has its own of
-        self._writes, self._sortings = {}, {}
+        self._writes, self._sortings, self._settled = {}, {}, {}
         super().__init__(params, defaults)
         if not self._of_frames():
             warnings.warn(
@@ -169,10 +170,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         groups = [_with_present_words(group) for group in state_dict["param_groups"]]
         state_dict = {**state_dict, "state": states, "param_groups": groups}
         for i, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
-            if saved.get("manifold") != group["manifold"]:
+            if not (saved.get("manifold") is group["manifold"] or one_of(group["manifold"]).holds(saved["manifold"])):
                 raise CheckpointError(
                     f"{type(self).__name__} needs a state dict whose group {i} has the manifold {group['manifold']!r}, "
-                    f"got {saved.get('manifold')!r}."
+                    f"got {shown(saved.get('manifold'))}."
                 )
             full = check_group(type(self), {**self.defaults, **group, **saved})
             state_dict["param_groups"][i] = {key: full[key] for key in saved}
@@ -195,6 +196,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         super().__setstate__(state)
         self._writes: dict[int, int] = {}
         self._sortings: dict[int, Sorting] = {}
+        self._settled: dict[int, list[Any]] = {}
         for group in self.param_groups:
             ask_readers(group)
             for p in group["params"] if group["manifold"] is not None and not group.get("capturable") else ():
@@ -222,9 +224,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             lr = group["lr"]
             if not ((lr.__class__ is float and 0 <= lr < math.inf) or RATE.holds(lr)):
                 group["lr"] = RATE.require(type(self).__name__, "lr", lr)
-            if not _PYTHONS.issuperset(map(type, (*group.values(), *group.get("betas", ())))):  # as a scheduler writes
-                for setting in self.settings:
-                    group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
+            self._settle(group)
         rest = [group for group in self.param_groups if group["manifold"] is None]
         check_free_gradients(type(self).__name__, self.plain, rest)
         read: list[tuple[dict[str, Any], Bucket]] = []
@@ -245,6 +245,17 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             self._step_unread(unread)
         self._step_plain(rest)
         return loss
+
+    def _settle(self, group: dict[str, Any]) -> None:
+        """Checks settings that a scheduler, or anybody, has written since they were checked last."""
+        settled = self._settled.get(id(group), ())
+        values = [*map(group.get, self._names)]
+        if len(settled) == len(values) and all(map(operator.is_, values, settled)):
+            return
+        for setting in self.settings:
+            if setting.name != "lr":
+                group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
+        self._settled[id(group)] = [*map(group.get, self._names)]
 
     def _step_unread(self, batches: list[tuple[dict[str, Any], Bucket]]) -> None:
         """Moves frames whose values are not read; those of a group all or none."""

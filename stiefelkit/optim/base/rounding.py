@@ -128,6 +128,8 @@ _SHARE = {"exact": 0.07, "fast": 1.0}
 """The same over sqrt(p), up to twice that for tall frames: small frames of few columns turn far by short steps."""
 _ROUNDS = {"exact": 8, "fast": 16}
 """Steps after which a polish comes at the latest, if there is no remainder."""
+_ROUNDS_OF_FEW = 6
+"""The same of frames of fewer than 32 rows."""
 
 
 def due(w: Tensor, precision: str, *, sampled: bool = False) -> float:
@@ -167,4 +169,5 @@ def left_behind(direction: Tangent, steps: list[float]) -> float:
 
 def wear_of_rounding(w: Tensor, precision: str) -> float:
     """Returns what any step adds where there is no remainder: 6 above, shared out so that a polish comes in time."""
-    return due(w, precision) / _ROUNDS[precision]
+    rounds = _ROUNDS[precision] if w.shape[-2] >= 32 else _ROUNDS_OF_FEW
+    return due(w, precision) / (rounds - 0.5)

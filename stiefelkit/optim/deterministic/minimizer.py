@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import write_count
-from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, did_you_mean
+from stiefelkit.errors import CheckpointError, NonFiniteError, OptimizerError, OptionError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
@@ -158,7 +158,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
                 )
         if group["manifold"] is not None and group["manifold"] not in MANIFOLDS:
             raise OptionError(
-                f"{name} knows no manifold {group['manifold']!r}{did_you_mean(group['manifold'], MANIFOLDS)}"
+                f"{name} knows no manifold {shown(group['manifold'])}{did_you_mean(group['manifold'], MANIFOLDS)}"
             )
         if group.get("weight_decay"):
             raise OptionError(f"{name} needs weight_decay=0, got {group['weight_decay']!r}; add it to the loss.")
