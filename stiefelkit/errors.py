@@ -117,6 +117,10 @@ class UnknownNameError(StiefelkitError, ValueError):
 def shown(value: object, most: int = 80) -> str:
     """Returns the repr of anything, cut; of what has none that can be made, as an integer of 5,000 digits, its type.
 
+    Args:
+        value: anything.
+        most: characters that are shown.
+
     >>> shown("a"), shown(10**5000)
     ("'a'", 'a value of type int that cannot be printed')
     """

@@ -83,7 +83,7 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
 
 
 def frame_tolerance(p: int, dtype: torch.dtype) -> float:
-    """Returns the largest ||W^H W - I||_F that is taken for a frame of p columns; see `FRAME_TOLERANCE`."""
+    """Returns the largest ||W^H W - I||_F taken for a frame of p columns in a dtype; see `FRAME_TOLERANCE`."""
     limit = rounding_limit(p, dtype)
     return min(FRAME_TOLERANCE * limit, max(4 * limit, 0.1))
 

@@ -1,6 +1,5 @@
 """How far a frame goes."""
 
-import functools
 import itertools
 import math
 from dataclasses import replace
@@ -123,9 +122,12 @@ def length_of(direction: Tangent, steps: Norms) -> Any:
     return max([step * norm for step, norm in zip(steps, direction.norms("euclidean"), strict=True)])
 
 
-@functools.lru_cache(maxsize=8)
 def largest_root(dtype: torch.dtype) -> float:
-    """Returns the root of the largest number of a dtype."""
+    """Returns the root of the largest number of a dtype.
+
+    Args:
+        dtype: a floating dtype; for a complex one that of its parts.
+    """
     return torch.finfo(dtype).max ** 0.5
 
 

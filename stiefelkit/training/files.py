@@ -179,7 +179,7 @@ def remove(path: Path, root: Path | None = None) -> None:
     """
     with _held(path, root) as (place, held), contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(place, **held, follow_symlinks=False).st_mode):
-            shutil.rmtree(place, **held)
+            shutil.rmtree(place, dir_fd=held.get("dir_fd"))
         else:
             os.unlink(place, **held)
 

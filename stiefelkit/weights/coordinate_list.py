@@ -136,8 +136,7 @@ class CoordinateList(parametrize.ParametrizationList):
     @property
     def coordinates(self) -> dict[str, nn.Parameter]:
         """Name to parameter of each coordinate."""
-        held = self._parameters
-        return {name: getattr(self, key) if (c := held.get(key)) is None else c for name, key in self._key_of.items()}
+        return dict(zip(self._key_of, self._values(), strict=True))
 
     @property
     def leaves(self) -> dict[str, list[nn.Parameter]]:
@@ -241,6 +240,7 @@ class CoordinateList(parametrize.ParametrizationList):
         return id(c) in map(id, self._parameters.values())
 
     def _values(self) -> list[nn.Parameter]:
+        # By getattr, which torch.fx traces.
         return [getattr(self, name) for name in self._originals]
 
     def __getattr__(self, name: str) -> Any:
