@@ -6,7 +6,8 @@
 # make fuzz     random lives of random models for SECONDS from SEED: each failure with its smallest form
 # make gpu      laws, drift and times on a GPU, in less than nine minutes; torch must be built for it
 # make gpu-smoke  goes the same way in seconds, without a GPU
-# make test     runs the tests
+# make test     runs the tests: of laws with many cases some of them, in five minutes on two quiet cores
+# make test-all runs all of them, as CI does, in a quarter of an hour
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
 # make test-interop  runs the tests with other people's libraries: transformers, peft, accelerate, lightning, ...
@@ -21,7 +22,7 @@
 # Each target first brings .venv up to date; only the first time, or after pyproject.toml or constraints.txt
 # has changed, is there anything to do. Another interpreter: make test PYTHON=python3.12
 
-.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-seeds test-arithmetic test-interop
+.PHONY: demo demo-all bench bench-full bench-smoke gpu gpu-smoke test test-all test-seeds test-arithmetic test-interop
 .PHONY: docs docs-links fuzz
 .PHONY: lint format release-check clean
 .PHONY: peers-suites
@@ -104,6 +105,9 @@ WORKERS := 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 
 test: $(VENV)/.test
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
+test-all: $(VENV)/.test
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL)
 
 SEEDS := 1000 77777 31337
@@ -127,7 +131,8 @@ ROTATING = $(word $(shell echo $$((0x$$(git rev-parse HEAD 2>/dev/null | cut -c1
   % $(words $(VARIANTS)) + 1))),$(VARIANTS))
 VARIANT := all
 CHOSEN = $(if $(filter all,$(VARIANT)),$(VARIANTS),$(if $(filter rotating,$(VARIANT)),$(ROTATING),$(VARIANT)))
-ARITHMETIC := $(addprefix tests/test_,$(addsuffix .py,laws frame_optimizers scan scan_transforms goru rnn precision))
+ARITHMETIC := $(addprefix tests/,$(addsuffix .py,testing/test_laws optim/test_frame_optimizers scan/test_scan \
+  scan/test_scan_transforms nn/test_goru nn/test_rnn house/test_precision))
 # Compiling, copying and refusing do the same under any kernel, and float64 derivatives are compared with differences.
 SAME := compile or checkpoint or functional_call or contract or schemes or second_derivatives or threads or refused \
   or finite_differences or (gradients and (float64 or complex128))

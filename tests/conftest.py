@@ -1,6 +1,7 @@
 import contextlib
 import os
 import signal
+import zlib
 from importlib.metadata import distributions
 
 import pytest
@@ -27,6 +28,18 @@ if IS_LOWERED:
 
 settings.register_profile("laws", deadline=None, derandomize=seeds.seed() == 0, database=None)
 settings.load_profile("laws")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks as slow what `make test` leaves to `make test-all`: the cases of a test beyond a spread of some of them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        kept = max(8, round(3 * len(each) ** 0.5))
+        for item in sorted(each, key=lambda item: zlib.crc32(item.nodeid.encode()))[kept:]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_configure(config):

@@ -164,5 +164,5 @@ def _files(name: str, kind: Kind, title: str) -> dict[str, str]:
         "pyproject.toml": Template(PROJECT).substitute(words),
         "README.md": Template(README).substitute(words),
         f"stiefelkit_{name}.py": _skeleton(title).replace("Skeleton", cap).replace("skeleton", name),
-        "tests/test_laws.py": Template(kind.test).substitute(words),
+        "tests/testing/test_laws.py": Template(kind.test).substitute(words),
     }

@@ -59,7 +59,7 @@ def shuffle(size: int, seed: int, epoch: int, device: str = "cpu") -> Tensor:
 class Task(ABC):
     """A supervised problem on sequences.
 
-    A task is a frozen dataclass of its options, among them `train_size`. Laws, held by tests/test_tasks.py:
+    A task is a frozen dataclass of its options, among them `train_size`. Laws, held by tests/training/test_tasks.py:
 
     * `batch` is a function of its arguments, the options and nothing else, so that a run can stop and resume
       anywhere;

@@ -1,0 +1,227 @@
+"""What commands do: they train, compare, draw, stop and resume, and tell what they did."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stiefelkit
+from stiefelkit.cli import main
+from stiefelkit.testing import seeds
+from stiefelkit.training import checkpoint
+
+SMALL = (
+    f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
+    " --eval-every 3 --log-every 2"
+)
+TRAIN = f"train copying --model scornn {SMALL}"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "run"
+    assert main([*TRAIN.split(), "--out", str(path)]) == 0
+    return path
+
+
+def config(path: str) -> dict[str, Any]:
+    return json.loads(Path(path, "config.json").read_text())["config"]
+
+
+def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Runs a command that must fail, and returns its one sentence."""
+    before = sorted(Path().rglob("*"))
+    capsys.readouterr()
+    assert main(words.split()) == 2
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
+    assert len(lines) == 1, output.err
+    assert lines[0].startswith("Error: ")
+    assert "Traceback" not in output.err
+    assert sorted(Path().rglob("*")) == before
+    return lines[0]
+
+
+def test_an_existing_run_is_refused_and_a_finished_one_left_alone(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert "--resume" in refused(f"{TRAIN} --out {finished}", capsys)
+    assert main(["train", "copying", "--out", str(finished), "--resume"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert main([*TRAIN.split(), "--out", str(finished), "--resume"]) == 0
+    assert "hidden_size" in refused(f"train copying --out {finished} --resume --hidden-size 7", capsys)
+    assert "task" in refused(f"train digits --out {finished} --resume", capsys)
+    assert "T = 2" in refused(f"train copying --out {finished} --resume --T 3", capsys)
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_run_is_refused_in_one_sentence(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(finished, "run")
+    for path in checkpoint.checkpoints(Path("run/checkpoints")):
+        (path / checkpoint.STATE).unlink()
+    assert "missing" in refused("train copying --out run --resume", capsys)
+    Path("run/log.jsonl").write_text("garbage\n")
+    assert "line 1" in refused("plot run", capsys)
+    Path("run/log.jsonl").unlink()
+    assert "log.jsonl" in refused("plot run", capsys)
+    Path("run/config.json").write_text("{")
+    assert "config.json" in refused("plot run", capsys)
+    assert "config.json" in refused("train copying --out run --resume", capsys)
+
+
+@pytest.mark.slow
+def test_compare_trains_prints_draws_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"compare copying --models scornn,lstm {SMALL} --out runs".split()
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "scornn" in table
+    assert [line for line in table.splitlines() if "lstm" in line][-1].rstrip(" │").endswith("-")
+    names = {path.name for path in Path("runs").iterdir()}
+    assert names == {"scornn", "lstm", "learning.png", "orthogonality.png", "summary.json"}
+    assert "--resume" in refused(" ".join(words), capsys)
+    shutil.rmtree("runs/lstm")
+    assert main([*words, "--resume"]) == 0
+    again = capsys.readouterr().out
+    assert "scornn is finished" in again
+    assert "lstm" in again
+    assert main("plot runs --out plots".split()) == 0
+    assert {path.name for path in Path("plots").iterdir()} == {"learning.png", "orthogonality.png"}
+    assert main("plot runs/lstm".split()) == 0
+    assert Path("runs/lstm/learning.png").exists()
+
+
+def test_runs_of_different_tasks_are_not_drawn_together(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = "--T 4 --train-size 30 --test-size 20"
+    words = f"train adding --seed {seeds.seed()} --model lstm {data} --hidden-size 5 --steps 2 --batch-size 8"
+    assert main([*words.split(), "--out", "other"]) == 0
+    assert "one task" in refused(f"plot {finished} other", capsys)
+
+
+@pytest.mark.slow
+def test_drift_prints_draws_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "drift --steps 12 --sizes 3,4 --out drift"
+    assert main(words.split()) == 0
+    table = capsys.readouterr().out
+    assert "cayley" in table
+    assert "unconstrained" in table
+    record = json.loads(Path("drift/drift.json").read_text())
+    assert record["curves"][0]["steps"][-1] == 12
+    assert Path("drift/drift.png").read_bytes().startswith(b"\x89PNG")
+    assert "drift.json" in refused(words, capsys)
+    assert main("drift --steps 3 --sizes 3 --dtype complex128 --methods cayley --out complex".split()) == 0
+
+
+def test_the_full_capacity_urnn_learns_to_add(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--T 5 --hidden-size 16 --steps 300 --eval-every 150 --test-size 200 --out run"
+    assert main(["train", "adding", "--model", "full_urnn", *words.split()]) == 0
+    assert config("run")["rates"] == {"stiefel": 1e-3}
+    lines = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "test"]
+    assert losses[-1] < 1 / 12, losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)])
+def test_a_signal_ends_with_128_and_its_number_and_tells_how_to_resume(name: str) -> None:
+    number = signal.Signals[name]
+    words = f"{TRAIN} --out run --checkpoint-every 100000".replace("--steps 6", "--steps 100000").split()
+    environment = os.environ | {"PYTHONPATH": str(Path(stiefelkit.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stiefelkit", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    log = Path("run/log.jsonl")
+    while process.poll() is None and not (log.exists() and log.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == 128 + number, err
+    assert err == ""
+    assert out.splitlines()[-1].endswith("stiefelkit train copying --out run --resume")
+    step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
+    assert step > 0
+    assert f"step {step}" in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals here")
+def test_a_terminal_that_is_closed_leaves_a_run_that_is_saved() -> None:
+    words = f"{TRAIN} --out run --checkpoint-every 100000".replace("--steps 6", "--steps 100000").split()
+    environment = os.environ | {"PYTHONPATH": str(Path(stiefelkit.__file__).parents[1])}
+    outside, inside = os.openpty()
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", take, sys.executable, "-m", "stiefelkit", *words]
+    process = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
+    )
+    os.close(inside)
+    log = Path("run/log.jsonl")
+    while process.poll() is None and not (log.exists() and log.stat().st_size):
+        os.read(outside, 2**16)  # or its bar would wait for a reader
+    os.close(outside)
+    assert process.wait() in (2, 128 + signal.SIGHUP)  # 2 where its last words had nowhere to go
+    step, _ = checkpoint.load(checkpoint.checkpoints(Path("run/checkpoints"))[-1])
+    assert step > 0
+
+
+def test_a_run_resumes_to_no_fewer_steps_and_holds_no_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "digits", "--model", "lstm", "--hidden-size", "4", "--schedule", "constant"]
+    assert main([*run, "--steps", "3", "--out", str(tmp_path / "r")]) == 0
+    before = (tmp_path / "r" / "config.json").read_bytes()
+    assert main([*run, "--steps", "2", "--out", str(tmp_path / "r"), "--resume"]) == 2
+    assert "step 3" in capsys.readouterr().err
+    assert main(["compare", "digits", "--models", "lstm", "--resume", "--out", str(tmp_path / "r")]) == 2
+    assert (tmp_path / "r" / "config.json").read_bytes() == before
+    assert not (tmp_path / "r" / "lstm").exists()
+
+
+def test_drift_writes_json_that_any_reader_takes_and_tells_of_nan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "drift",
+        "--sizes",
+        "2",
+        "--steps",
+        "3",
+        "--methods",
+        "unconstrained",
+        "--lr",
+        "1e300",
+        "--dtype",
+        "float64",
+    ]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert "from step" in capsys.readouterr().out
+    assert "NaN" not in (tmp_path / "drift.json").read_text()
+
+
+def test_log_ticks_between_powers_of_ten_say_so() -> None:
+    from stiefelkit.training.figure import _number
+
+    assert [_number(value) for value in (1e-3, 1e-4, 2e-4, 1e31, 5e31)] == [
+        "0.001",
+        "$10^{-4}$",
+        r"$2 \cdot 10^{-4}$",
+        "$10^{31}$",
+        r"$5 \cdot 10^{31}$",
+    ]

@@ -1,0 +1,187 @@
+"""Small maps and steps in one launch: in triton's interpreter against float64, and compiled, without a GPU."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit.functional import cayley, skew_size
+from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._kernels import launch
+from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.optim import MultiplicativeCayley
+from stiefelkit.testing import check_parametrization, seeds
+
+triton = pytest.importorskip("triton")
+
+EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128]
+BATCHES = {2: 17, 16: 3, 33: 3}
+"""Others take one matrix: the interpreter is slow."""
+
+
+@pytest.fixture
+def _interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with launch.on_any_device():
+        yield
+
+
+def random(*shape, number=0, dtype=torch.float32):
+    return seeds.normal(shape, number, dtype)
+
+
+def drawn(n, is_complex, scale):
+    """Coordinates and phases of some frames, and the gradient by them."""
+    batch = BATCHES.get(n, 1)
+    v = random(batch, skew_size(n, n, is_complex)) * scale
+    phase = random(batch, n, number=1) if is_complex else None
+    return v, phase, random(batch, n, n, number=2, dtype=torch.complex64 if is_complex else torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "is_complex"), [(n, False) for n in EDGES] + [(n, True) for n in (1, 2, 17, 33, 64)])
+@pytest.mark.usefixtures("_interpreter")
+def test_frames_and_gradients_are_those_of_float64(n, is_complex):
+    for scale in (1.0, 1e4) if n in (2, 17, 65) else (1.0,):
+        v, phase, g = drawn(n, is_complex, scale)
+        leaves = [v.requires_grad_()] + ([] if phase is None else [phase.requires_grad_()])
+        w = cayley(v, n, n, phase=phase)
+        wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        exact = cayley(wide[0], n, n, phase=wide[1] if is_complex else None)
+        assert w.dtype == g.dtype
+        assert orthogonality_error(w).max() <= permitted_error(n, w.dtype)
+        assert torch.allclose(w, exact.to(w.dtype), rtol=0, atol=2 * torch.finfo(w.dtype).eps)
+        ours = torch.autograd.grad(w, leaves, g)
+        for a, b in zip(ours, torch.autograd.grad(exact, wide, g.to(exact.dtype)), strict=True):
+            assert torch.dist(a.double(), b) <= 1e-5 * b.norm()
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_the_laws_hold():
+    check_parametrization(sk.parametrizations.Cayley, ["frames", "pure", "gradients"], only="Cayley-2x2-float32")
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_second_derivatives_and_vmap_are_those_of_many_launches():
+    v = random(3, skew_size(5, 5, False))
+
+    def loss(v):
+        return (cayley(v, 5, 5)[..., 0, :] ** 3).sum()
+
+    found = [torch.func.hessian(loss)(v[0]), torch.vmap(torch.func.grad(loss))(v)]
+    launch.Anywhere.is_asked = False
+    expected = [torch.func.hessian(loss)(v[0]), torch.vmap(torch.func.grad(loss))(v)]
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def walked(shape, dtype, steps):
+    """Frames after some steps, by the road of a device, and the largest error on the way."""
+    w = torch.nn.Parameter(sk.init.haar(shape, dtype.to_complex() if dtype.is_complex else torch.float64).to(dtype))
+    groups = [{"params": [w], "manifold": "stiefel:canonical"}]
+    optimizer, worst = MultiplicativeCayley(groups, lr=0.05, capturable=True), 0.0
+    for number in range(steps):
+        w.grad = random(*shape, number=number, dtype=dtype)
+        with without_reads():
+            optimizer.step()
+        worst = max(worst, (orthogonality_error(w).max() / permitted_error(shape[-1], dtype)).item())
+    return w.detach(), optimizer.state[w]["lo"], worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1, 1), torch.float32), ((3, 17, 17), torch.float32), ((65, 65), torch.float32), ((9, 9), torch.complex64)],
+)
+def test_steps_go_where_those_of_many_launches_go(shape, dtype, monkeypatch):
+    haar = sk.init.haar
+
+    def same(shape, dtype):
+        return haar(shape, torch.complex128 if dtype.is_complex else torch.float64, seeds.generator(9))
+
+    monkeypatch.setattr(sk.init, "haar", same)
+    steps = 2 if shape[-1] > 32 else 6
+    w, lo, _ = walked(shape, dtype, steps)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    calls, run = [], launch._run
+    monkeypatch.setattr(
+        launch, "_run", lambda name, *args, **options: calls.append(name) or run(name, *args, **options)
+    )
+    with launch.on_any_device():
+        moved, rest, worst = walked(shape, dtype, steps)
+    assert calls == ["run_step"] * steps
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    assert torch.dist(moved.to(wide) + rest, w.to(wide) + lo) <= 1e-5 * shape[-1] ** 0.5
+    assert worst <= 1
+
+
+@pytest.mark.usefixtures("_interpreter")
+def test_nan_stays_where_it_is():
+    v = random(3, skew_size(20, 20, False))
+    v[1, 4] = float("nan")
+    w = cayley(v, 20, 20)
+    assert w[1].isnan().any()
+    assert not w[[0, 2]].isnan().any()
+
+
+def test_a_cpu_and_large_matrices_take_many_launches():
+    assert not launch.takes(torch.ones(2, 2), 2, 1)
+    with launch.on_any_device():
+        assert launch.takes(torch.ones(2, 2), launch.LARGEST, 1)
+        assert not launch.takes(torch.ones(2, 2), launch.LARGEST + 1, 1)
+        assert not launch.takes(torch.ones(2, 2), launch.LARGEST // 2 + 1, 2)
+        assert not launch.takes(torch.ones(0), 1, 1)
+        assert not launch.takes(torch.ones(2, 2, device="meta"), 2, 1)
+
+
+def compiled(name, n, parts, capability, is_double):
+    """A program for a GPU that need not be there."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    program = getattr(launch.programs(False), name)
+    fixed = launch.settings(n, parts, is_double and capability < 120)
+    options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
+    fixed |= {"TURNS": 1} if name == "run_step" else {}
+    frames = "*fp64" if is_double else "*fp32"
+    types = {"d": "*fp64", "step": "*fp64", "defects": "*fp64", "n": "i32", "batch": "i32", "scratch": "*fp64"}
+    types |= {"run_forward": {"w": frames}, "run_backward": {"w": frames, "scratch": frames}}.get(name, {})
+    signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}
+    places = {arg: (i,) for i, arg in enumerate(program.arg_names)}
+    aligned = {places[arg]: [["tt.divisibility", 16]] for arg, kind in signature.items() if kind.startswith("*")}
+    source = ASTSource(program, signature, {places[arg]: value for arg, value in fixed.items()}, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+SHARED = {80: 163 << 10, 90: 227 << 10, 120: 99 << 10}
+"""Bytes of shared memory that a program may have."""
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "parts", "capability", "is_double"),
+    [
+        ("run_forward", 64, 1, 120, True),
+        ("run_forward", 32, 1, 80, True),
+        ("run_backward", 128, 1, 90, False),
+        ("run_backward", 33, 2, 80, True),
+        ("run_step", 64, 1, 90, True),
+    ],
+)
+def test_programs_compile_without_spills_to_exact_products(
+    name, n, parts, capability, is_double, monkeypatch, tmp_path
+):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = compiled(name, n, parts, capability, is_double)
+    assert "tf32" not in kernel.asm["ptx"]
+    assert kernel.metadata.shared <= SHARED[capability]
+    (tmp_path / "program.cubin").write_bytes(kernel.asm["cubin"])
+    dump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    words = [str(dump), "-res-usage", str(tmp_path / "program.cubin")]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", said).groups())  # type: ignore[union-attr]
+    assert registers <= 255
+    assert stack == 0

@@ -1,0 +1,68 @@
+"""The programs of examples/ run as they stand."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name, words, monkeypatch):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split()])
+    module.main()
+
+
+@pytest.mark.parametrize("options", ["", "--dtype bfloat16 --optimizer SGDG"])
+def test_a_large_rotation_spreads_the_outliers_and_stays_a_rotation(options, monkeypatch, capsys):
+    run("large_rotation", f"--n 32 --steps 12 {options}", monkeypatch)
+    shown = capsys.readouterr().out
+    kurtosis = [float(found) for found in re.findall(r"kurtosis +([\d.]+)", shown)]
+    assert len(kurtosis) == 12
+    assert min(kurtosis) < kurtosis[0] / 5
+    (worst,) = re.findall(r"at worst ([\d.]+) limits", shown)
+    assert float(worst) <= 2
+
+
+def test_every_optimizer_solves_procrustes_pca_and_ica_without_a_module(monkeypatch, capsys):
+    run("frames", "--steps 120", monkeypatch)
+    _, *rows = capsys.readouterr().out.splitlines()
+    found = [(row[:24].strip(), row[24:48].strip(), *map(float, row[48:].split())) for row in rows]
+    assert len({name for _, name, *_ in found}) == 6
+    assert len(found) == 3 * 6
+    for problem, name, error, drift in found:
+        assert error < 0.02, (problem, name)
+        assert drift <= 20, (problem, name)
+
+
+def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsys):
+    run("finetune", "--steps 60", monkeypatch)
+    *_, blocks, reflectors = capsys.readouterr().out.splitlines()
+    for row in (blocks, reflectors):
+        numbers, before, after, limits, restored, folded = map(float, row[14:].split())
+        assert numbers < 3000
+        assert after > before + 0.2
+        assert limits <= 2
+        assert restored == 0
+        assert folded < 1e-4
+
+
+@pytest.mark.slow
+def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkeypatch, capsys, tmp_path):
+    run("quantize", f"--n 64 --steps 150 --out {tmp_path / 'rotated.pt2'}", monkeypatch)
+    _, plain, as_it_stands, drawn, learned, last = capsys.readouterr().out.splitlines()
+    errors = [float(row[26:].split()[0]) for row in (plain, as_it_stands, drawn, learned)]
+    assert errors[0] < 1e-6
+    assert errors[3] < errors[2] < errors[1]
+    worst, away = map(float, re.findall(r"([\d.e-]+) (?:limits|away)", last))
+    assert worst <= 2
+    assert away < 1e-3
+    assert torch.export.load(tmp_path / "rotated.pt2").module()(torch.zeros(597, 64)).shape == (597, 10)

@@ -1,0 +1,136 @@
+"""The manifold as geoopt sees it: laws, logarithms, random frames, names, and what is refused."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import geoopt
+import pytest
+import torch
+from drawn_frames import ALL, DTYPES, drawn
+
+from stiefelkit import errors, init
+from stiefelkit.manifolds import Stiefel
+from stiefelkit.metrics import working_dtype
+from stiefelkit.testing import check_manifold, seeds
+
+
+def parameter(*arguments, **options) -> Any:
+    return geoopt.ManifoldParameter(*arguments, **options)
+
+
+@pytest.mark.parametrize("manifold", ALL, ids=repr)
+def test_laws(manifold):
+    check_manifold(manifold)
+
+
+def test_laws_hold_for_draws_that_are_nearly_normal_to_the_manifold(monkeypatch):
+    drawn, w = torch.randn, torch.polar(*torch.tensor([[1.0], [0.3]], dtype=torch.float64)).view(1, 1)
+
+    def nearly_normal(*shape, **options):
+        z = drawn(*shape, **options)
+        return torch.complex(z.real, 1e-6 * z.imag) * w if z.is_complex() else z
+
+    monkeypatch.setattr(torch, "randn", nearly_normal)
+    monkeypatch.setattr(init, "haar", lambda *_: w)
+    check_manifold(Stiefel(), ["gradient", "transport"], [(1, 1)], [torch.complex128])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6, 6), (7, 5), (9, 2), (2, 12, 3), (5, 1)])
+@pytest.mark.parametrize("length", [0.0, 1e-6, 0.5, 1.5])
+def test_logmap_undoes_expmap(shape, dtype, length):
+    manifold = Stiefel()
+    w, u = drawn(shape, dtype, length)
+    end = manifold.expmap(w, u)
+    assert (manifold.logmap(w, end) - u).norm() <= 1e-12
+    torch.testing.assert_close(manifold.dist(w, end), manifold.norm(w, u), atol=1e-12, rtol=1e-12)
+
+
+def test_logmap_of_float32_frames_ends_there():
+    w, u = drawn((9, 4), torch.float64)
+    single, end = w.float(), Stiefel().expmap(w, u).float()
+    back = Stiefel().expmap(single, Stiefel().logmap(single, end))
+    assert back.dtype == torch.float32
+    assert (back - end).norm() <= 1e-6
+
+
+def test_logmap_has_no_derivative_rather_than_a_wrong_one():
+    w, u = drawn((5, 2), torch.float64)
+    end = Stiefel().expmap(w, u).requires_grad_()
+    with pytest.raises(NotImplementedError, match="derivative"):
+        Stiefel().dist(w, end).backward()
+
+
+def test_logmap_refuses_what_it_cannot_do():
+    w = init.haar((4, 4))
+    mirrored = torch.cat([-w[:, :1], w[:, 1:]], dim=1)
+    with pytest.raises(errors.ImageError, match="determinants differ"):
+        Stiefel("euclidean").logmap(w, mirrored)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+def test_random_frames_are_haar_and_reproducible(dtype):
+    manifold = Stiefel()
+    one = manifold.random(3, 5, 2, dtype=dtype, generator=seeds.generator(1))
+    two = manifold.random((3, 5, 2), dtype=dtype, generator=seeds.generator(1))
+    assert isinstance(one, geoopt.ManifoldTensor)
+    assert one.manifold is manifold
+    assert one.dtype == dtype
+    assert torch.equal(one, two)
+    assert manifold.check_point_on_manifold(one)
+    expected = init.haar((3, 5, 2), working_dtype(dtype), seeds.generator(1))
+    assert torch.equal(one, expected.to(dtype))
+    assert torch.equal(manifold.origin(5, 2, dtype=dtype), torch.eye(5, 2, dtype=dtype))
+
+
+def test_manifolds_match_by_metric_and_retraction():
+    assert Stiefel() == Stiefel("canonical", "cayley") != Stiefel("euclidean")
+    assert Stiefel() != geoopt.CanonicalStiefel()
+    assert len({Stiefel(), Stiefel(), Stiefel(retraction="qr")}) == 2
+    assert repr(Stiefel()) == "Stiefel(canonical, cayley) manifold"
+    tensor = Stiefel().random(4, 2)
+    one = parameter(tensor, manifold=Stiefel())
+    for twin in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert twin.manifold == Stiefel()
+        assert torch.equal(twin, one)
+
+
+def test_what_is_no_frame_is_refused_with_figures():
+    manifold: Any = Stiefel()
+    ok, reason = manifold.check_point_on_manifold(2 * torch.eye(4, 2), explain=True)
+    assert (ok, reason) == (False, "||W^H W - I||_F = 4.24, permitted 2.41e-05")
+    batch = torch.stack([torch.eye(3), 1.1 * torch.eye(3)])
+    assert "0.364" in manifold.check_point_on_manifold(batch, explain=True)[1]
+    ok, reason = manifold.check_vector_on_tangent(torch.eye(4, 2), torch.eye(4, 2), explain=True)
+    assert not ok
+    assert "||W^H U + U^H W||_F = 2.83" in reason
+    with pytest.raises(errors.NotAFrameError, match="projx"):
+        manifold.assert_check_point_on_manifold(2 * torch.eye(4, 2))
+    with pytest.raises(errors.ShapeError, match=r"n >= p >= 1, got \(2, 4\); take the transpose"):
+        parameter(torch.eye(2, 4), manifold)
+    with pytest.raises(errors.DtypeError, match="bfloat16"):
+        parameter(torch.eye(4, 2, dtype=torch.bfloat16), manifold)
+    assert not manifold.check_point_on_manifold(torch.eye(4, 2, dtype=torch.int64))
+    assert manifold.check_point(torch.eye(2, 4), explain=True)[0] is False
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(errors.OptionError, match='did you mean "canonical"'):
+        Stiefel("cannonical")
+    with pytest.raises(errors.OptionError, match='did you mean "polar"'):
+        Stiefel(retraction="pollar")
+    with pytest.raises(errors.OptionError, match="gen"):
+        Stiefel().random(3, 2, gen=1)
+    with pytest.raises(errors.ShapeError, match="transpose"):
+        Stiefel().random(2, 3)
+    with pytest.raises(errors.DtypeError, match="float16"):
+        Stiefel().random(3, 2, dtype=torch.float16)
+
+
+@pytest.mark.slow
+def test_importing_the_package_leaves_geoopt_alone():
+    code = "import sys, stiefelkit; assert 'geoopt' not in sys.modules; stiefelkit.manifolds.Stiefel()"
+    subprocess.run([sys.executable, "-c", code], check=True)

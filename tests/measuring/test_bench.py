@@ -1,0 +1,358 @@
+"""The race: who takes part, and what is compared with what. No test asserts a time."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit import errors, registry
+from stiefelkit.cli import main
+from stiefelkit.contract import table
+from stiefelkit.measuring.races import course, peers
+from stiefelkit.measuring.races.clock import race
+from stiefelkit.measuring.races.contenders import OPERATIONS, Contender, our_contenders
+from stiefelkit.measuring.races.frame_plans import ParametrizationRace
+from stiefelkit.measuring.races.parametrizations import heats
+from stiefelkit.measuring.races.rows import FrameRow
+from stiefelkit.testing import seeds
+
+KEYS = [
+    *("operation", "contender", "n", "p", "batch", "dtype", "device"),
+    *("seconds", "gemm_units", "ratio_to_best_peer", "error_over_limit", "spread", "samples"),
+]
+GEOTORCH = importlib.util.find_spec("geotorch") is not None
+QUICK = ["--repeats", "2", "--seconds", "1e-3"]
+
+
+def plan(**changes) -> ParametrizationRace:
+    return ParametrizationRace(
+        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
+    )
+
+
+def contender(row: FrameRow) -> str:
+    return row.contender.partition(" (")[0]
+
+
+# Who takes part
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    own = table.registered.copy()
+    monkeypatch.setattr(table, "registered", own)
+    return own
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_race_on_a_gpu():
+    for heat in heats(plan(device="cuda")):
+        assert all(row.seconds > 0 for row in heat.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
+    for heat in heats(plan(dtype=dtype, peers=False, operations=tuple(OPERATIONS))):
+        raced = {contender(row) for row in heat.rows}
+        left_out = {name.partition(" (")[0] for name in heat.left_out}
+        assert raced | left_out == set(sk.available())
+        for name in left_out:
+            unsupported = sk.available()[name].supports((4, 4), getattr(torch, dtype)) is not None
+            assert unsupported or (name, heat.operation) == ("stiefel", "step")
+        assert all(row.ratio_to_best_peer is None for row in heat.rows)
+
+
+def test_a_plugin_races_in_each_of_its_precisions_and_has_no_peer_of_its_own(own_registry):
+    class Mine(sk.parametrizations.Cayley):
+        precisions = ("exact", "fast")
+
+    own_registry.register("mine", Mine)
+    (heat,) = heats(plan(parametrizations=("mine",), operations=("forward_backward",)))
+    assert {row.contender for row in heat.rows} == {"mine (exact)", "mine (fast)"}
+    assert {row.ratio_to_best_peer for row in heat.rows} == {None}
+    (heat,) = heats(plan(parametrizations=("mine",), precisions=("fast",), operations=("forward",)))
+    assert [row.contender for row in heat.rows] == ["mine (fast)"]
+
+
+def test_a_precision_that_no_member_of_the_race_has_is_refused(own_registry):
+    class Mine(sk.parametrizations.Cayley):
+        precisions = ("exact",)
+
+    own_registry.register("mine", Mine)
+    with pytest.raises(errors.OptionError, match="a parametrization with precision fast"):
+        plan(parametrizations=("mine",), precisions=("fast",))
+
+
+def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
+    class Mine(sk.parametrizations.Cayley):
+        pass
+
+    own_registry.register("mine", Mine)
+    table = peers.peers.copy()
+    table.register("theirs", dataclasses.replace(peers.peers.get("torch_solve"), family="mine"))
+    monkeypatch.setattr(peers, "peers", table)
+    (heat,) = heats(plan(parametrizations=("mine",), precisions=("exact",), operations=("forward",)))
+    assert [row.contender for row in heat.rows] == ["mine (exact)", "theirs"]
+    assert heat.rows[0].ratio_to_best_peer is not None
+
+
+def test_a_peer_that_is_no_contender_is_refused():
+    with pytest.raises(errors.PluginError, match="'wrong' needs to be a Contender"):
+        peers.missing_packages({"wrong": 3})  # type: ignore[dict-item]
+
+
+def test_options_reach_the_members_that_have_them_and_stand_in_the_name():
+    (heat,) = heats(
+        plan(parametrizations=("householder", "cayley"), options={"reflections": 2}, operations=("forward",))
+    )
+    names = {row.contender for row in heat.rows}
+    assert {"householder (exact, reflections=2)", "cayley (exact)", "torch_householder_product"} <= names
+    assert "as many reflectors as columns" in heat.left_out["torch_orthogonal_householder"]
+
+
+def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own_registry, monkeypatch):
+    def broken(problem):
+        raise RuntimeError("not implemented for 'Matrix'\nand a long trace")
+
+    class Broken(sk.parametrizations.Cayley):
+        def forward(self, skew, phase=None):
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"bad": Contender("cayley", broken)}))
+    (heat,) = heats(plan(parametrizations=("cayley",), operations=("forward",)))
+    assert heat.left_out == {"bad": "not implemented for 'Matrix'"}
+    own_registry.register("broken", Broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        list(heats(plan(parametrizations=("broken",))))
+
+
+# What is compared with what
+
+
+@pytest.mark.slow
+def test_the_ratio_is_the_best_peers_time_over_its_own_within_family_and_heat():
+    for heat in heats(plan(sizes=((6, 6), (6, 2)), batch=2)):
+        for row, family in zip(heat.rows, heat.families, strict=True):
+            like = [
+                other.seconds
+                for other, its in zip(heat.rows, heat.families, strict=True)
+                if its == family and other.contender in peers.peers.names()
+            ]
+            assert row.ratio_to_best_peer == (min(like) / row.seconds if like else None)
+            assert row.gemm_units == row.seconds / heat.unit
+
+
+@pytest.mark.slow
+def test_a_batch_races_apart_and_grouped_on_coordinates_of_the_same_draw():
+    names = [f"{name} (exact)" for name in ("cayley", "stiefel")]
+    for heat in heats(plan(parametrizations=("cayley", "stiefel"), precisions=("exact",), batch=3, apart=True)):
+        raced = {row.contender for row in heat.rows} | set(heat.left_out)
+        assert raced >= {name + end for name in names for end in ("", ", apart", ", grouped")}
+        for row in heat.rows:
+            assert row.batch == 3
+    apart = our_contenders(["cayley"], ["exact"], {}, apart=True)
+    problem = plan(batch=3).problem(4, 4)
+    frames = []
+    for word in ("apart", "grouped"):
+        seeds.reseed()  # signs are drawn from torch's own generator
+        frames.append(apart[f"cayley (exact), {word}"].enter(dataclasses.replace(problem)).weight())
+    assert torch.allclose(*frames, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_command_says_what_a_batch_costs_apart(capsys):
+    assert bench("--sizes 4 --batch 2 --apart --parametrizations cayley --precisions exact") == 0
+    out = capsys.readouterr().out
+    assert "/ batch" in out
+    assert "cayley (exact), grouped" in out
+
+
+def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
+    solve = peers.peers.get("torch_solve")
+
+    def poisoned(problem):
+        entry = solve.enter(problem)
+        return dataclasses.replace(entry, weight=lambda: sum(entry.parameters) * float("nan"))
+
+    monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"x": Contender("cayley", poisoned)}))
+    (heat,) = heats(plan(parametrizations=("cayley",), precisions=("exact",), operations=("forward",)))
+    assert [(row.contender, row.ratio_to_best_peer) for row in heat.rows] == [("cayley (exact)", None), ("x", None)]
+    assert heat.rows[1].error_over_limit is None
+
+
+@pytest.mark.slow
+def test_a_race_uses_the_threads_asked_for_and_gives_them_back():
+    before, seen = torch.get_num_threads(), []
+    list(heats(plan(threads=2), lambda *_: seen.append(torch.get_num_threads())))
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == before
+
+
+def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
+    seeds.reseed(3)
+    expected = torch.rand(1)
+    seeds.reseed(3)
+    list(heats(plan(operations=("forward",))))
+    assert torch.equal(torch.rand(1), expected)
+
+
+# The command
+
+
+@pytest.fixture
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
+
+
+def bench(words: str, *more: str) -> int:
+    return main(["bench", "parametrizations", *words.split(), *more])
+
+
+@pytest.mark.slow
+def test_the_command_prints_tables_and_writes_rows(capsys):
+    assert bench("--sizes 4,5x2 --peers --operations step,forward --json rows.json", *QUICK) == 0
+    rows = json.loads(Path("rows.json").read_text())
+    assert all(list(row) == KEYS for row in rows)
+    assert [field.name for field in dataclasses.fields(FrameRow)] == KEYS
+    heats_in_order = list(dict.fromkeys((row["operation"], row["n"], row["p"]) for row in rows))
+    assert heats_in_order == [("forward", 4, 4), ("step", 4, 4), ("forward", 5, 2), ("step", 5, 2)]
+    assert {(row["batch"], row["dtype"], row["device"]) for row in rows} == {(1, "float32", "cpu")}
+    shown = capsys.readouterr().out
+    for row in rows:
+        assert row["contender"] in shown
+        assert row["seconds"] > 0
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert shown.count("Left out: fourier") == 1
+
+
+def test_the_command_takes_batches_dtypes_and_options(capsys):
+    words = "--sizes 4 --batch 3 --dtype complex64 --parametrizations fourier,householder --precisions exact"
+    assert bench(f"{words} --operations forward --options.reflections 2", *QUICK) == 0
+    shown = capsys.readouterr().out
+    assert "forward, 3 of 4 x 4, complex64, cpu" in shown
+    assert "householder (exact, reflections=2)" in shown
+    assert "fourier (exact)" in shown
+
+
+def test_help_says_what_is_drawn(capsys):
+    assert bench("--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("E |a|^2 = 1/n", "N(0, 1)", "uniform on (-pi, pi)", "dL/dW", "n x p with a p x p"):
+        assert words in shown
+
+
+def test_the_page_describes_every_peer():
+    page = Path(__file__).parents[2].joinpath("docs", "benchmarks.md").read_text()
+    assert all(f"`{name.removesuffix('_base')}`" in page for name in peers.peers.names())
+
+
+def test_options_may_stand_in_a_file(capsys):
+    Path("my.toml").write_text(
+        'sizes = "3"\nparametrizations = "householder"\noperations = "forward"\n[options]\nreflections = 2'
+    )
+    assert bench("--config my.toml", *QUICK) == 0
+    assert "householder (exact, reflections=2)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_without_geotorch_the_rest_races_and_a_word_says_so(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "geotorch" else find(name))
+    assert bench("--sizes 3 --peers --operations forward", *QUICK) == 0
+    out, err = capsys.readouterr()
+    assert 'pip install "stiefelkit[peers]"' in err
+    assert len(err.splitlines()) == 1
+    assert "geotorch" not in out
+    assert "torch_orthogonal_cayley" in out
+    assert bench("--sizes 3 --operations forward", *QUICK) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GEOTORCH, reason="needs geotorch")
+def test_geotorch_races_where_it_is_installed(capsys):
+    assert bench("--sizes 4,4x2 --peers --operations forward_backward", *QUICK) == 0
+    assert capsys.readouterr().out.count("geotorch_") == 4
+
+
+def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
+    count = iter(range(9))
+
+    def interrupted(*arguments, **options):
+        if next(count) == 1:
+            raise KeyboardInterrupt
+        return race(*arguments, **options)
+
+    monkeypatch.setattr(course, "race", interrupted)
+    assert bench("--sizes 3 --json rows.json", *QUICK) == 130
+    out, err = capsys.readouterr()
+    assert "forward_backward, 3 x 3" in out
+    assert len(err.splitlines()) == 1
+    assert {row["operation"] for row in json.loads(Path("rows.json").read_text())} == {"forward_backward"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--parametrizations cayly", 'did you mean "cayley"'),
+        ("--sizes 0", "n >= p >= 1"),
+        ("--sizes -3", "n >= p >= 1"),
+        ("--sizes 4x8", "got 4 x 8"),
+        ("--sizes 4x", "4x"),
+        ("--sizes 4x2x1", "4x2x1"),
+        ("--sizes big", "big"),
+        ("--sizes ,", "one size"),
+        ("--dtype int32", "int32"),
+        ("--dtype float23", 'did you mean "float32"'),
+        ("--device gpu", "device"),
+        ("--device cuda:99", "99"),
+        ("--repeats -1", "repeats"),
+        ("--repeats 2.5", "2.5"),
+        ("--seconds 0", "seconds"),
+        ("--seconds nan", "seconds"),
+        ("--batch 0", "batch"),
+        ("--threads 0", "threads"),
+        ("--seed -1", "seed"),
+        ("--precisions exakt", 'did you mean "exact"'),
+        ("--operations forwards", 'did you mean "forward"'),
+        ("--operations ,", "one operation"),
+        ("--apart", "a batch of two frames or more"),
+        ("--options.reflection 2", 'did you mean "reflections"'),
+        ("--options.reflections 2 --parametrizations cayley", "reflections"),
+        ("--json nowhere/rows.json", "nowhere"),
+        ("--json .", "file"),
+    ],
+)
+def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
+    assert bench(f"{words} --sizes 3" if "--sizes" not in words else words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("Error: ")
+    assert len(err.splitlines()) == 1
+    assert says in err
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.slow
+def test_a_race_of_nobody_is_an_error_that_tells_who_was_left_out(capsys):
+    assert bench("--sizes 3 --parametrizations fourier --json rows.json", *QUICK) == 2
+    out, err = capsys.readouterr()
+    assert "fourier (exact): it needs a complex weight" in out
+    assert err.startswith("Error: The race needs a contender")
+    assert not Path("rows.json").exists()
+
+
+@pytest.mark.parametrize(("words", "says"), [("bench --sizes 4", "race"), ("bench params", "parametrizations")])
+def test_a_race_has_a_name(words, says, capsys):
+    assert main(words.split()) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""The race of the optimizers of frames. No test asserts a time."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from stiefelkit import errors
+from stiefelkit.cli import main
+from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, peer_optimizers, start, start_apart
+from stiefelkit.measuring.races import optimizers
+from stiefelkit.measuring.races.frame_plans import OptimizerRace
+from stiefelkit.measuring.races.optimizers import GRADIENTS, heats
+from stiefelkit.testing import seeds
+
+QUICK = ["--repeats", "2", "--seconds", "1e-3"]
+
+
+@pytest.fixture
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+pytestmark = pytest.mark.usefixtures("_in_a_folder_of_its_own")
+
+
+def plan(**changes) -> OptimizerRace:
+    return OptimizerRace(
+        **{"seed": seeds.seed(), "sizes": ((4, 4),), "repeats": 2, "seconds": 1e-3, "peers": True, **changes}
+    )
+
+
+def bench(words: str, *more: str) -> int:
+    return main(["bench", "optimizers", *words.split(), *more])
+
+
+@pytest.mark.slow
+def test_every_optimizer_of_frames_races_in_each_precision_beside_the_peers():
+    for heat in heats(plan(sizes=((4, 4), (6, 2)))):
+        ours = {f"{name} ({precision})" for name in own_optimizers() for precision in ("exact", "fast")}
+        assert {row.contender for row in heat.rows} == {*ours, *peer_optimizers.names()}
+        assert not heat.left_out
+        assert heat.families == sorted(heat.families)
+
+
+@pytest.mark.slow
+def test_the_ratio_is_to_the_faster_of_geoopts_two_sgd():
+    (heat,) = heats(plan())
+    seconds = {row.contender: row.seconds for row in heat.rows}
+    best = min(seconds["geoopt_sgd_canonical"], seconds["geoopt_sgd_euclidean"])
+    assert all(row.ratio_to_best_peer == best / row.seconds for row in heat.rows)
+    assert all(row.gemm_units == row.seconds / heat.unit for row in heat.rows)
+    (heat,) = heats(plan(peers=False))
+    assert {row.ratio_to_best_peer for row in heat.rows} == {None}
+
+
+def test_a_batch_races_apart_with_the_same_steps_beside_peers_apart():
+    (heat,) = heats(plan(batch=3, apart=True, precisions=("exact",)))
+    names = [*(f"{name} (exact)" for name in own_optimizers()), *peer_optimizers.names()]
+    assert {row.contender for row in heat.rows} == {name + end for name in names for end in ("", ", apart")}
+    assert not heat.left_out
+    for name in ("cayley_adam:exact", "geoopt_sgd_euclidean"):
+        problem = plan(batch=3).problem(5, 3)
+        batch, gradient = problem.exact_frame(), problem.gradient()
+        one = start(name, batch, gradient, 0.1, torch.float32)
+        apart = start_apart(name, batch, gradient, 0.1, torch.float32)
+        for moved in (one, apart):
+            moved.step(gradient.clone())
+            moved.step(2 * gradient)
+        assert torch.allclose(one.frame, apart.frame, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_error_is_that_after_all_steps_of_the_race():
+    (heat,) = heats(plan(sizes=((32, 32),), repeats=20, seconds=0.1))
+    errors_of = {row.contender: row.error_over_limit or 0.0 for row in heat.rows}
+    for name, error in errors_of.items():
+        if name.endswith("(exact)"):
+            assert error <= 2, name
+    assert errors_of["geoopt_sgd_canonical"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+def test_contenders_get_the_same_gradients_in_turns(monkeypatch, batch):
+    seen: dict[int, list[torch.Tensor]] = {}
+    step = MovedFrame.step
+
+    def noted(self, gradient):
+        seen.setdefault(id(self), []).append(gradient.clone())
+        step(self, gradient)
+
+    monkeypatch.setattr(MovedFrame, "step", noted)
+    entries = []
+    start = optimizers.start
+
+    def kept(*arguments):
+        entries.append((arguments, start(*arguments)))
+        seen.pop(id(entries[-1][1]), None)  # of a trial step's frame that is gone
+        return entries[-1][1]
+
+    monkeypatch.setattr(optimizers, "start", kept)
+    (heat,) = heats(plan(batch=batch, repeats=30, seconds=1))
+    assert heat.problem.shape == ((4, 4) if batch == 1 else (3, 4, 4))
+    for arguments, _ in entries:
+        assert arguments[1] is entries[0][0][1]
+    lists = [seen[id(moved)] for _, moved in entries]
+    for gradients in lists:
+        assert len(gradients) > GRADIENTS
+        assert torch.equal(gradients[0], entries[0][0][2])
+        for i, g in enumerate(gradients):
+            assert torch.equal(g, lists[0][i % GRADIENTS])
+    assert len({tuple(g.flatten().tolist()) for g in lists[0]}) == GRADIENTS
+
+
+def test_complex_frames_race_without_the_peers_that_take_real_ones(capsys):
+    assert bench("--sizes 3 --dtype complex64 --peers --optimizers cayley_sgd", *QUICK) == 0
+    shown = capsys.readouterr().out
+    assert "cayley_sgd (exact)" in shown
+    assert "geoopt_sgd_euclidean: it needs a real dtype" in shown
+
+
+@pytest.mark.slow
+def test_what_takes_too_long_for_one_step_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(optimizers, "LONGEST", -1.0)
+    (heat,) = heats(plan())
+    assert not heat.rows
+    assert all("a step takes" in reason for reason in heat.left_out.values())
+
+
+@pytest.mark.slow
+def test_the_command_prints_tables_and_writes_rows(capsys):
+    words = "--sizes 4,5x2 --peers --optimizers multiplicative_cayley,cayley_sgd --step-length 0.01 --json rows.json"
+    assert bench(words, *QUICK) == 0
+    shown = capsys.readouterr().out
+    rows = json.loads(Path("rows.json").read_text())
+    assert {(row["operation"], row["n"], row["p"]) for row in rows} == {("step", 4, 4), ("step", 5, 2)}
+    assert all(row["contender"] in shown for row in rows)
+    assert "exact/fast" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    first = {row["contender"]: row["seconds"] for row in rows if row["n"] == 4}
+    share = first["cayley_sgd (exact)"] / first["cayley_sgd (fast)"]
+    assert f"{share:.2f}"[:3] in shown
+
+
+def test_one_precision_has_nothing_to_compare_with(capsys):
+    assert bench("--sizes 4 --precisions exact --optimizers pogo", *QUICK) == 0
+    shown = capsys.readouterr().out
+    assert "pogo (exact)" in shown
+    assert "fast)" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--optimizers cayley_sdg", 'did you mean "cayley_sgd"'),
+        ("--optimizers adam", "adam"),
+        ("--precisions exakt", 'did you mean "exact"'),
+        ("--step-length 0", "step_length"),
+        ("--step-length nan", "step_length"),
+        ("--step-length 1e30", "step_length > 0 and <= 100"),
+        ("--dtype bfloat16", "'bfloat16'; did you mean"),
+        ("--optimizers geoopt_sgd", "geoopt_sgd_"),
+        ("--sizes 4x8", "4 x 8"),
+        ("--json nowhere/rows.json", "nowhere"),
+    ],
+)
+def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
+    assert bench(words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert says in err
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_the_longest_step_that_is_taken_ends_no_race(dtype):
+    (heat,) = heats(plan(step_length=100.0, dtype=dtype))
+    ours = {f"{name} ({precision})" for name in own_optimizers() for precision in ("exact", "fast")}
+    assert {row.contender for row in heat.rows} | set(heat.left_out) == {*ours, *peer_optimizers.names()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peers", [True, False])
+def test_peers_that_are_named_race_and_no_others(peers):
+    (heat,) = heats(plan(optimizers=("geoopt_sgd_canonical",), peers=peers))
+    assert [row.contender for row in heat.rows] == ["geoopt_sgd_canonical"]
+    (heat,) = heats(plan(optimizers=("pogo", "geoopt_adam_euclidean"), precisions=("fast",), peers=peers))
+    assert [row.contender for row in heat.rows] == ["pogo (fast)", "geoopt_adam_euclidean"]
+
+
+def test_precisions_that_an_optimizer_has_not_are_left_out(monkeypatch):
+    class Plain(torch.optim.SGD):
+        moves_frames = True
+
+        def __init__(self, params, lr):
+            super().__init__(params, lr=lr)
+
+    from stiefelkit.measuring import moved_frames
+    from stiefelkit.registry import Registry
+    from stiefelkit.training import config
+
+    table = Registry("nobody.home", "optimizer", {"plain": Plain})
+    monkeypatch.setattr(moved_frames, "optimizers", table)
+    assert config.optimizers is not table
+    assert plan().contenders() == {"plain (exact)": "plain:exact"}
+    with pytest.raises(errors.OptionError, match="needs an optimizer in precision"):
+        plan(precisions=("fast",))

@@ -1,0 +1,366 @@
+"""The asv suite and the regression gate. No test asserts a time."""
+
+import importlib.util
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stiefelkit as sk
+from benchmarks import device_rows, drift, gate, memory, peers, scan, step_time
+from benchmarks.plan import SUITES
+from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
+from stiefelkit import errors, models
+from stiefelkit.measuring.moved_frames import own_optimizers
+from stiefelkit.measuring.races.scan import ScanHeat
+from stiefelkit.measuring.races.scan_cases import CASES, ScanCase
+from stiefelkit.parametrizations.cayley import Cayley
+from stiefelkit.scan import BACKENDS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(name="smoke")
+def _smoke(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "smoke")
+
+
+@pytest.fixture(name="full")
+def _full(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "full")
+
+
+def tracked(suite: type[Suite], cell: tuple[str, ...]) -> float:
+    """The figure as asv gets it."""
+    table = suite()
+    table.setup(*cell)
+    (name,) = [name for name in dir(table) if name.startswith("track_")]
+    return getattr(table, name)(*cell)
+
+
+def run(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    # asv drops it as well, and a copy of the package must not find the original before itself
+    environment.pop("PYTHONPATH", None)
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+# The tables
+
+
+def test_asv_finds_nothing_wrong():
+    discovery = pytest.importorskip("asv_runner.discovery", reason="asv, of the extra [bench], is not installed")
+    found = list(discovery.disc_benchmarks(str(ROOT / "benchmarks")))
+    names = {f"{suite.__module__.partition('.')[2]}.{suite.__name__}" for suite in SUITES}
+    assert {benchmark.name.rpartition(".")[0] for benchmark in found} == names
+    assert all(benchmark.check(str(ROOT / "benchmarks")) for benchmark in found)
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: f"{suite.__module__}.{suite.__name__}")
+def test_tables_name_their_axes_keep_a_version_and_have_cells_of_quick_mode(suite):
+    assert len(suite.axes) == len(suite.param_names) == len(suite.params)
+    assert all(len(set(axis)) == len(axis) > 0 for axis in suite.axes)
+    # without one, each change of the code would start a new history
+    assert suite.version == "1"
+    levels = {suite().level(*cell) for cell in itertools.product(*suite.axes)}
+    assert "quick" in levels
+
+
+def test_tables_have_a_row_for_everything_registered():
+    assert set(drift.Frames.axes[0]) == {*sk.available(), *own_optimizers()}
+    assert set(drift.Models.axes[0]) == set(models.names())
+    named = {name.partition(" (")[0] for name in step_time.Parametrizations.axes[0]}
+    assert named == set(sk.available())
+    assert {name.partition(" (")[0] for name in step_time.Optimizers.axes[0]} == set(own_optimizers())
+    assert scan.Scan.axes[:2] == (tuple(CASES), BACKENDS)
+
+
+@pytest.mark.slow
+def test_tables_have_a_row_for_what_a_plugin_registers(tmp_path):
+    folder = tmp_path / "plugin-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[stiefelkit.parametrizations]\nmine = plugin:Mine\n")
+    (tmp_path / "plugin.py").write_text(
+        "from stiefelkit.parametrizations.cayley import Cayley\n\n\nclass Mine(Cayley):\n    pass\n"
+    )
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from benchmarks import drift, memory, step_time\n"
+        "assert 'mine' in drift.Frames.params[0]\n"
+        "assert 'mine (exact)' in step_time.Parametrizations.params[0]\n"
+        "assert 'mine (fast)' in memory.Parametrizations.params[0]\n"
+        "drift.RUNS['1000 steps'] = {'steps': 50}\n"
+        "cell = ('mine', 'float32', 'cpu', '1000 steps')\n"
+        "table = drift.Frames(); table.setup(*cell); print(table.track_bits_lost(*cell))\n"
+    )
+    done = run("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5
+
+
+def test_memory_is_that_of_large_frames_and_long_sequences():
+    assert all(size_of(size)[0] >= 1024 for size in memory.Parametrizations.axes[1])
+    assert all(CASES[case].T >= 784 for case in memory.Scan.axes[0])
+
+
+@pytest.mark.usefixtures("smoke")
+def test_cells_beyond_the_mode_are_left_out_with_a_reason():
+    with pytest.raises(NotImplementedError, match="the mode smoke leaves it out"):
+        drift.Frames().setup("cayley", "float32", "cpu", "10000 steps")
+
+
+@pytest.mark.usefixtures("full")
+def test_cells_of_a_gpu_are_left_out_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for suite in [suite for suite in SUITES if suite.__module__ != device_rows.__name__]:
+        place = suite.param_names.index("device")
+        for cell in itertools.product(*suite.axes):
+            reason = suite().reason_against(*cell)
+            assert reason == ("there is no CUDA device" if cell[place].startswith("cuda") else None)
+
+
+@pytest.mark.usefixtures("full")
+def test_cells_that_a_member_refuses_are_left_out_with_its_reason():
+    with pytest.raises(NotImplementedError, match="needs a complex weight"):
+        drift.Frames().setup("fourier", "float32", "cpu", "1000 steps")
+    with pytest.raises(NotImplementedError, match="needs a complex weight"):
+        memory.Parametrizations().setup("fourier (exact)", "1024x1024", "cpu")
+    with pytest.raises(NotImplementedError, match="no orthogonal weight"):
+        drift.Models().setup("lstm", "cpu")
+
+
+def test_a_row_that_is_missing_says_why():
+    heat = ScanHeat(CASES["A"], "forward_backward", 1.0, [], [], {"loop": "it is too slow."})
+    with pytest.raises(NotImplementedError, match="it is too slow"):
+        row_of(heat, heat.rows, "loop")
+
+
+def test_a_mode_that_does_not_exist_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "quik")
+    with pytest.raises(ValueError, match="needs to be one of smoke, quick, full, got 'quik'"):
+        mode()
+
+
+# Figures, at sizes that take no time
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("weights", drift.WEIGHTS)
+@pytest.mark.parametrize("method", ["cayley", "stiefel", "multiplicative_cayley"])
+@pytest.mark.parametrize("length", ["1000 steps", "training"])
+def test_frames_lose_less_than_half_a_bit(monkeypatch, method, weights, length):
+    monkeypatch.setattr(drift, "N", 32)
+    monkeypatch.setitem(drift.RUNS, length, {**drift.RUNS[length], "steps": 30})
+    assert 0 <= tracked(drift.Frames, (method, weights, "cpu", length)) < 0.5
+
+
+def test_a_frame_that_is_lost_is_a_failure_and_no_empty_cell(monkeypatch):
+    monkeypatch.setattr(drift, "N", 4)
+    monkeypatch.setitem(drift.RUNS, "1000 steps", {"steps": 20})
+    monkeypatch.setattr(Cayley, "forward", lambda self, skew, *rest: skew.new_full(self.shape, math.nan) + skew.sum())
+    with pytest.raises(ArithmeticError, match="cayley lost its frame"):
+        tracked(drift.Frames, ("cayley", "float32", "cpu", "1000 steps"))
+
+
+def test_the_weights_of_a_trained_net_lose_less_than_half_a_bit(monkeypatch):
+    monkeypatch.setattr(drift.Models, "steps", 2)
+    assert 0 <= tracked(drift.Models, ("scornn", "cpu")) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("suite", "cell"),
+    [
+        (step_time.Parametrizations, ("cayley (fast)", "step", "8x4", "complex64", "cpu")),
+        (step_time.Optimizers, ("cayley_sgd (exact)", "8x4", "float32", "cpu")),
+        (peers.Parametrizations, ("householder (exact)", "forward_backward", "8x4", "cpu")),
+        (peers.Optimizers, ("multiplicative_cayley (fast)", "8x4", "cpu")),
+        (memory.Parametrizations, ("cayley (exact)", "64x64", "cpu")),
+    ],
+)
+def test_figures_of_small_frames_are_positive_and_finite(monkeypatch, suite, cell):
+    for module in (step_time, memory, peers):
+        monkeypatch.setattr(module, "SIZES", {"8x4": "quick", "64x64": "quick"})
+        if hasattr(module, "patience"):
+            monkeypatch.setattr(module, "patience", lambda: {"repeats": 2, "seconds": 1e-3})
+    if suite is peers.Parametrizations:
+        pytest.importorskip("geotorch")
+    assert 0 < tracked(suite, cell) < math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("suite", "cell"),
+    [
+        (scan.Scan, ("A", "inplace", "last_state", "cpu")),
+        (peers.Scan, ("A", "eager_loop", "cpu")),
+        (memory.Scan, ("A", "eager_loop", "sequence", "cpu")),
+    ],
+)
+def test_figures_of_short_sequences_are_finite(monkeypatch, suite, cell):
+    monkeypatch.setitem(CASES, "A", ScanCase("A", T=8, n=4, B=2))
+    for module in (scan, peers):
+        monkeypatch.setattr(module, "patience", lambda: {"repeats": 2, "seconds": 1e-3})
+    assert 0 <= tracked(suite, cell) < math.inf
+
+
+# The gate
+
+
+class Figures(Suite):
+    """What is measured one time after the other."""
+
+    unit = "ratio"
+    axes = (("this",), ("cpu",))
+    param_names = ("what", "device")
+    left: list[float]
+
+    def level(self, *cell):
+        return "smoke"
+
+    def measure(self, *cell):
+        figure = Figures.left.pop(0)
+        if figure < 0:
+            raise errors.OptionError("it needs another option.")
+        return figure
+
+
+class Bits(Figures):
+    unit = "bits"
+
+
+@pytest.mark.parametrize(
+    ("suite", "before", "measured", "verdict"),
+    [
+        (Bits, 0.1, [0.6], None),
+        (Bits, 0.1, [0.61], r"0\.61 bits, baseline 0\.1, allowed 0\.6"),
+        (Bits, 3.0, [-1], "not measured any more: it needs another option"),
+        (Figures, 0.5, [0.59], None),
+        (Figures, 0.5, [0.7, 0.65, 0.55], None),
+        (Figures, 0.5, [0.7, 0.65, 0.63, 0.61], r"0\.61 ratio, baseline 0\.5, allowed 0\.6"),
+        (Figures, 0.5, [], "fails: IndexError"),
+    ],
+)
+def test_a_loss_of_half_a_bit_or_a_fifth_of_a_ratio_is_a_regression(suite, before, measured, verdict):
+    Figures.left = list(measured)
+    found = gate.regression(gate.Track(suite, ("this", "cpu")), before)
+    assert (found is None) if verdict is None else (found is not None and re.search(verdict, found))
+    assert Figures.left == []
+
+
+def test_another_machine_than_the_baselines_may_double_a_ratio(tmp_path, monkeypatch, capsys):
+    track = gate.Track(Figures, ("this", "cpu"))
+    monkeypatch.setattr(gate, "tracks", lambda: [track])
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(json.dumps({"measured_with": {"processor": "another"}, "tracks": {track.name: 0.5}}))
+    words = ["--subset", "smoke", "--baseline", str(baseline)]
+    Figures.left = [0.9]
+    assert gate.main(words) == 0
+    assert "another machine" in capsys.readouterr().out
+    Figures.left = [1.1] * gate.TRIES
+    assert gate.main(words) == 1
+
+
+def test_what_was_refused_when_the_baseline_was_made_and_what_is_new_is_no_regression(capsys):
+    track = gate.Track(Figures, ("this", "cpu"))
+    assert gate.compare([track], {track.name: None}) == []
+    assert gate.compare([track], {}) == []
+    assert "not in the baseline" in capsys.readouterr().out
+
+
+def test_an_update_takes_the_median_and_drops_what_is_no_track_any_more():
+    Figures.left = [0.9, 0.5, 0.7]
+    track = gate.Track(Figures, ("this", "cpu"))
+    assert gate.updated([track], {"drift.Frames(gone, float32, cpu, 1000 steps)": 0.1}) == {track.name: 0.7}
+    Figures.left = [-1.0]
+    assert gate.updated([track], {}) == {track.name: None}
+
+
+@pytest.mark.usefixtures("smoke")
+def test_the_baseline_has_a_figure_for_each_track_of_the_smoke_test(monkeypatch):
+    baseline = json.loads(gate.BASELINE.read_text())["tracks"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    due = [track.name for track in gate.tracks() if track.is_due]
+    assert due
+    assert [name for name in due if baseline.get(name) is None] == []
+
+
+@pytest.mark.usefixtures("smoke")
+def test_tracks_that_are_gone_are_regressions(tmp_path, capsys):
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(json.dumps({"measured_with": {}, "tracks": {"drift.Frames(gone, float32, cpu, 1 step)": 0.1}}))
+    words = ["--subset", "smoke", "--tracks", r"multiplicative_cayley, float32|gone", "--baseline", str(baseline)]
+    assert gate.main(words) == 1
+    assert "is no track any more" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("smoke")
+@pytest.mark.parametrize("words", [["--tracks", "("], ["--tracks", "nothing"], ["--baseline", "missing.json"]])
+def test_what_cannot_be_compared_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        gate.main(["--subset", "smoke", *words])
+    assert caught.value.code == 2
+    assert words[1] in capsys.readouterr().err
+
+
+# A regression that is planted
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the package and its benchmarks."""
+    for folder in ("stiefelkit", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+def plant(copy: Path, file: str, lines: str) -> None:
+    with (copy / "stiefelkit" / file).open("a") as source:
+        source.write(lines)
+
+
+def gated(copy: Path, tracks: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "benchmarks.gate", "--subset", "smoke", "--tracks", tracks, *words, cwd=copy)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("smoke")
+def test_the_gate_passes_what_is_and_sees_that_the_last_newton_step_is_missing(copy, capsys):
+    tracks = r"drift.*(matrix_exp|multiplicative)"
+    assert gate.main(["--subset", "smoke", "--tracks", tracks]) == 0
+    assert "2 tracks, 0 regressions" in capsys.readouterr().out
+    plant(copy, "functional/_exponential/taylor.py", "\n\ndef polished(w):\n    return w\n")
+    failed = gated(copy, tracks)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "2 tracks, 1 regressions:" in failed.stdout
+    assert re.fullmatch(
+        r"drift\.Frames\(matrix_exp, float32, cpu, 1000 steps\): \S+ bits, baseline \S+, allowed \S+",
+        failed.stdout.splitlines()[-1],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("geotorch") is None, reason="geotorch, of the extra [bench], is missing")
+def test_the_gate_sees_that_a_map_takes_five_times_as_long(copy):
+    plant(
+        copy,
+        "parametrizations/householder.py",
+        "\n\n_once = Householder.forward\n\n\ndef _again(self, *coordinates):\n"
+        "    return sum(_once(self, *coordinates) for _ in range(5)) / 5\n\n\nHouseholder.forward = _again\n",
+    )
+    source = copy / "benchmarks" / "gate.py"  # what is five times as slow is so at the first try
+    source.write_text(source.read_text().replace(f"TRIES = {gate.TRIES}\n", "TRIES = 1\n"))
+    failed = gated(copy, "peers.*householder")
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "1 tracks, 1 regressions" in failed.stdout
+    assert "peers.Parametrizations(householder (exact), forward_backward, 256x256, cpu)" in failed.stdout

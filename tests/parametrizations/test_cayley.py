@@ -1,0 +1,231 @@
+"""The Cayley transform against closed forms and the papers' theorems."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size, spread_band, unpack_skew
+from stiefelkit.functional._cayley.accretive import inverse_of_accretive
+from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.testing import seeds
+
+Cayley = sk.parametrizations.Cayley
+
+
+def full_skew(v, n, p, is_complex):
+    """The n x n skew matrix whose transform's first p columns are the frame."""
+    a11, a21 = unpack_skew(v, n, p, is_complex)
+    return torch.cat([torch.cat([a11, -a21.mH], dim=1), torch.cat([a21, a21.new_zeros(n - p, n - p)], dim=1)])
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(n=st.integers(1, 12), short=st.integers(0, 11), seed=st.integers(0, 99), is_complex=st.booleans())
+def test_the_p_by_p_form_is_the_n_by_n_transform(n, short, seed, is_complex):
+    p = max(1, n - short)
+    seeds.reseed(seed)
+    v = torch.randn(skew_size(n, p, is_complex), dtype=torch.float64)
+    phase = torch.randn(p, dtype=torch.float64) if is_complex else None
+    d = torch.ones(p, dtype=torch.float64) if phase is None else torch.exp(1j * phase)
+    a = full_skew(v, n, p, is_complex)
+    eye = torch.eye(n, dtype=a.dtype)
+    expected = torch.linalg.solve(eye + a, eye - a)[:, :p] * d
+    assert torch.allclose(cayley(v, n, p, phase=phase), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_packing_reads_back_what_it_unpacks(is_complex):
+    v = torch.randn(3, skew_size(7, 4, is_complex), dtype=torch.float64)
+    a11, a21 = unpack_skew(v, 7, 4, is_complex)
+    assert torch.equal(pack_skew(a11, a21), v)
+    assert torch.equal(a11, -a11.mH)
+
+
+def test_real_gradient_is_theorem_3_2_of_helfrich():
+    # A = P - P^T with tied entries: dL/dA = V^T - V, V = (I + A)^-T G (D + W^T), in units of papers on full matrices.
+    n, rho = 9, 4
+    param = Cayley((n, n), dtype=torch.float64, negative=rho)
+    v = torch.randn(skew_size(n, n, False), dtype=torch.float64, requires_grad=True)
+    g = torch.randn(n, n, dtype=torch.float64)
+    w = param(v)
+    (ours,) = torch.autograd.grad(w, v, g)
+    a, _ = unpack_skew(v.detach(), n, n, False)
+    d = torch.diag(param.signs.double())
+    theirs = torch.linalg.solve((torch.eye(n, dtype=torch.float64) + a).mT, g) @ (d + w.detach().mT)
+    assert torch.allclose(ours, pack_skew(theirs.mT - theirs, a[:0]), atol=1e-13)
+
+
+def test_complex_gradient_is_theorem_2_of_maduranga():
+    # G = dL/dW is their unconjugated Wirtinger derivative, conj(torch's) / 2; DFA = C^T - conj(C).
+    n = 7
+    param = Cayley((n, n), dtype=torch.complex128)
+    v = torch.randn(n * n, dtype=torch.float64, requires_grad=True)
+    theta = torch.randn(n, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(n, n, dtype=torch.complex128)
+    w = param(v, theta)
+    table, phase = torch.autograd.grad(w, (v, theta), g)
+    a, _ = unpack_skew(v.detach(), n, n, True)
+    eye, d = torch.eye(n, dtype=torch.complex128), torch.exp(1j * theta.detach())
+    wirtinger = g.conj() / 2
+    c = torch.linalg.solve((eye + a).mT, wirtinger) @ (torch.diag(d) + w.detach().mT)
+    dfa = c.mT - c.conj()
+    expected = (2 * dfa.real).tril(-1) + (2 * dfa.imag).triu(1) + torch.diag(dfa.imag.diagonal())
+    assert torch.allclose(table.view(n, n), expected, atol=1e-13)
+    k = torch.linalg.solve(eye + a, eye - a)
+    assert torch.allclose(phase, 2 * (1j * (wirtinger.mT @ k).diagonal() * d).real, atol=1e-13)
+
+
+@pytest.mark.parametrize("n", [2, 5, 16, 33, 64, 128])
+def test_the_preimage_of_a_real_square_frame_is_bounded_by_one(n):
+    for seed in range(3):
+        q = sk.init.haar((n, n), generator=seeds.generator(seed))
+        v, _ = cayley_inverse(q)
+        assert v.abs().max() <= 1 + 2e-6
+
+
+def test_the_preimage_of_a_tall_real_frame_is_bounded_by_one():
+    q = sk.init.haar((40, 12))
+    a11, a21 = unpack_skew(cayley_inverse(q)[0], 40, 12, False)
+    assert a11.abs().max() <= 1 + 2e-6
+    assert torch.linalg.vector_norm(a21, dim=0).max() <= 1 + 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize(
+    ("n", "p"), [(1, 1), (2, 2), (3, 1), (17, 17), (64, 64), (64, 8), (255, 255), (512, 512), (1024, 64), (1024, 1024)]
+)
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_frames_are_exact_at_every_size(n, p, dtype, scale):
+    param = Cayley((n, p), dtype=dtype)
+    w = param(*(scale * torch.randn(shape) for shape in param.coordinates.values()))
+    assert orthogonality_error(w).item() <= min(permitted_error(p, dtype), 1.2 * 3.6e-8 * p**0.5 + 1.2e-7)
+
+
+def test_fixed_signs_fix_the_determinant_for_good():
+    layer = sk.orthogonal(torch.nn.Linear(6, 6), "weight", "cayley", negative=3)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.5)
+    for _ in range(20):
+        layer.weight.trace().backward()
+        optimizer.step()
+    assert torch.linalg.det(layer.weight).item() == pytest.approx(-1, abs=1e-5)
+
+
+def test_fixed_signs_refuse_a_frame_outside_their_image():
+    layer = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley", negative=1)
+    before = layer.weight.detach().clone()
+    with pytest.raises(sk.errors.ImageError, match="eigenvalue at or near -1"):
+        layer.weight = torch.eye(4)
+    assert torch.equal(layer.weight, before)
+
+
+def test_a_weight_that_fits_the_fixed_signs_is_kept():
+    donor = sk.orthogonal(torch.nn.Linear(4, 4), "weight", "cayley", negative=1, init="helfrich")
+    plain = torch.nn.Linear(4, 4)
+    plain.weight.data.copy_(donor.weight.data)
+    kept = sk.orthogonal(plain, "weight", "cayley", negative=1)
+    assert torch.allclose(kept.weight, donor.weight, atol=1e-6)
+
+
+def test_negative_takes_a_count_or_signs():
+    signs = Cayley((3, 3), dtype=torch.float32, negative=2).signs
+    assert torch.equal(signs, Cayley((3, 3), dtype=torch.float32, negative=[1, -1, -1]).signs)
+    for bad in (4, -1, [1, 1], [1, 2, 1], "two", 1.5, True):
+        with pytest.raises(sk.errors.OptionError, match="negative"):
+            Cayley((3, 3), dtype=torch.float32, negative=bad)
+
+
+def test_helfrich_puts_eigenvalues_on_a_quarter_arc():
+    param = Cayley((8, 8), dtype=torch.float64)
+    coordinates, _ = param.initial("helfrich", seeds.generator(1))
+    angles = torch.linalg.eigvals(param(*coordinates)).angle().abs()
+    assert angles.max() <= torch.pi / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_an_arc_spreads_the_eigenvalues_of_helfrich_as_far(dtype):
+    whole = Cayley((400, 400), dtype=dtype, arc=2 * torch.pi)
+    skew = whole.initial("helfrich", seeds.generator(1))[0][0]
+    quarter = Cayley((400, 400), dtype=dtype).initial("helfrich", seeds.generator(1))[0][0]
+    assert torch.allclose(4 * quarter.atan(), skew.atan() % torch.pi)  # tan(t/2), t four times as large
+    layer = sk.orthogonal(torch.nn.Linear(9, 9), "weight", "cayley", init="helfrich", negative=2, arc=0.01)
+    assert torch.linalg.norm(layer.weight - torch.diag(torch.tensor([1.0] * 7 + [-1.0] * 2))) < 0.05
+    model = sk.models.create("scurnn", 2, 6, 1, arc=2 * torch.pi)
+    twin = sk.models.create("scurnn", 2, 6, 1)
+    twin.load_state_dict(model.state_dict())
+    for arc in (0.0, 7.0, True, "pi"):
+        with pytest.raises(errors.OptionError, match=r"arc > 0 and <= 6\.28"):
+            Cayley((4, 4), arc=arc)
+
+
+def test_the_index_cache_survives_inference_mode():
+    with torch.inference_mode():
+        Cayley((23, 23), dtype=torch.float32)(torch.zeros(253))
+    v = torch.zeros(253, requires_grad=True)
+    Cayley((23, 23), dtype=torch.float32)(v).sum().backward()
+    assert v.grad is not None
+    assert torch.isfinite(v.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("n", [63, 64, 131, 256])
+def test_single_precision_gradients_are_those_of_double(n, precision, dtype):
+    double = torch.promote_types(dtype, torch.float64)
+    map, twin = Cayley((n, n), dtype=dtype, precision=precision), Cayley((n, n), dtype=double)
+    phase = () if dtype == torch.float32 else (torch.rand(n),)
+    g = torch.randn(n, n, dtype=dtype)
+    for scale, tolerance in ((n**-0.5, 1e-5), (1.0, 1e-5), (100.0, 1e-5), (1e4, 1e-3)):
+        v = (torch.randn(map.coordinates["skew"]) * scale).requires_grad_()
+        exact = v.detach().double().requires_grad_()
+        (ours,) = torch.autograd.grad(map(v, *phase), v, g)
+        (theirs,) = torch.autograd.grad(twin(exact, *phase), exact, g.to(double))
+        assert torch.dist(ours.double(), theirs) <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("size", [0.1, 1.0, 1e2, 1e4])
+def test_the_block_inverse_is_the_inverse(dtype, size):
+    a = torch.randn(2, 150, 150, dtype=dtype) * size
+    m = torch.eye(150, dtype=dtype) + a - a.mH
+    exact = torch.linalg.inv(m.to(torch.promote_types(dtype, torch.float64)))
+    bound = 1e-5 if dtype in (torch.float32, torch.complex64) else 1e-9
+    assert torch.dist(inverse_of_accretive(m).to(exact.dtype), exact) <= bound * exact.norm()
+
+
+def test_fast_frames_keep_their_bound():
+    for n in (128, 201, 400):
+        map = Cayley((n, n), dtype=torch.float32, precision="fast")
+        for scale in (1e-3, 0.05, 0.3, 10.0, 1e4):
+            v = torch.randn(map.coordinates["skew"]) * scale
+            assert orthogonality_error(map(v)).item() <= map.error_bound(v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("n", "p", "bandwidth"), [(7, 7, 2), (6, 6, 5), (6, 3, 1)])
+def test_a_bandwidth_keeps_a_band_of_a(n, p, bandwidth, dtype):
+    map = Cayley((n, p), dtype=dtype, bandwidth=bandwidth)
+    v = torch.randn(map.coordinates["skew"], dtype=torch.float64)
+    a11, a21 = unpack_skew(spread_band(v, n, p, dtype.is_complex, bandwidth), n, p, dtype.is_complex)
+    a = torch.cat([a11, a21])
+    far = (torch.arange(n)[:, None] - torch.arange(p)).abs() > bandwidth
+    assert (a[far] == 0).all()
+    assert (a.real.tril(-1)[~far & (torch.arange(n)[:, None] > torch.arange(p))] != 0).all()
+    phase = (torch.rand(p, dtype=torch.float64),) if dtype.is_complex else ()
+    whole = Cayley((n, p), dtype=dtype)
+    assert torch.equal(map(v, *phase), whole(spread_band(v, n, p, dtype.is_complex, bandwidth), *phase))
+
+
+def test_a_band_has_its_own_count_and_refuses_other_frames():
+    layer = sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=3)
+    assert sk.coordinates(layer, "weight")["skew"].numel() == 3 * 20 - 3 * 4 // 2
+    with pytest.raises(errors.ImageError, match="bandwidth=3"):
+        layer.weight = sk.init.haar((20, 20)).float()
+    for wrong in (0, 20, True, 1.5):
+        with pytest.raises(errors.OptionError, match="from 1 to n - 1"):
+            sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=wrong)
+    other = sk.orthogonal(torch.nn.Linear(20, 20), "weight", "cayley", bandwidth=4)
+    with pytest.raises(errors.CheckpointError, match="bandwidth"):
+        other.load_state_dict(layer.state_dict())

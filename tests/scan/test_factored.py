@@ -1,0 +1,336 @@
+"""Recurrent matrices in factors: the numbers of the scan with W, for every map that has factors."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.contract.table import find_parametrization
+from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
+from stiefelkit.scan import Factored, activations, scan
+from stiefelkit.scan.engines import chunks
+from stiefelkit.scan.structures import STRUCTURES, brick
+from stiefelkit.weights.find import coordinate_list_of
+
+DOUBLE, COMPLEX = torch.float64, torch.complex128
+MAPS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+    ("givens", COMPLEX, {"layers": 2}),
+    ("givens", COMPLEX, {"layers": 5}),
+    ("givens", DOUBLE, {"layers": 1}),
+    ("givens", DOUBLE, {"layers": 4}),
+    ("fourier", COMPLEX, {}),
+    ("householder", DOUBLE, {"reflections": 3}),
+    ("householder", COMPLEX, {"reflections": 2}),
+]
+SIZES = [5, 5, 5, 3, 3, 1]
+LAYOUTS = list(itertools.product((None, SIZES), (False, True), (False, True)))
+
+
+@pytest.fixture(autouse=True)
+def _several_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(brick, "BLOCK", 50)
+
+
+def placed(name: str, dtype: torch.dtype, options: dict[str, Any], n: int = 6) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """A map with a chart that was drawn, and coordinates."""
+    map = find_parametrization(name)((n, n), dtype=dtype, **options)
+    coordinates, chart = map.initial(map.schemes[0])
+    map.load_chart_(chart)
+    wanted = map.coordinate_dtypes.values()
+    return map, tuple(c.to(dtype).requires_grad_() for c, dtype in zip(coordinates, wanted, strict=True))
+
+
+def drawn(map: Any, activation: str = "modrelu", sizes: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """Arguments of a scan by name, but for W."""
+    n, real = map.shape[-1], map.dtype.to_real()
+    arguments = {
+        "x": torch.randn(*((6, 5) if sizes is None else (sum(sizes),)), 3, dtype=real),
+        "h0": torch.randn(5, n, dtype=map.dtype),
+        "u": torch.randn(n, 3, dtype=map.dtype),
+        "bias": torch.randn(n, dtype=map.dtype),
+    }
+    if activation == "modrelu":
+        arguments["activation_bias"] = 0.3 * torch.randn(n, dtype=real)
+    return {name: t.requires_grad_() for name, t in arguments.items()}
+
+
+def run(w: Any, arguments: dict[str, torch.Tensor], **options: Any) -> tuple[Any, torch.Tensor]:
+    given = dict(arguments)
+    options.setdefault("backend", "inplace")
+    return scan(given.pop("x"), w, given.pop("h0"), **given, **options)
+
+
+def factored(map: Any, coordinates: Any) -> Factored:
+    return Factored(map.structure, map.factors(*coordinates))
+
+
+def compared(w: Any, arguments: dict[str, torch.Tensor], leaves: Any, **options: Any) -> list[torch.Tensor]:
+    """States, and gradients by arguments and coordinates of a loss that weighs every number differently."""
+    results = [t for t in run(w, arguments, **options) if t is not None]
+    weights = [torch.arange(1.0, 1 + t.numel(), dtype=DOUBLE).view(t.shape).sin() for t in results]
+    parts = [
+        (t.real * weight).sum() + (t.abs() * weight.flip(-1)).sum() for t, weight in zip(results, weights, strict=True)
+    ]
+    return [*results, *torch.autograd.grad(sum(parts), [*arguments.values(), *leaves])]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "dtype", "options"), MAPS)
+@pytest.mark.parametrize("n", [6, 7])
+def test_factors_make_the_frame_of_their_map(name, dtype, options, n):
+    map, coordinates = placed(name, dtype, options, n)
+    for scale in (1.0, 0.0):  # zero reflectors are the identity
+        at = [c.detach() * scale for c in coordinates]
+        w = STRUCTURES[map.structure].matrix(map.factors(*at))
+        torch.testing.assert_close(w, map(*at), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("sizes", "reverse", "last_only"), LAYOUTS)
+@pytest.mark.parametrize(("name", "dtype", "options"), MAPS)
+def test_states_and_gradients_are_those_with_the_matrix(name, dtype, options, sizes, reverse, last_only):
+    map, coordinates = placed(name, dtype, options, 7)
+    arguments = drawn(map, sizes=sizes)
+    how = {"batch_sizes": sizes, "reverse": reverse, "last_only": last_only}
+    dense = compared(map(*coordinates), arguments, coordinates, **how)
+    ours = compared(factored(map, coordinates), arguments, coordinates, **how)
+    for theirs, value in zip(dense, ours, strict=True):
+        torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("activation", activations.names())
+def test_every_real_activation_goes_with_factors(activation):
+    map, coordinates = placed("givens", DOUBLE, {"layers": 3})
+    arguments = drawn(map, activation)
+    dense = compared(map(*coordinates), arguments, coordinates, activation=activation)
+    ours = compared(factored(map, coordinates), arguments, coordinates, activation=activation)
+    for theirs, value in zip(dense, ours, strict=True):
+        torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_other_roads_form_the_matrix(backend):
+    map, coordinates = placed("fourier", COMPLEX, {})
+    arguments = drawn(map)
+    dense = compared(map(*coordinates), arguments, coordinates, backend=backend)  # "auto": six steps are few
+    ours = compared(factored(map, coordinates), arguments, coordinates, backend=backend)
+    for theirs, value in zip(dense, ours, strict=True):
+        torch.testing.assert_close(value, theirs, rtol=1e-10, atol=1e-10)
+
+
+# What rounding does
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "options", "rounding"),
+    [
+        ("givens", torch.complex64, {"layers": 2}, 8),
+        ("givens", torch.float32, {"layers": 6}, 16),
+        ("fourier", torch.complex64, {}, 16),
+        ("householder", torch.float32, {"reflections": 8}, 8),
+    ],
+)
+def test_a_step_in_factors_keeps_lengths_and_states_to_a_few_roundings(name, dtype, options, rounding):
+    """|h_T| / |h_0| and h_T are within `rounding` eps a step of what float64 gives."""
+    n, steps = 64, 200
+    map, coordinates = placed(name, dtype, options, n)
+    h0 = torch.randn(20, n, dtype=dtype)
+    x = torch.zeros(steps, 20, n)
+    h = run(factored(map, coordinates), {"x": x, "h0": h0}, activation="identity", last_only=True)[1].detach()
+    finer = find_parametrization(name)((n, n), dtype=torch.promote_types(dtype, DOUBLE), **options)
+    finer.load_chart_(map.chart)
+    w = finer(*(c.detach().double() for c in coordinates))
+    exact = h0.to(w.dtype) @ torch.linalg.matrix_power(w, steps).mT
+    bound = rounding * steps * torch.finfo(dtype).eps
+    lengths = torch.linalg.vector_norm(h0.to(w.dtype), dim=-1)
+    assert (torch.linalg.vector_norm(h.to(w.dtype), dim=-1) / lengths - 1).abs().max() < bound
+    assert (torch.linalg.vector_norm(h - exact, dim=-1) / lengths).max() < bound
+
+
+@pytest.mark.parametrize(("name", "dtype", "options"), MAPS)
+def test_float32_gradients_are_those_of_float64_to_rounding(name, dtype, options):
+    map, coordinates = placed(name, dtype, options)
+    arguments = drawn(map)
+    exact = compared(map(*coordinates), arguments, coordinates)
+    coarse = torch.complex64 if dtype.is_complex else torch.float32
+    rounded = find_parametrization(name)(map.shape, dtype=coarse, **options)
+    rounded.load_chart_(map.chart)
+    leaves = [c.detach().float().requires_grad_() for c in coordinates]
+    given = {
+        key: t.detach().to(coarse if t.is_complex() else torch.float32).requires_grad_() for key, t in arguments.items()
+    }
+    for value, theirs in zip(compared(factored(rounded, leaves), given, leaves), exact, strict=True):
+        assert torch.linalg.vector_norm(value - theirs) <= 2e-5 * torch.linalg.vector_norm(theirs)
+
+
+# Transforms of torch
+
+
+def test_a_second_derivative_is_refused_as_with_the_matrix():
+    map, coordinates = placed("givens", COMPLEX, {"layers": 2})
+    loss = run(factored(map, coordinates), drawn(map))[1].abs().sum()
+    first = torch.autograd.grad(loss, coordinates, create_graph=True)
+    with pytest.raises(errors.OptionError, match="reference"):
+        torch.autograd.grad(torch.cat([g.flatten() for g in first]).sum(), coordinates)
+
+
+def test_gradients_of_samples_are_those_of_their_loop():
+    map, coordinates = placed("fourier", COMPLEX, {})
+    given = {key: t.detach() for key, t in drawn(map).items()}
+
+    def loss(coordinates, x):
+        return run(factored(map, coordinates), {**given, "x": x})[1].abs().sum()
+
+    x = torch.randn(4, 6, 5, 3, dtype=DOUBLE)
+    batched = torch.func.vmap(torch.func.grad(loss), (None, 0))(tuple(c.detach() for c in coordinates), x)
+    for i, one in enumerate(x):
+        alone = torch.autograd.grad(loss(coordinates, one), coordinates)
+        for ours, theirs in zip(batched, alone, strict=True):
+            torch.testing.assert_close(ours[i], theirs)
+
+
+@pytest.mark.slow
+def test_compiled_layers_take_factors():
+    rnn = OrthogonalRNN(2, 8, parametrization="givens", layers=2, field="complex", factored=True)
+    x = torch.randn(9, 3, 2)
+    compiled = torch.compile(rnn, fullgraph=True, backend="aot_eager")
+    results = []
+    for net in (rnn, compiled):
+        out, _ = net(x)
+        results.append([out.detach(), *torch.autograd.grad(out.abs().sum(), list(rnn.parameters()))])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# Layers
+
+
+def layers(kind: type = OrthogonalRNN, **options: Any) -> tuple[Any, Any]:
+    """Two layers with the same weights: W formed, and in factors."""
+    dense = kind(3, 8, dtype=DOUBLE, factored=False, **options)
+    ours = copy.deepcopy(dense)
+    ours.factored = True
+    return dense, ours
+
+
+@pytest.mark.parametrize("kind", [OrthogonalRNN, LinearTransitionRNN])
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_layers_agree_in_all_directions(kind, last_only, packed):
+    dense, ours = layers(
+        kind, parametrization="givens", layers=2, field="complex", num_layers=2, bidirectional=True, trainable_h0=True
+    )
+    x: Any = [torch.randn(length, 3, dtype=DOUBLE) for length in (12, 9, 9, 8)]
+    x = pack_sequence(x) if packed else torch.stack([row[:8] for row in x], 1)
+    results = []
+    for rnn in (dense, ours):
+        out, last = rnn(x, last_only=last_only)
+        out = last if out is None else out.data if packed else out
+        (out.abs().sum() + last.real.sum()).backward()
+        results.append([out.detach(), last.detach(), *(p.grad for p in rnn.parameters())])
+    for theirs, value in zip(*results, strict=True):
+        torch.testing.assert_close(value, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_factors_change_nothing_that_is_saved_or_baked():
+    dense, ours = layers(parametrization="householder", reflections=2)
+    assert dense.state_dict().keys() == ours.state_dict().keys()
+    dense.load_state_dict(ours.state_dict())
+    assert torch.equal(dense.weight_hh_l0, ours.weight_hh_l0)
+    x = torch.randn(9, 2, 3, dtype=DOUBLE)
+    before, _ = ours(x)
+    baked = sk.bake(copy.deepcopy(ours))
+    torch.testing.assert_close(baked(x)[0], before)
+    assert "factored=True" in repr(ours)
+
+
+def test_a_gain_keeps_the_matrix():
+    with pytest.raises(errors.OptionError, match=r"needs a map with factors for factored=True.* got"):
+        OrthogonalRNN(3, 8, parametrization="householder", reflections=2, gain=0.9, factored=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: OrthogonalRNN(3, 8, factored=True), "Cayley"),
+        (lambda: OrthogonalRNN(3, 8, parametrization=None, factored=True), "a free W"),
+        (lambda: OrthogonalRNN(3, 8, parametrization="givens", layout="fft", factored=True), "Givens"),
+        (lambda: OrthogonalRNN(3, 8, parametrization="givens", backend="reference", factored=True), "reference"),
+        (lambda: OrthogonalRNNCell(3, 8, factored="yes"), "'yes'"),  # type: ignore[arg-type]
+        (lambda: GORU(3, 8, factored=True), "no option 'factored'"),
+    ],
+)
+def test_what_cannot_be_in_factors_is_said_in_one_sentence(make, text):
+    with pytest.raises(errors.OptionError, match=text):
+        make()
+
+
+def test_forward_mode_and_few_steps_take_the_matrix(monkeypatch):
+    rnn = OrthogonalRNN(3, 8, parametrization="fourier", field="complex", factored=True)
+    x = torch.randn(9, 2, 3)
+    torch.func.jvp(lambda x: rnn(x)[0].abs(), (x,), (x,))
+    coordinate_list = coordinate_list_of(rnn, "weight_hh_l0")
+    assert coordinate_list is not None
+    monkeypatch.setattr(type(coordinate_list.param), "factors", None)
+    rnn(x[:7])
+    with pytest.raises(TypeError):
+        rnn(x)
+
+
+# The choice
+
+
+@pytest.mark.parametrize(
+    ("name", "is_complex", "options", "n", "rows", "is_factored"),
+    [
+        ("fourier", True, {}, 512, 50, True),
+        ("fourier", True, {}, 512, 1, True),
+        ("fourier", True, {}, 256, 128, False),
+        ("givens", True, {"layers": 2}, 256, 20, True),
+        ("givens", True, {"layers": 2}, 1024, 1, True),
+        ("givens", True, {"layers": 2}, 224, 1, False),
+        ("givens", True, {"layers": 2}, 192, 20, False),
+        ("givens", True, {"layers": 8}, 256, 20, False),
+        ("givens", True, {"layers": 8}, 512, 1, True),
+        ("givens", False, {"layers": 8}, 512, 1, False),
+        ("givens", False, {"layers": 8}, 1024, 1, True),
+        ("givens", True, {"layers": 8}, 1024, 128, True),
+        ("givens", False, {"layers": 2}, 512, 20, True),
+        ("givens", False, {"layers": 2}, 512, 1, True),
+        ("givens", False, {"layers": 2}, 384, 2, False),
+        ("givens", False, {"layers": 2}, 256, 20, False),
+        ("givens", True, {}, 256, 128, False),
+        ("householder", False, {"reflections": 32}, 256, 50, True),
+        ("householder", False, {"reflections": 128}, 256, 128, False),
+        ("householder", False, {"reflections": 64}, 256, 1, False),
+        ("householder", False, {"reflections": 32}, 1024, 1, True),
+        ("householder", False, {"reflections": 16}, 512, 1, True),
+        ("householder", False, {"reflections": 32}, 512, 4, True),
+        ("householder", False, {"reflections": 128}, 512, 1, True),
+        ("householder", False, {"reflections": 32}, 192, 1, False),
+        ("householder", True, {"reflections": 32}, 256, 1, True),
+        ("householder", True, {"reflections": 4}, 192, 1, False),
+        ("householder", False, {"reflections": 16}, 128, 128, False),
+        ("householder", False, {"reflections": 16}, 256, 0, True),
+    ],
+)
+def test_factors_are_taken_where_they_were_measured_to_be_faster(name, is_complex, options, n, rows, is_factored):
+    dtype = torch.complex64 if is_complex else torch.float32
+    assert find_parametrization(name)((n, n), dtype=dtype, **options).prefers_factors(rows) is is_factored
+
+
+@pytest.mark.parametrize(("n", "is_factored"), [(16, False), (192, True)])
+def test_a_layer_asks_its_map_and_is_the_same_to_the_bit_where_it_keeps_the_matrix(n, is_factored):
+    asked, dense = (
+        OrthogonalRNN(3, n, parametrization="householder", reflections=2, factored=factored)
+        for factored in (None, False)
+    )
+    dense.load_state_dict(asked.state_dict())
+    x = torch.randn(9, 8, 3)
+    assert torch.equal(asked(x)[0], dense(x)[0]) is not is_factored
+    torch.testing.assert_close(asked(x)[0], dense(x)[0], rtol=1e-4, atol=1e-5)

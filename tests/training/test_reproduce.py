@@ -1,0 +1,398 @@
+"""Experiments of papers: their rows are as the papers have them, and a run of one goes on, and tells what came."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_data
+import torch
+
+from stiefelkit import models
+from stiefelkit.cli import main
+from stiefelkit.errors import DivergedError, RunError, UnknownNameError
+from stiefelkit.testing import seeds
+from stiefelkit.training import data, papers, train
+from stiefelkit.training.figure import Figures
+from stiefelkit.training.log import read
+from stiefelkit.training.papers import Row
+from stiefelkit.training.papers.mnist import PERMUTED
+from stiefelkit.training.processor import processor
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.reproduce import Score, finding, made_by, reproduce, require_settings
+from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.reproduction_page import write_page
+from stiefelkit.training.run_folder import RunFolder
+from stiefelkit.training.session import Session
+
+ROWS = papers.rows()
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that takes no time: epochs of 4 steps, 3 of them in the paper."""
+    often: Any = {"eval_every": 2, "log_every": 2, "checkpoint_every": 3}
+    settings = Settings(hidden_size=4, steps=12, batch_size=5, seed=seeds.seed(3), **often)
+    row = Row("tiny-copying-2", "copying", "scornn", settings, "Nobody 2001", 0.1, {"T": 2, "train_size": 20}, "a note")
+    for table in ("_targets", "_loaded"):
+        monkeypatch.setattr(papers.tables, table, copy.copy(getattr(papers.tables, table)))
+    papers.tables.register("tiny", (row,))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_a_config_and_its_name_says_model_task_and_size(row: Row) -> None:
+    config = row.config()
+    assert row.name.startswith(f"{row.model}-{row.task}-".replace("_", "-"))
+    assert str(row.task_options.get("T", config.hidden_size)) == row.name.rpartition("-")[2]
+    assert config.seed == 5544
+    assert config.steps % row.epoch == 0 or config.task_options.get("fresh")
+    assert papers.find(row.name) == row
+
+
+def test_names_of_rows_are_names_of_one_row() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    with pytest.raises(UnknownNameError, match='did you mean "scornn-mnist-170"'):
+        papers.find("scornn-mnist-17")
+
+
+def test_curves_of_one_figure_have_labels_of_their_own() -> None:
+    shown = [(row.group, row.label) for row in ROWS]
+    assert len(set(shown)) == len(shown)
+    assert papers.find("scornn-pmnist-cosine-170").label == "scornn 170 cosine"
+
+
+TENSORFLOW = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
+
+
+def test_rows_have_the_settings_of_the_papers() -> None:
+    scornn = papers.find("scornn-pmnist-360").config()
+    assert (scornn.steps, scornn.batch_size, scornn.optimizer, scornn.lr) == (77_000, 50, "rmsprop", 1e-3)
+    assert (scornn.rates, scornn.options, scornn.optimizer_options) == ({"skew": 1e-5}, {"negative": 180}, TENSORFLOW)
+    assert papers.find("scornn-mnist-170").config().options == {"negative": 17}
+    scurnn = papers.find("scurnn-mnist-250").config()
+    assert (scurnn.optimizer, scurnn.lr, scurnn.rates) == ("adam", 1e-3, {})
+    assert [scurnn.optimizers[name]["optimizer"] for name in ("skew", "phase")] == ["rmsprop", "adagrad"]
+    assert [scurnn.optimizers[name]["lr"] for name in ("skew", "phase")] == [1e-5, 1e-4]
+    copying = papers.find("scurnn-copying-2000").config()
+    assert (copying.steps, copying.batch_size, copying.optimizer) == (10_000, 20, "rmsprop")
+    assert copying.task_options == {
+        "T": 2000,
+        "train_size": 20_000,
+        "test_size": 1_000,
+        "fresh": False,
+        "at_marker": False,
+    }
+    exprnn = papers.find("exprnn-copying-1000").config()
+    assert (exprnn.lr, exprnn.rates, exprnn.batch_size, exprnn.steps) == (2e-4, {"skew": 2e-5}, 128, 4_000)
+    assert exprnn.task_options["at_marker"]
+    assert exprnn.optimizer_options == {}
+    adding = papers.find("scornn-adding-750").config()
+    assert (adding.options, adding.steps, adding.task_options["test_size"]) == ({"negative": 119}, 20_000, 10_000)
+    assert papers.find("scurnn-adding-200").config().options["arc"] == pytest.approx(6.2832, rel=1e-4)
+
+
+def test_the_lstm_and_eurnn_have_the_settings_of_the_texts() -> None:
+    biases = {"adding-200": 2.0, "adding-400": 4.0, "adding-750": 0.0, "speech-84": -4.0, "mnist-128": 1.0}
+    for name, bias in {**biases, "copying-1000": 1.0}.items():
+        config = papers.find(f"lstm-{name}").config()
+        assert config.options.get("forget_bias", 1.0) == bias
+        of_adding = name.startswith("adding")
+        assert (config.optimizer, config.lr) == (("adam", 1e-2) if of_adding else ("rmsprop", 1e-3))
+        assert config.optimizer_options == ({} if of_adding else TENSORFLOW)
+    assert papers.find("eurnn-adding-400").config().options == {"layers": 2}
+    assert papers.find("eurnn-adding-750").config().options == {"layout": "fft"}
+    assert papers.find("eurnn-pmnist-512").config().options == {"layers": 2}
+    assert papers.find("ornn-copying-1000").config().options == {"activation": "oplu"}
+
+
+def counted(row: Row, parameters: int) -> int:
+    """The parameters of a model as its paper counts them."""
+    n = row.settings.hidden_size or 0
+    if (row.model, row.task) == ("eurnn", "adding"):  # no imaginary part of the 2 columns of U, no read-out
+        return parameters - 3 * n - 1
+    if row.model == "eurnn":  # a first state, which their script makes and does not use
+        return parameters + 2 * n
+    return parameters
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.parameters], ids=lambda row: row.name)
+def test_models_of_rows_have_as_many_parameters_as_the_papers_print(row: Row) -> None:
+    printed, task = row.parameters or 0, row.build_task()
+    in_thousands = 500 if printed % 1000 == 0 else 50
+    with torch.device("meta"):
+        model = models.create(
+            row.model, task.input_size, row.settings.hidden_size or 0, task.output_size, **row.settings.options
+        )
+    found = counted(row, models.count_parameters(model))
+    assert abs(found - printed) <= max(0.035 * printed, in_thousands)
+
+
+def test_rows_of_papers_say_how_many_parameters_or_why_not() -> None:
+    silent = {row.name for row in ROWS if row.in_paper and row.parameters is None and not row.note}
+    assert silent == set()
+    assert not any(row.parameters for row in ROWS if not row.in_paper)
+
+
+ROOT = Path(__file__).parents[2]
+RUNS = [p.parent for place in ("papers", "underway") for p in ROOT.glob(f"benchmarks/results/{place}/*/config.json")]
+
+
+@pytest.mark.skipif(not RUNS, reason="runs are part of a checkout")
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+def test_experiments_of_runs_that_are_kept_mean_what_they_meant(path: Path) -> None:
+    require_settings(RunFolder.open(path), papers.find(path.name))
+
+
+def test_a_recipe_of_mnist_is_the_row_of_sixteen_thousand_parameters() -> None:
+    for model in ("scornn", "scurnn"):
+        recipe = PERMUTED[model].filled(Settings())
+        assert papers.find(f"{model}-pmnist-{recipe.hidden_size}").settings == recipe
+
+
+def test_a_reproduction_stops_goes_on_and_is_finished(tmp_path: Path) -> None:
+    row, path = papers.find("tiny-copying-2"), tmp_path / "run"
+    assert reproduce(row, path, Reproduction(epochs=1)).step == 4
+    assert reproduce(row, path).step == 12
+    assert reproduce(row, path).already
+    assert reproduce(row, path, Reproduction(epochs=1)).already
+    train.train(row.config(), tmp_path / "whole")
+    scores = [read(each / "log.jsonl")[-1]["loss"] for each in (path, tmp_path / "whole")]
+    assert scores[0] == scores[1]
+    assert RunFolder.open(path).config == row.config()
+    with pytest.raises(RunError, match="seed"):
+        reproduce(row, path, Reproduction(epochs=4, seed=4))
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> None:
+    (path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_both_ways_to_choose_an_epoch_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    config = papers.find("lstm-pmnist-128").config(Settings(hidden_size=2, steps=2200))
+    RunFolder.create(path, config, 5)
+    write(path, [])
+    with pytest.raises(RunError, match="evaluation"):
+        finding(path)
+    of_test, of_validation = (0.5, 0.9, 0.8), (0.6, 0.7, 0.75)
+    records = []
+    for step, test, validation in zip((550, 1100, 2200), of_test, of_validation, strict=True):
+        records.append({"kind": "test", "step": step, "loss": 1.0, "accuracy": test})
+        records.append({"kind": "validation", "step": step, "loss": 1.0, "accuracy": validation})
+    write(path, records)
+    found = finding(path)
+    assert (found.best_test, found.best_validation, found.last) == (
+        Score(0.9, 1100),
+        Score(0.8, 2200),
+        Score(0.8, 2200),
+    )
+    assert (found.step, found.epochs) == (2200, 2.0)
+
+
+def test_the_best_loss_is_the_least_and_nothing_is_set_apart_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    RunFolder.create(path, papers.find("tiny-copying-2").config(), 5)
+    write(path, [{"kind": "test", "step": 4 * k, "loss": loss, "accuracy": 0.1} for k, loss in ((1, 0.2), (2, 0.3))])
+    found = finding(path)
+    assert (found.best_test, found.best_validation, found.last) == (Score(0.2, 4), None, Score(0.3, 8))
+
+
+def test_the_command_ends_with_both_figures_and_writes_down_how_it_was_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
+    assert main([*words, "1"]) == 0
+    said = capsys.readouterr().out
+    for part in ("1 of 3 epochs", "as papers report it", "nothing is set apart", "0.1 (Nobody 2001)", "a note"):
+        assert part in said
+    assert main([*words, "2"]) == 0
+    made = made_by(tmp_path / "tiny-copying-2")
+    commands = [f"stiefelkit reproduce tiny-copying-2 --epochs {epochs}" for epochs in (1, 2)]
+    assert [entry["command"] for entry in made] == commands
+    assert all(isinstance(entry["commit"], str) for entry in made)
+    assert all(entry["processor"] == processor("cpu") for entry in made)
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    assert "tiny-copying-2" in capsys.readouterr().out
+    assert main(["reproduce"]) == 2
+    assert main(["reproduce", "tiny-copying-3"]) == 2
+    assert "--list" in capsys.readouterr().err
+
+
+def test_the_list_is_a_table_for_each_table_of_a_paper_and_a_line_for_each_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "tiny-copying-2"
+    assert main(["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    entries = [line.strip("│").split("│")[0].strip() for line in lines if line.startswith("│")]
+    assert sorted(entries) == sorted(row.name for row in papers.rows())
+    titles = [line.strip() for line in lines[:-1] if line[0].isalpha()]
+    assert sorted(titles) == sorted({row.paper for row in papers.rows()})
+    authors = [row.authors for title in titles for row in papers.rows() if row.paper == title]
+    assert [one for one, _ in itertools.groupby(authors)] == list(dict.fromkeys(authors))
+    (line,) = [line for line in lines if path.name in line]
+    assert "1 of 3" in line
+
+
+def test_epochs_are_in_the_log_with_their_time_and_memory(tmp_path: Path) -> None:
+    reproduce(papers.find("tiny-copying-2"), tmp_path / "run")
+    records = read(tmp_path / "run" / "log.jsonl")
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert [(record["epoch"], record["step"]) for record in epochs] == [(1, 4), (2, 8), (3, 12)]
+    assert all(record["cpu_seconds"] > 0 and record["wall_seconds"] > 0 for record in epochs)
+    assert all(record.get("peak_bytes", 1) > 0 for record in epochs)
+
+
+def test_the_report_has_all_runs_with_their_figures_and_how_they_were_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "--report", "--out", str(tmp_path)]) == 2
+    assert "got none" in capsys.readouterr().err
+    assert main(["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs", "2"]) == 0
+    assert main(["reproduce", "--report", "--out", str(tmp_path), "--dpi", "40"]) == 0
+    page = (tmp_path / "report" / "report.md").read_text()
+    for part in ("## copying T=2", "| tiny-copying-2 |", "2 of 3", "| 0.1 |", "a note", "`stiefelkit reproduce tiny-"):
+        assert part in page
+    assert page.count(processor("cpu")) == 1
+    for name in ("scores", "drift", "gradients"):
+        assert f"(copying-2-{name}.png)" in page
+        assert (tmp_path / "report" / f"copying-2-{name}.png").stat().st_size > 1000
+
+
+def test_a_run_that_diverged_is_noted_once_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
+    assert main([*words, "1"]) == 0
+
+    def overflow(session: Session) -> None:
+        raise session._stopped("the loss is inf", "the loss itself")
+
+    monkeypatch.setattr(Session, "advance", overflow)
+    for _ in range(2):
+        assert main([*words, "2"]) == 2
+    first, last = made_by(tmp_path / "tiny-copying-2")
+    assert "diverged" not in first
+    assert last["diverged"] == "the loss is inf at step 4"
+    text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
+    assert "tiny-copying-2: ended where the loss is inf at step 4." in text
+
+
+def test_what_diverged_says_where_it_did_also_through_a_pickle() -> None:
+    error = pickle.loads(pickle.dumps(DivergedError("a sentence", "the loss is inf at step 4")))
+    assert (str(error), error.found) == ("a sentence", "the loss is inf at step 4")
+
+
+def test_the_report_bears_a_log_without_training_and_notes_that_are_none(tmp_path: Path) -> None:
+    run = tmp_path / "tiny-copying-2"
+    reproduce(papers.find("tiny-copying-2"), run, Reproduction(epochs=1))
+    (run / "reproduced.json").write_text('{"made_by": [1, {"command": "x"}]}')
+    log = [line for line in (run / "log.jsonl").read_text().splitlines() if '"test"' in line]
+    (run / "log.jsonl").write_text("\n".join(log) + "\n")
+    page, _ = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))
+    assert "| - | - |" in page.read_text()
+    assert "- `x` at an installed package" in page.read_text()
+
+
+def test_a_report_names_what_it_leaves_out(tmp_path: Path) -> None:
+    row = papers.find("tiny-copying-2")
+    other = dataclasses.replace(row, name="tiny-other", settings=Settings(lr=0.5).over(row.settings))
+    papers.tables.register("other", (other, dataclasses.replace(row, name="tiny-cut")))
+    for name in (row.name, "tiny-cut", "tiny-other"):
+        reproduce(row, tmp_path / name, Reproduction(epochs=1))
+    (tmp_path / "tiny-cut" / "log.jsonl").write_text("junk\n")
+    text = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))[0].read_text()
+    shown, _, left_out = text.partition("## Left out")
+    assert "| tiny-copying-2 |" in shown
+    assert "| tiny-other |" not in shown
+    assert "A run of tiny-other needs lr = 0.5, got 0.001" in left_out
+    assert "- tiny-cut: " in left_out
+
+
+def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--epochs"]
+    assert main([*words, "1"]) == 0
+    for epochs in ("1", "2"):
+        assert main([*words, epochs, "--seed", "7"]) == 2
+        assert "needs seed = " in capsys.readouterr().err
+    assert main([*words, "1"]) == 0
+    assert [entry["command"][-10:] for entry in made_by(tmp_path / "tiny-copying-2")] == ["--epochs 1"]
+    other = [*words[:3], str(tmp_path / "other"), "--epochs"]
+    assert main([*other, "1", "--seed", "7"]) == 0
+    assert main([*other, "2"]) == 0
+    assert RunFolder.open(tmp_path / "other" / "tiny-copying-2").config.seed == 7
+    row = papers.find("tiny-copying-2")
+    falling = dataclasses.replace(row, settings=Settings(schedule="cosine").over(row.settings))
+    reproduce(falling, tmp_path / "falling", Reproduction(epochs=1))
+    with pytest.raises(RunError, match="needs --epochs 1, over which its rates fall, got 3 epochs"):
+        reproduce(falling, tmp_path / "falling")
+
+
+@pytest.mark.parametrize(("goal", "reached"), [(1e3, "at step 2"), (0.0, "not yet")])
+def test_the_report_says_when_a_goal_was_reached(tmp_path: Path, goal: float, reached: str) -> None:
+    row = dataclasses.replace(papers.find("tiny-copying-2"), name="tiny-goal", goal=goal)
+    papers.tables.register("goal", (row,))
+    reproduce(row, tmp_path / "tiny-goal", Reproduction(epochs=1))
+    page, _ = write_page(tmp_path, tmp_path / "page", Figures(dpi=40))
+    assert f"first below {goal:g} |" in page.read_text()
+    assert f"| {reached} |" in page.read_text()
+
+
+def test_figures_are_shown_without_the_baseline_where_the_data_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(hidden_size=4, steps=4, batch_size=20, eval_every=2, log_every=2)
+    papers.tables.register("text", (Row("tiny-chars", "chars", "lstm", settings, "Nobody", 2.0, {"train_size": 40}),))
+    small_data.text(tmp_path / "data" / "words.txt", 700)
+    words = ["reproduce", "tiny-chars", "--out", str(tmp_path / "runs")]
+    assert main([*words, "--data", str(tmp_path / "data")]) == 0
+    assert "without any memory" in capsys.readouterr().out
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    assert main(words) == 0
+    assert "without any memory" not in capsys.readouterr().out
+    assert main(["reproduce", "--report", "--out", str(tmp_path / "runs"), "--dpi", "40"]) == 0
+    page = (tmp_path / "runs" / "report" / "report.md").read_text()
+    assert "| tiny-chars |" in page
+    assert "Without memory" not in page
+
+
+def test_the_command_of_a_run_has_its_options_wherever_they_came_from(tmp_path: Path) -> None:
+    seed = seeds.seed(4)
+    (tmp_path / "options.toml").write_text(f"epochs = 1\nseed = {seed}\n")
+    words = ["reproduce", "tiny-copying-2", "--out", str(tmp_path), "--config", str(tmp_path / "options.toml")]
+    assert main(words) == 0
+    (entry,) = made_by(tmp_path / "tiny-copying-2")
+    assert entry["command"] == f"stiefelkit reproduce tiny-copying-2 --epochs 1 --seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--list --report", "got --list and --report"),
+        ("tiny-copying-2 --list", "got tiny-copying-2 and --list"),
+        ("tiny-copying-2 --page x", "got no --report"),
+        ("--report --epochs 3", "--report runs nothing"),
+    ],
+)
+def test_words_that_would_do_nothing_are_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *words.split()]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_with_an_option_that_the_row_has_not_is_refused(tmp_path: Path) -> None:
+    row = papers.find("tiny-copying-2")
+    other = dataclasses.replace(row, settings=Settings(options={"negative": 1}).over(row.settings))
+    reproduce(other, tmp_path / "run", Reproduction(epochs=1))
+    for epochs in (1, 2):
+        with pytest.raises(RunError, match=r"options\.negative = 1"):
+            reproduce(row, tmp_path / "run", Reproduction(epochs=epochs))

@@ -1,0 +1,311 @@
+"""The laws of resuming: a run stopped anyhow and resumed gives the same bits; nothing is lost."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import Killed, Watching, killed_at, killed_by
+
+from stiefelkit.cli import main
+from stiefelkit.errors import RunError
+from stiefelkit.testing import seeds
+from stiefelkit.training import checkpoint, train
+from stiefelkit.training.config import Config
+from stiefelkit.training.log import MEASURED, read
+from stiefelkit.training.processor import processor
+from stiefelkit.training.run_folder import versions
+from stiefelkit.training.summary import summarise
+
+
+def small(**changes: Any) -> Config:
+    return Config(
+        **{
+            "task": "copying",
+            "model": "scurnn",
+            "seed": seeds.seed(),
+            "task_options": {"T": 2, "train_size": 30, "test_size": 20},
+            "hidden_size": 5,
+            "steps": 12,
+            "batch_size": 8,
+            "rates": {"skew": 1e-4},
+            "eval_every": 5,
+            "log_every": 2,
+            "checkpoint_every": 4,
+            "schedule": "cosine",
+            "clip_norm": 1.0,
+        }
+        | changes
+    )
+
+
+def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
+    """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
+    last = checkpoint.checkpoints(path / "checkpoints")[-1]
+    _, state = checkpoint.load(last)
+    return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    train.train(small(), path)
+    return path
+
+
+@pytest.mark.parametrize("step", range(1, 13))
+def test_a_run_killed_after_any_step_resumes_to_the_same_bits(step: int, whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(step))
+    assert train.resume(path).step == 12
+    assert content(path) == content(whole)
+
+
+@pytest.mark.parametrize("function", ["mkdir", "rename", "replace", "fsync"])
+@pytest.mark.parametrize("call", range(1, 12, 2))
+def test_a_run_killed_while_writing_resumes_to_the_same_bits(
+    function: str, call: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    killed_by(monkeypatch, function, call)
+    try:
+        train.train(small(), path)
+    except Killed:
+        pass
+    monkeypatch.undo()
+    if path.exists():
+        train.resume(path)
+    else:
+        train.train(small(), path)
+    assert content(path) == content(whole)
+
+
+def test_a_half_written_line_of_the_log_is_dropped(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(7))
+    with open(path / "log.jsonl", "ab") as file:
+        file.write(b'{"kind": "tra')
+    train.resume(path)
+    assert content(path) == content(whole)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_resumes_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def interrupt(step: int) -> None:
+        if step == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    outcome = train.train(small(), path, Watching(interrupt))
+    assert (outcome.step, outcome.signal) == (7, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert train.resume(path).signal is None
+    assert content(path) == content(whole)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal here")
+def test_a_signal_that_is_ignored_stays_ignored(whole: Path, tmp_path: Path) -> None:
+    """As SIGHUP is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hang_up = Watching(lambda step: signal.raise_signal(signal.SIGHUP))
+        assert train.train(small(), tmp_path / "run", hang_up).signal is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert content(tmp_path / "run") == content(whole)
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    def interrupt(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train(small(), tmp_path / "run", Watching(interrupt))
+    assert train.resume(tmp_path / "run").step == 12
+
+
+@pytest.mark.slow
+def test_a_process_killed_by_the_system_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    options = "--T 3 --train-size 40 --test-size 20 --hidden-size 6 --steps 60 --batch-size 8 --checkpoint-every 5"
+    options += " --eval-every 10 --log-every 3 --optimizer rmsprop --lr 1e-3 --rates.skew 1e-4"
+    words = ["train", "copying", "--model", "scornn", *options.split(), "--out"]
+    killed, smooth = tmp_path / "killed", tmp_path / "smooth"
+    first = subprocess.Popen([sys.executable, "-m", "stiefelkit", *words, str(killed)], stdout=subprocess.DEVNULL)
+    log = killed / "log.jsonl"
+    while first.poll() is None and not (log.exists() and log.stat().st_size > 2000):
+        time.sleep(0.002)
+    first.kill()
+    first.wait()
+    assert main([*words, str(killed), "--resume"]) == 0
+    assert main([*words, str(smooth)]) == 0
+    assert content(killed) == content(smooth)
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path) -> None:
+    before = content(whole)
+    outcome = train.resume(whole)
+    assert outcome.already
+    assert content(whole) == before
+
+
+def test_a_run_may_be_prolonged_if_the_schedule_is_constant(tmp_path: Path) -> None:
+    train.train(small(schedule="constant", steps=8), tmp_path / "a")
+    train.resume(tmp_path / "a", {"steps": 12})
+    train.train(small(schedule="constant"), tmp_path / "b")
+    assert content(tmp_path / "a")[1] == content(tmp_path / "b")[1]
+    assert json.loads((tmp_path / "a/config.json").read_text())["config"]["steps"] == 12
+
+
+def test_a_run_resumes_only_as_it_began(whole: Path) -> None:
+    for asked in ({"hidden_size": 6}, {"steps": 20}, {"task_options": {"T": 3}}, {"model": "lstm"}):
+        with pytest.raises(RunError, match=next(iter(asked))):
+            train.resume(whole, asked)
+    assert train.resume(whole, {"hidden_size": 5, "task_options": {"T": 2}}).already
+
+
+def test_nothing_is_overwritten(whole: Path, tmp_path: Path) -> None:
+    before = content(whole)
+    with pytest.raises(RunError, match="--resume"):
+        train.train(small(), whole)
+    assert content(whole) == before
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="--out"):
+        train.train(small(), tmp_path)
+    with pytest.raises(RunError, match="--out"):
+        train.train(small(), tmp_path / "mine.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train.train(small(), Path()).step == 12
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_full_disk_is_told_and_the_run_can_go_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes, root: Path | None = None) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "run"
+    display = Watching(lambda step: monkeypatch.setattr(checkpoint, "write_synced", full) if step == 6 else None)
+    with pytest.raises(RunError, match="No space left on device"):
+        train.train(small(), path, display)
+    monkeypatch.undo()
+    train.resume(path)
+    assert content(path) == content(whole)
+
+
+def test_another_torch_and_another_processor_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(7))
+    elsewhere = {"torch": "1.2.3", "processor": "another (AVX2)"}
+    monkeypatch.setattr(train, "versions", lambda device: versions(device) | elsewhere)
+    display = Watching()
+    train.resume(path, display=display)
+    assert f"torch {torch.__version__}, now it is 1.2.3" in display.notes[0]
+    assert f"processor {processor('cpu')}, now it is another (AVX2)" in display.notes[1]
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
+    def intrude(step: int) -> None:
+        with pytest.raises(RunError, match="another process"):
+            train.resume(tmp_path / "run")
+
+    train.train(small(steps=1), tmp_path / "run", Watching(intrude))
+
+
+def damage_tensors(path: Path) -> None:
+    file = path / checkpoint.TENSORS
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def change_tensors(path: Path) -> None:
+    file = path / checkpoint.TENSORS
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+def damage_state(path: Path) -> None:
+    file = path / checkpoint.STATE
+    file.write_bytes(file.read_bytes()[:100])
+
+
+DAMAGES = [
+    damage_tensors,
+    change_tensors,
+    damage_state,
+    lambda path: (path / checkpoint.STATE).unlink(),
+    lambda path: (path / checkpoint.TENSORS).unlink(),
+    lambda path: (path / checkpoint.STATE).write_text("[]"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    damage: Callable[[Path], Any], whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(10))
+    damage(path / "checkpoints/step-00000008")
+    display = Watching()
+    train.resume(path, display=display)
+    assert len(display.notes) == 1
+    assert "step-00000008 is damaged" in display.notes[0]
+    assert "step 4" in display.notes[0]
+    assert content(path) == content(whole)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_without_a_whole_checkpoint_a_run_is_refused_and_left_alone(
+    damage: Callable[[Path], Any], whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    for each in checkpoint.checkpoints(path / "checkpoints"):
+        damage(each)
+    log = (path / "log.jsonl").read_bytes()
+    with pytest.raises(RunError, match="damaged"):
+        train.resume(path)
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(RunError, match="needs a checkpoint"):
+        train.resume(path)
+    assert (path / "log.jsonl").read_bytes() == log
+
+
+def test_folders_that_are_no_runs_are_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="does not exist"):
+        train.resume(tmp_path / "none")
+    with pytest.raises(RunError, match=r"config\.json"):
+        train.resume(tmp_path)
+    shutil.copytree(whole, tmp_path / "run")
+    for text in ("{", "[]", '{"config": {}, "parameters": 1, "versions": {}}'):
+        (tmp_path / "run/config.json").write_text(text)
+        with pytest.raises(RunError, match=r"config\.json"):
+            train.resume(tmp_path / "run")
+        with pytest.raises(RunError, match=r"config\.json"):
+            summarise(tmp_path / "run")
+
+
+def test_a_shortened_log_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        train.train(small(), path, killed_at(7))
+    (path / "log.jsonl").write_bytes(b"")
+    with pytest.raises(RunError, match="bytes"):
+        train.resume(path)

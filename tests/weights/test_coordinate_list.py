@@ -1,0 +1,384 @@
+"""State dicts, copies, devices and dtypes of orthogonal weights."""
+
+import copy
+import multiprocessing
+import threading
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import parametrize
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing import seeds
+
+
+def make(rows=5, columns=3, **options):
+    return sk.orthogonal(nn.Linear(columns, rows), "weight", "cayley", **options)
+
+
+def test_keys_are_torchs_and_one_entry_names_the_map():
+    keys = set(make().state_dict())
+    inside = "parametrizations.weight."
+    assert keys == {"bias", inside + "original0", inside + "0.signs", inside + "_extra_state"}
+
+
+def test_safetensors_bring_back_the_same_bits(tmp_path):
+    layer, other = make(), make()
+    save_file(layer.state_dict(), tmp_path / "w.safetensors")
+    other.load_state_dict(load_file(tmp_path / "w.safetensors"))
+    assert torch.equal(other.weight, layer.weight)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda s: s.update({"parametrizations.weight.original0": torch.zeros(5)}), errors.CheckpointError, "(9,)"),
+        (lambda s: s["parametrizations.weight.original0"].fill_(torch.inf), errors.NonFiniteError, "NaN or infinity"),
+        (lambda s: s.pop("parametrizations.weight._extra_state"), errors.CheckpointError, "names its map"),
+        (lambda s: s.pop("parametrizations.weight.0.signs"), errors.CheckpointError, "signs"),
+        (lambda s: s.update(weight=torch.zeros(5, 3)), errors.CheckpointError, "plain weight"),
+        (
+            lambda s: s.update({"parametrizations.weight._extra_state": torch.zeros(3, dtype=torch.uint8)}),
+            errors.CheckpointError,
+            "unreadable",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(spoil, error, text):
+    layer = make()
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    state = {key: value.clone() for key, value in make().state_dict().items()}
+    spoil(state)
+    for load in (sk.check_state_dict, lambda module, s: module.load_state_dict(s)):
+        with pytest.raises(error) as caught:
+            load(layer, state)
+        assert text in str(caught.value)
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+
+
+def test_a_checkpoint_of_another_shape_or_field_is_refused():
+    layer = make(4, 4)
+    with pytest.raises(errors.CheckpointError, match="shape"):
+        layer.load_state_dict(make(5, 4).state_dict())
+    complex_layer = sk.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), "weight", "cayley")
+    with pytest.raises(errors.CheckpointError, match="field"):
+        layer.load_state_dict(complex_layer.state_dict())
+
+
+def test_a_partial_state_dict_without_the_weight_loads_when_not_strict():
+    layer = make()
+    w = layer.weight.detach().clone()
+    layer.load_state_dict({"bias": torch.ones(5)}, strict=False)
+    assert torch.equal(layer.weight, w)
+    assert torch.equal(layer.bias, torch.ones(5))
+
+
+def test_a_plain_checkpoint_of_a_whole_model_is_refused_by_name():
+    net = nn.Sequential(nn.ReLU(), make())
+    with pytest.raises(errors.CheckpointError, match=r"1\.weight"):
+        sk.check_state_dict(net, nn.Sequential(nn.ReLU(), nn.Linear(3, 5)).state_dict())
+
+
+def test_dtype_of_the_weight_follows_the_user_and_coordinates_stay_at_float32():
+    layer = make()
+    layer.bfloat16()
+    assert layer.weight.dtype == layer.bias.dtype == torch.bfloat16
+    assert sk.coordinates(layer, "weight")["skew"].dtype == torch.float32
+    layer.float()
+    assert layer.weight.dtype == torch.float32
+    layer.double()
+    assert layer.weight.dtype == sk.coordinates(layer, "weight")["skew"].dtype == torch.float64
+
+
+def test_a_round_trip_through_half_keeps_every_bit():
+    layer = make()
+    w = layer.weight.detach().clone()
+    assert torch.equal(layer.half().float().weight, w)
+
+
+def test_views_follow_dtypes_too():
+    layer = make(3, 5).to(torch.bfloat16)
+    assert layer.weight.dtype == torch.bfloat16
+    assert sk.drift(layer)["weight"].limit > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_a_real_weight_cannot_become_complex():
+    with pytest.raises(errors.DtypeError, match="real dtype"):
+        make().to(torch.complex64)
+
+
+def test_meta_weights_fill_by_reset_or_load():
+    with torch.device("meta"):
+        layer = make()
+    with pytest.raises(errors.UnfilledError):
+        layer.weight  # noqa: B018
+    with pytest.raises(errors.OptionError, match="meta"):
+        sk.reset_(layer, "weight")
+    layer.to_empty(device="cpu")
+    with pytest.raises(errors.UnfilledError):
+        layer(torch.ones(3))
+    sk.reset_(layer, "weight")
+    assert sk.drift(layer)["weight"].error < 1e-6
+    with torch.device("meta"):
+        other = make()
+    other.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_fixed_signs_survive_the_meta_device():
+    with torch.device("meta"):
+        net: Any = sk.models.create("scornn", 1, 8, 2, negative=3)
+    net.to_empty(device="cpu")
+    sk.reset_(net.rnn, "weight_hh_l0")
+    assert net.rnn.parametrizations.weight_hh_l0.signs.tolist() == [1] * 5 + [-1] * 3
+    assert next(iter(sk.drift(net).values())).error < 1e-6
+
+
+def test_reset_repeats_the_scheme_and_does_not_remember_earlier_weights():
+    layer = make(6, 6, init="helfrich")
+    drawn = []
+    for before in ("haar", "identity"):
+        sk.reset_(layer, "weight", init=before)
+        sk.reset_(layer, "weight", generator=seeds.generator(1))
+        drawn.append(layer.weight.detach().clone())
+    assert torch.equal(*drawn)
+    with pytest.raises(errors.OptionError, match="nonsense"), torch.device("meta"):
+        make(init="nonsense")
+
+
+def test_values_may_also_arrive_by_functional_call_or_by_hand():
+    layer = make()
+    state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    hollow = copy.deepcopy(layer).to("meta")
+    x = torch.ones(3)
+    assert torch.equal(torch.func.functional_call(hollow, state, x), layer(x))
+    hollow.to_empty(device="cpu")
+    with pytest.raises(errors.UnfilledError):
+        hollow(x)
+    with torch.no_grad():
+        for name, tensor in [*hollow.named_parameters(), *hollow.named_buffers()]:
+            tensor.copy_(state[name])
+    assert torch.equal(hollow(x), layer(x))
+
+
+def test_emptying_is_noticed_twice_in_a_row():
+    layer = make()
+    for _ in range(5):
+        layer.cpu()
+        layer.to_empty(device="cpu")
+        with pytest.raises(errors.UnfilledError):
+            layer(torch.ones(3))
+
+
+def test_casting_inside_a_meta_context_keeps_values():
+    layer = make()
+    with torch.device("meta"):
+        layer.double()
+        state = layer.state_dict()
+    assert state["parametrizations.weight._extra_state"].device.type == "cpu"
+    assert torch.isfinite(layer.weight).all()
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.channels_last_3d])
+@pytest.mark.parametrize("name", ["cayley", "stiefel", "rebased"])
+def test_formats_of_memory_are_for_images_and_leave_coordinates_as_they_are(name, layout, swaps):
+    layer = sk.orthogonal(nn.Conv3d(3, 3, 2), "weight", name, view="per_tap")  # coordinates of four dimensions and more
+    w = layer.weight.detach().clone()
+    carried: Any = layer.parametrizations
+    layer.weight.square().sum().backward()
+    torch.__future__.set_swap_module_params_on_conversion(swaps)
+    try:
+        carried.to(memory_format=layout)
+        assert torch.equal(layer.weight, w)
+        carried.to(torch.float64, memory_format=layout)
+        tensors = [*carried.parameters(), *(p.grad for p in carried.parameters()), *carried.buffers()]
+        assert all(t.is_contiguous() for t in tensors)
+        assert all(t.dtype == torch.float64 for t in tensors if t.is_floating_point())
+        carried.to("meta", memory_format=layout)
+        assert all(p.is_meta for p in carried.parameters())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("name", ["rebased", "stiefel", "matrix_exp"])
+def test_cast_down_and_up_a_weight_is_the_same_in_training_and_at_rest(name, dtype):
+    layer = sk.orthogonal(nn.Linear(6, 6, dtype=dtype), "weight", name, init="haar")
+    layer.to(torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+    trained = layer.weight.detach().clone()
+    with torch.no_grad():
+        assert torch.equal(layer.weight, trained)
+    assert torch.equal(layer.eval().weight, trained)
+
+
+class MineA(sk.parametrizations.Cayley):
+    pass
+
+
+class MineB(sk.parametrizations.Cayley):
+    version = 2
+
+
+def test_maps_are_told_apart_by_class_and_version_also_under_a_view():
+    a, b = (sk.orthogonal(nn.Linear(6, 4), "weight", cls) for cls in (MineA, MineB))
+    for ours, theirs in ((a, b), (b, a)):
+        with pytest.raises(errors.CheckpointError, match="map"):
+            ours.load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("signs", [[0, 0, 0], [2, 1, 1], [-1, -1, -1]])
+def test_a_chart_that_the_map_cannot_have_is_refused(signs):
+    layer = make(3, 3, negative=1)
+    state = {key: value.clone() for key, value in layer.state_dict().items()}
+    state["parametrizations.weight.0.signs"] = torch.tensor(signs, dtype=torch.int8)
+    with pytest.raises(errors.CheckpointError, match="signs"):
+        layer.load_state_dict(state)
+
+
+def test_coordinates_that_were_cast_down_are_refused():
+    layer = make()
+    state = {key: value.bfloat16() if value.is_floating_point() else value for key, value in layer.state_dict().items()}
+    with pytest.raises(errors.CheckpointError, match="bfloat16"):
+        layer.load_state_dict(state)
+
+
+def test_assigned_coordinates_take_the_dtype_of_the_weight():
+    layer, double = make(), make().double()
+    layer.load_state_dict(double.state_dict(), assign=True)
+    assert sk.coordinates(layer, "weight")["skew"].dtype == layer.weight.dtype == torch.float32
+
+
+def test_a_shared_module_travels_through_safetensors(tmp_path):
+    from safetensors.torch import load_model, save_model
+
+    layer = make()
+    save_model(nn.ModuleDict({"a": layer, "b": layer}), str(tmp_path / "m.safetensors"))
+    other = make()
+    load_model(nn.ModuleDict({"a": other, "b": other}), str(tmp_path / "m.safetensors"))
+    assert torch.equal(other.weight, layer.weight)
+
+
+class Locked(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {key: value for key, value in self.__dict__.items() if key != "lock"}
+
+
+class Delegating(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.rot = nn.Parameter(torch.eye(3))
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base, name)
+
+
+def test_modules_with_their_own_state_and_attributes_keep_them(tmp_path):
+    layer = sk.orthogonal(Locked(3, 3), "weight", "cayley")
+    assert torch.equal(copy.deepcopy(layer).weight, layer.weight)
+    torch.save(layer, tmp_path / "l.pt")
+    assert torch.equal(torch.load(tmp_path / "l.pt", weights_only=False).weight, layer.weight)
+    wrapper: Any = sk.orthogonal(Delegating(make(3, 3)), "rot", "cayley")
+    assert list(sk.drift(wrapper)) == ["rot", "base.weight"]
+    assert wrapper.in_features == 3
+
+
+def test_a_wrapper_that_passes_attributes_on_is_not_counted_twice():
+    assert list(sk.drift(torch.compile(make(), backend="eager"))) == ["_orig_mod.weight"]  # pyright: ignore
+
+
+def test_averaged_models_keep_frames():
+    layer = make(4, 4)
+    average = torch.optim.swa_utils.AveragedModel(layer, use_buffers=True)
+    for _ in range(3):
+        sk.reset_(layer, "weight")
+        average.update_parameters(layer)
+    assert next(iter(sk.drift(average).values())).error < 1e-6
+
+
+def test_moving_between_real_devices_does_not_empty():
+    layer = make().to("cpu").cpu()
+    layer.share_memory()
+    assert torch.isfinite(layer.weight).all()
+
+
+def test_pickling_keeps_subclasses_and_further_parametrizations(tmp_path):
+    layer = make(4, 4)
+    parametrize.register_parametrization(layer, "bias", nn.Tanh(), unsafe=True)
+    torch.save(layer, tmp_path / "layer.pt")
+    loaded = torch.load(tmp_path / "layer.pt", weights_only=False)
+    assert torch.equal(loaded.weight, layer.weight)
+    assert torch.equal(loaded.bias, layer.bias)
+    assert isinstance(loaded, nn.Linear)
+
+
+def read_weight(layer, queue):
+    queue.put(layer.weight.detach().numpy())
+
+
+@pytest.mark.slow
+def test_spawned_processes_receive_the_weight():
+    layer = make(3, 3)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=read_weight, args=(layer, queue))
+    process.start()
+    received = queue.get()
+    process.join()
+    assert (received == layer.weight.detach().numpy()).all()
+
+
+def test_a_deepcopy_has_a_class_of_its_own_and_trains_alone():
+    layer = make(4, 4)
+    twin = copy.deepcopy(layer)
+    assert type(twin) is not type(layer)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1.0)
+    twin(torch.ones(4)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(twin.weight, layer.weight)
+    assert sk.coordinates(layer, "weight")["skew"].grad is None
+
+
+def test_a_further_parametrization_composes_on_top():
+    class Scale(nn.Module):
+        def forward(self, w):
+            return 2 * w
+
+        def right_inverse(self, w):
+            return w / 2
+
+    layer = make(4, 4)
+    parametrize.register_parametrization(layer, "weight", Scale())
+    assert torch.allclose(layer.weight.mT @ layer.weight, 4 * torch.eye(4), atol=1e-5)
+    layer.weight = 2 * torch.eye(4)
+    assert torch.allclose(layer.weight, 2 * torch.eye(4), atol=1e-6)
+    assert sk.drift(layer)["weight"].error < 1e-6
+
+
+def test_compiled_training_equals_eager_training():
+    def train(compiled) -> Any:
+        seeds.reseed()
+        net = nn.Sequential(make(6, 6), nn.Tanh(), make(2, 6))
+        run = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        for _ in range(5):
+            optimizer.zero_grad()
+            run(torch.ones(3, 6)).square().sum().backward()
+            optimizer.step()
+        return net[0].weight
+
+    assert torch.allclose(train(True), train(False), atol=1e-5)

@@ -1,0 +1,222 @@
+"""Two gloo processes: DDP equals one process on the whole batch, FSDP2 trains and measures sharded coordinates."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from two_ranks import on_two_ranks
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.testing import seeds
+from stiefelkit.weights import find, optimizer_hooks
+
+
+class Real(nn.Module):
+    """Real inputs and outputs for complex layers."""
+
+    def forward(self, x):
+        return torch.cat([x.real, x.imag], dim=-1) if x.is_complex() else torch.complex(x, x)
+
+
+def make(name: str = "cayley", dtype: torch.dtype = torch.float32) -> Any:
+    """A square weight by the named map and a wide one by another; complex if the map does no real ones."""
+    seeds.reseed()
+    square = nn.Linear(8, 8, dtype=dtype)
+    wide = sk.orthogonal(nn.Linear(8, 4, dtype=dtype), "weight", "householder")
+    if sk.available()[name].supports((8, 8), dtype) is None:
+        return nn.Sequential(sk.orthogonal(square, "weight", name), nn.Tanh(), wide)
+    middle = sk.orthogonal(nn.Linear(8, 8, bias=False, dtype=torch.complex64), "weight", name)
+    return nn.Sequential(square, Real(), middle, Real(), nn.Linear(16, 8), nn.Tanh(), wide)
+
+
+def train(net, x, steps=3):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)  # Adam would blow rounding up
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+
+def data():
+    return torch.randn(16, 8, generator=seeds.generator(1))
+
+
+def free():
+    """Names of the maps whose coordinates any optimizer may move."""
+    return [name for name in sk.available() if not find.coordinate_manifolds(make(name))]
+
+
+def run_ddp(rank):
+    for name in free():
+        check_ddp(rank, name)
+
+
+def check_ddp(rank, name):
+    net = nn.parallel.DistributedDataParallel(make(name))
+    train(net, data()[rank::2])
+    alone = make(name)
+    train(alone, data())
+    for ours, theirs in zip(net.module.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5), name
+    for parameter in net.parameters():
+        both = [torch.empty_like(parameter) for _ in range(2)]
+        dist.all_gather(both, parameter.detach())
+        assert torch.equal(*both)
+
+
+def run_fsdp(rank):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for name in free():
+        if sk.available()[name].supports((8, 8), torch.float32) is None:
+            net = make(name)
+            for layer in (net[0], net[2]):
+                fully_shard(layer, mesh=mesh)
+            fully_shard(net, mesh=mesh)
+            train(net, data()[rank::2])
+            alone = make(name)
+            train(alone, data())
+            for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+                assert torch.allclose(ours.full_tensor(), theirs, atol=1e-5), name
+    net = make()
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net, data()[rank::2])
+    measured = sk.drift(net)
+    assert list(measured) == ["0.weight", "2.weight"]
+    assert all(d.error < 5e-7 for d in measured.values())
+    with pytest.raises(errors.UnfilledError, match="unshard"):
+        net[0].weight  # noqa: B018
+    alone = make()
+    train(alone, data())
+    whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
+    if rank == 0:
+        fresh = make()
+        fresh.load_state_dict(whole)
+        for ours, theirs in zip(fresh.parameters(), alone.parameters(), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-5)
+    frame = sk.init.haar((8, 8), generator=seeds.generator(2)).float()
+    sk.assign_(net[0], "weight", frame)
+    assert torch.allclose(net[0].parametrizations["weight"].evaluate_whole(), frame, atol=1e-6)
+
+
+def run_fsdp_of_two_dtypes(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    net: Any = make("matrix_exp", torch.bfloat16)
+    sk.fully_shard_coordinates(net, mesh)
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net, data()[rank::2].bfloat16())
+    assert all(d.error < 0.05 for d in sk.drift(net).values())
+    dtypes = {p.dtype for p in net.parameters()}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    alone = make("matrix_exp", torch.bfloat16)
+    train(alone, data().bfloat16())
+    pairs: Any = zip(net.parameters(), alone.parameters(), strict=True)
+    for ours, theirs in pairs:
+        assert torch.allclose(ours.full_tensor().float(), theirs.float(), atol=0.05)
+
+
+def run_fsdp_of_layers_that_apply_their_weight(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for dtype in (torch.float32, torch.bfloat16):
+        seeds.reseed()
+        net: Any = sk.nn.OrthogonalLinear(80, 80, parametrization="householder", reflections=2, dtype=dtype)
+        x = torch.randn(4, 80, dtype=dtype)
+        expected = net(x)
+        fully_shard(sk.fully_shard_coordinates(net, mesh), mesh=mesh)
+        y = net(x)
+        assert torch.allclose(y, expected, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+        y.float().square().sum().backward()
+
+
+def run_frames_that_are_sharded(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        seeds.reseed()
+        net: Any = nn.Sequential(*(nn.Linear(8, n, dtype=dtype) for n in (8, 4)))
+        for layer in net:
+            sk.orthogonal(layer, "weight", "stiefel")
+        whole = {key: value.clone() for key, value in net.state_dict().items()}
+        x = torch.randn(16, 8).to(dtype)
+        expected = net(x)
+        for layer in net:
+            fully_shard(sk.fully_shard_coordinates(layer, mesh), mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        assert torch.equal(net(x), expected)
+        net(x[rank::2]).abs().square().sum().backward()
+        found = {coordinate_list.weight: manifold for coordinate_list, _, manifold in optimizer_hooks.frames().values()}
+        assert found == {"Linear.weight": "stiefel:canonical"}
+        with pytest.raises(errors.OptimizerError, match=r"Linear\.weight \(8 x 8\)"):
+            torch.optim.SGD(net.parameters(), lr=0.1).step()
+        with pytest.raises(errors.OptimizerError, match="sharded"):
+            sk.optim.geoopt_parameters(net)
+        state = net.state_dict()
+        net.load_state_dict(state)
+        for name, coordinate_list in ((name, layer.parametrizations["weight"]) for name, layer in net.named_children()):
+            assert torch.equal(
+                coordinate_list.stiefel.full_tensor(), whole[f"{name}.parametrizations.weight.original0"]
+            )
+        key = "0.parametrizations.weight.original0"
+        with pytest.raises(errors.CheckpointError, match="orthonormal"):
+            net.load_state_dict(state | {key: 1.1 * state[key]})
+        assert all(d.error < 0.05 for d in sk.drift(net).values())
+
+
+def run_layers_that_are_made_without_memory(rank):
+    """torch's recipe for models that fit on no single rank, each with a generator of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("cayley", "householder", "stiefel", "matrix_exp"):
+        net: Any = nn.Sequential(nn.Linear(8, 6, device="meta"), nn.RNNCell(6, 6, device="meta"))
+        sk.orthogonal(net, ["0.weight", "1.weight_hh"], name)
+        for layer in net:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        net.to_empty(device="cpu")
+        seeds.reseed(rank)
+        for module in net.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        assert all(drift.bits_lost < 1 for drift in sk.drift(net).values()), name
+        assert all(torch.isfinite(p.full_tensor()).all() for p in net.parameters())
+        for weight in find.orthogonal_weights(net):
+            w = weight.coordinate_list.evaluate_whole().detach()
+            both = [torch.empty_like(w) for _ in range(2)]
+            dist.all_gather(both, w)
+            assert torch.equal(*both), name
+
+
+RUNS = [
+    run_ddp,
+    run_fsdp,
+    run_fsdp_of_two_dtypes,
+    run_fsdp_of_layers_that_apply_their_weight,
+    run_frames_that_are_sharded,
+    run_layers_that_are_made_without_memory,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_two_processes_agree_with_one(run, tmp_path):
+    on_two_ranks(run, tmp_path / "store")

@@ -1,0 +1,270 @@
+"""No optimizer that would take a frame off its manifold makes a step, however it came to hold the frame."""
+
+import copy
+import gc
+import sys
+import weakref
+from typing import Any
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import errors
+from stiefelkit.weights import optimizer_hooks, optimizer_notices
+
+
+def make(name="stiefel", **options) -> Any:
+    return sk.orthogonal(nn.Linear(4, 4), "weight", name, **options)
+
+
+def backward(net):
+    net(torch.ones(4)).square().sum().backward()
+
+
+def refused(optimizer, match="Adam"):
+    """Whether the first step is refused, with the weights as they were."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(errors.OptimizerError, match=match):
+        optimizer.step()
+    return all(map(torch.equal, before, params))
+
+
+def adam(net) -> Any:
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    backward(net)
+    return optimizer
+
+
+class Moving(torch.optim.SGD):
+    moves_frames = True
+
+
+def test_a_frame_that_comes_into_a_group_of_the_rest_is_refused_before_others_move():
+    first, second = make(), nn.Linear(4, 4)
+    optimizer = sk.optim.CayleyAdam([*sk.optim.parameter_groups(first, lr=0.1), {"params": [second.weight]}], lr=0.1)
+    late = nn.Linear(4, 4, bias=False)
+    sk.orthogonal(late, "weight", "stiefel")
+    with torch.no_grad():
+        second.weight.copy_(late.weight)
+    carried: Any = late.get_submodule("parametrizations.weight")
+    carried.replace(next(iter(carried.coordinates)), second.weight)
+    backward(first)
+    backward(late)
+    assert refused(optimizer, r"CayleyAdam needs groups that name the manifold.*got the frame of .*in one without")
+
+
+OPTIMIZERS = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "ASGD",
+    "Rprop",
+    "LBFGS",
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_torch_optimizer_is_refused_at_its_first_step(name):
+    net = nn.Sequential(nn.Linear(4, 4), make())
+    optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)
+    backward(net)
+    params = list(net.parameters())
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(errors.OptimizerError, match=name):
+        optimizer.step(*([lambda: 0.0] if name == "LBFGS" else []))
+    assert all(map(torch.equal, before, params))
+
+
+def test_the_error_is_one_sentence_with_weight_optimizer_and_remedy():
+    net = make()
+    with pytest.raises(errors.OptimizerError) as caught:
+        adam(net).step()
+    text = str(caught.value)
+    for words in ("Adam needs", "Linear.weight (4 x 4)", "sk.optim.MultiplicativeCayley", "sk.optim.parameter_groups"):
+        assert words in text
+    assert text.count(". ") == 0
+
+
+def test_what_holds_no_frame_is_left_alone():
+    net = nn.Sequential(make("cayley"), nn.Linear(4, 4))
+    kept = make()
+    adam(net).step()
+    assert optimizer_hooks.frames()[id(kept.parametrizations.weight.stiefel)].name == "stiefel"
+    other = nn.ModuleList([kept, nn.Linear(4, 4)])
+    optimizer = torch.optim.Adam([p for p in other.parameters() if id(p) not in optimizer_hooks.frames()])
+    kept(other[1](torch.ones(4))).sum().backward()
+    optimizer.step()
+
+
+def test_an_optimizer_that_declares_that_it_moves_frames_may_have_them():
+    net = make()
+    frame = net.parametrizations.weight.stiefel
+    before = frame.detach().clone()
+    optimizer = Moving(net.parameters(), lr=0.1)
+    backward(net)
+    optimizer.step()
+    assert not torch.equal(frame, before)
+
+
+def test_a_frozen_frame_may_stand_in_any_optimizer_until_it_trains():
+    net = make()
+    frame = net.parametrizations.weight.stiefel
+    frame.requires_grad_(False)
+    optimizer = adam(net)
+    optimizer.step()
+    frame.requires_grad_(True)
+    assert refused(optimizer)
+    # A gradient that was left there would still move it.
+    frame.grad = torch.ones(4, 4)
+    frame.requires_grad_(False)
+    assert refused(optimizer)
+
+
+def through_pickle(net, tmp_path):
+    torch.save(net, tmp_path / "net.pt")
+    return torch.load(tmp_path / "net.pt", weights_only=False)
+
+
+def through_a_checkpoint(net, assign):
+    other = make()
+    other.load_state_dict(net.state_dict(), assign=assign)
+    return other
+
+
+def through_meta(net):
+    with torch.device("meta"):
+        other = make()
+    other.to_empty(device="cpu")
+    sk.reset_(other, "weight")
+    nn.init.zeros_(other.bias)  # may hold NaN, which is not equal to itself
+    return other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, path: copy.deepcopy(net),
+        lambda net, path: copy.deepcopy(nn.Sequential(net))[0],
+        through_pickle,
+        lambda net, path: through_a_checkpoint(net, False),
+        lambda net, path: through_a_checkpoint(net, True),
+        lambda net, path: through_meta(net),
+        lambda net, path: net.double().float(),
+        lambda net, path: torch.optim.swa_utils.AveragedModel(net).module,
+    ],
+    ids=["deepcopy", "deepcopy of a parent", "pickle", "load", "assign", "meta", "casts", "averaged"],
+)
+@pytest.mark.parametrize("also_the_original_dies", [False, True])
+def test_a_frame_is_known_after(change, also_the_original_dies, tmp_path):
+    net = make()
+    other = change(net, tmp_path)
+    if also_the_original_dies:
+        del net
+        gc.collect()
+    assert refused(adam(other))
+
+
+@pytest.mark.parametrize(("name", "option"), [("rebased", {"inner": "stiefel"}), ("margin", {"v": "stiefel"})])
+def test_a_frame_inside_a_composite_is_known(name, option):
+    assert refused(adam(make(name, **option)))
+
+
+def test_a_frame_under_a_view_is_known():
+    net: Any = sk.orthogonal(nn.Linear(4, 2), "weight", "stiefel")
+    assert net.parametrizations.weight.param.manifolds == {"stiefel": "stiefel:canonical"}
+    assert refused(adam(net))
+
+
+def test_a_group_added_later_is_seen():
+    net, other = nn.Linear(4, 4), make()
+    optimizer = adam(net)
+    optimizer.step()
+    optimizer.add_param_group({"params": other.parameters()})
+    backward(other)
+    assert refused(optimizer)
+
+
+def test_scalers_schedulers_and_compiled_steps_are_no_way_around():
+    net = make()
+    optimizer = adam(net)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert refused(optimizer)
+    scaler = torch.amp.GradScaler("cpu")  # pyright: ignore[reportPrivateImportUsage]
+    scaler.scale(net(torch.ones(4)).sum()).backward()
+    with pytest.raises(errors.OptimizerError):
+        scaler.step(optimizer)
+    torch._dynamo.reset()
+    with pytest.raises(errors.OptimizerError):
+        torch.compile(lambda: optimizer.step(), backend="eager")()
+
+
+def test_geoopt_may_have_its_own_parameters_and_no_others():
+    net = make()
+    coordinate_list = net.parametrizations.weight
+    backward(net)
+    assert refused(geoopt.optim.RiemannianAdam(net.parameters(), lr=0.1), "sk.optim.geoopt_parameters")
+    manifold: Any = geoopt.EuclideanStiefel()
+    frame: Any = geoopt.ManifoldParameter(coordinate_list.stiefel.detach(), manifold=manifold)  # pyright: ignore
+    coordinate_list.replace("stiefel", frame)
+    optimizer = geoopt.optim.RiemannianSGD(net.parameters(), lr=0.1)
+    backward(net)
+    optimizer.step()
+    assert sk.drift(net)["weight"].error < 1e-5
+    assert refused(adam(net))
+
+
+@pytest.mark.slow
+def test_dead_models_are_forgotten():
+    gc.collect()
+    before = set(optimizer_hooks.frames())
+    net = make()
+    coordinate_list = weakref.ref(net.parametrizations.weight)
+    assert len(optimizer_hooks.frames()) == len(before) + 1
+    del net
+    gc.collect()
+    assert coordinate_list() is None
+    assert set(optimizer_hooks.frames()) == before
+
+
+def test_frames_names_coordinate_list_coordinate_and_manifold():
+    net = make("margin", u="stiefel")
+    coordinate_list = net.parametrizations.weight
+    found = optimizer_hooks.frames()[id(coordinate_list.coordinates["u.stiefel"])]
+    assert found == (coordinate_list, "u.stiefel", "stiefel:canonical")
+    assert id(coordinate_list.coordinates["spectrum"]) not in optimizer_hooks.frames()
+
+
+def test_the_same_hooks_serve_all_and_cost_little():
+    kept = [make()]
+    before = [*optimizer_hooks._hooks, *optimizer_notices._hooks]
+    kept.append(make())
+    assert [*optimizer_hooks._hooks, *optimizer_notices._hooks] == before
+    params = [nn.Parameter(torch.ones(2)) for _ in range(500)]
+    for p in params:
+        p.grad = torch.ones(2)
+    optimizer = torch.optim.Adam(params)
+
+    def calls(fn):
+        seen = []
+        sys.setprofile(lambda frame, event, arg: seen.append(event) if "call" in event else None)
+        try:
+            fn()
+        finally:
+            sys.setprofile(None)
+        return len(seen)
+
+    optimizer.step()
+    step = calls(optimizer.step)
+    hooks = (optimizer_hooks._refuse, optimizer_hooks._note, optimizer_notices._look)
+    assert calls(lambda: [hook(optimizer, (), {}) for hook in hooks]) < 0.1 * step
+    assert kept
