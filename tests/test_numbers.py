@@ -23,7 +23,7 @@ from stiefelkit.contract.table import option_names, registered
 from stiefelkit.functional import msign, spectral_direction
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.frame_plans import NormPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
