@@ -7,7 +7,6 @@ Figures go to benchmarks/results/beside-peers.json, the plot to docs/images/besi
 """
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from stiefelkit.measuring.drift.measure import outcomes
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.drift.run import DriftCurve
-from stiefelkit.measuring.races.frame_plans import ParametrizationRace
-from stiefelkit.measuring.races.parametrizations import heats
+from stiefelkit.measuring.races.frames import races
+from stiefelkit.measuring.races.plan import ParametrizationRace
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIGURES, PLOT = DOCS.parent / "benchmarks" / "results" / "beside-peers.json", DOCS / "images" / "beside-peers.svg"
@@ -29,13 +28,13 @@ PEERS = {"geoopt_sgd_euclidean": "geoopt SGD, QR", "geoopt_adam_canonical": "geo
 def measure(sizes: tuple[int, ...], steps: int) -> dict[str, Any]:
     """Races every map that does real frames beside its peers, the others in complex64, then takes frames for a turn."""
     squares = tuple((n, n) for n in sizes)
-    races = (
+    plans = (
         ParametrizationRace(sizes=squares, operations=("forward_backward",), peers=True, seconds=0.5),
         ParametrizationRace(
             sizes=squares, operations=("forward_backward",), dtype="complex64", parametrizations=("fourier",)
         ),
     )
-    rows = [dataclasses.asdict(row) for race in races for heat in heats(race) for row in heat.rows]
+    rows = [row.figures for plan in plans for race in races(plan) for row in race.rows]
     plan = DriftPlan(steps=steps, methods=(*OURS, *PEERS), gradients="rotation", step_length=0.1)
     curves = [curve for curve in outcomes(plan) if isinstance(curve, DriftCurve)]
     drift = [{"method": curve.method, "steps": curve.steps, "ratios": curve.ratios} for curve in curves]

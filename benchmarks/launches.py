@@ -2,9 +2,9 @@
 
 import stiefelkit as sk
 from benchmarks.suite import Suite, row_of, size_of
+from stiefelkit.measuring.races import frames
 from stiefelkit.measuring.races.contenders import our_contenders
-from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
-from stiefelkit.measuring.races.launches import heats
+from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace
 
 SIZES = ("64x64", "128x32")
 DEVICES = ("cpu",)
@@ -30,9 +30,10 @@ class Parametrizations(Suite):
             operations=("forward_backward",),
             sizes=(size_of(size),),
             dtype=dtype,
+            launches=True,
         )
-        (heat,) = heats(plan)
-        return row_of(heat, heat.rows, contender).launches
+        (race,) = frames.races(plan)
+        return row_of(race, contender)["launches"]
 
     def track_launches(self, *cell: str) -> float:
         return self.figure
@@ -51,9 +52,11 @@ class Optimizers(Suite):
     def measure(self, *cell: str) -> float:
         optimizer, size, dtype, _ = cell
         name, precision = optimizer.removesuffix(")").split(" (")
-        plan = OptimizerRace(optimizers=(name,), precisions=(precision,), sizes=(size_of(size),), dtype=dtype)
-        (heat,) = heats(plan)
-        return row_of(heat, heat.rows, optimizer).launches
+        plan = OptimizerRace(
+            optimizers=(name,), precisions=(precision,), sizes=(size_of(size),), dtype=dtype, launches=True
+        )
+        (race,) = frames.races(plan)
+        return row_of(race, optimizer)["launches"]
 
     def track_launches(self, *cell: str) -> float:
         return self.figure

@@ -4,10 +4,10 @@ import stiefelkit as sk
 from benchmarks.scan import forward_backward
 from benchmarks.suite import PLACES, Suite, of_race, patience, row_of, seconds_of, size_of
 from stiefelkit.measuring.moved_frames import peer_optimizers
-from stiefelkit.measuring.races import optimizers, parametrizations, scan
+from stiefelkit.measuring.races import frames, scan
 from stiefelkit.measuring.races.contenders import our_contenders
-from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.peers import peers
+from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.recurrences import recurrence_peers
 from stiefelkit.measuring.races.scan_cases import CASES
 from stiefelkit.measuring.races.scan_plan import ScanRace
@@ -64,8 +64,8 @@ class Parametrizations(Suite):
         missing = plan.missing_peers()
         if missing:
             raise NotImplementedError(f"the best peer is known only with {' and '.join(missing)}; install it")
-        (heat,) = parametrizations.heats(plan)
-        return _inverse(row_of(heat, heat.rows, contender).ratio_to_best_peer)
+        (race,) = frames.races(plan)
+        return _inverse(row_of(race, contender)["ratio_to_best_peer"])
 
     def track_ratio(self, *cell: str) -> float:
         return self.figure
@@ -99,8 +99,8 @@ class Optimizers(Suite):
             device=device,
             **patience(),
         )
-        (heat,) = optimizers.heats(plan)
-        return _inverse(row_of(heat, heat.rows, optimizer).ratio_to_best_peer)
+        (race,) = frames.races(plan)
+        return _inverse(row_of(race, optimizer)["ratio_to_best_peer"])
 
     def track_ratio(self, *cell: str) -> float:
         return self.figure
@@ -126,8 +126,8 @@ class Scan(Suite):
     def measure(self, *cell: str) -> float:
         case, peer, device = cell
         plan = ScanRace(cases=(CASES[case],), backends=("auto",), named_peers=(peer,), device=device, **patience())
-        (heat,) = scan.heats(plan)
-        return _inverse(row_of(heat, heat.rows, peer).time_over_ours)
+        (race,) = scan.races(plan)
+        return _inverse(row_of(race, peer)["time_over_ours"])
 
     def track_ratio(self, *cell: str) -> float:
         return self.figure

@@ -1,9 +1,156 @@
-"""Prints what the scan can take at least on a GPU, and what its programs are predicted to take: no measurement."""
+"""What a scan on a GPU can take at least, and what each layout is predicted to take: arithmetic, no measurement.
+
+A step of a recurrence takes three things: multiplications, of which a multiprocessor does 128 in a clock; the way of
+the new state to every thread that multiplies by it, which the next step waits for; and instructions that are none of
+these. A limit counts the first two, at their least; a prediction counts what the compiled programs hold.
+
+    python -m benchmarks.roofline --machines H100,H200
+"""
 
 import argparse
+import math
+from dataclasses import dataclass
 
-from stiefelkit.scan.kernels.layouts import LAYOUTS, choose
-from stiefelkit.scan.kernels.roofline import CASES, MACHINES, Machine, arithmetic, limit, predicted, traffic
+from stiefelkit.scan.kernels.layouts import LAYOUTS, Cost, Layout, choose
+
+SHARED, BARRIER, SHUFFLE, CACHE, DEPENDENT = 30, 30, 30, 250, 4
+"""Clocks: to shared memory or from it, across a barrier, between neighbours, to the GPU's cache, of an instruction."""
+ACTIVATION = 8
+"""Instructions of an activation that wait for each other."""
+LANES, SCHEDULERS, REGISTERS, WARPS = 128, 4, 65536, 64
+"""Of a multiprocessor: multiplications in a clock, warps that issue in one, registers, the most warps."""
+TILE = 16
+"""Sequences of a program of "tiles"."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU.
+
+    Args:
+        name: of it.
+        multiprocessors: how many.
+        clock: in GHz.
+        bandwidth: of its memory, in TB/s.
+    """
+
+    name: str
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scan.
+
+    Args:
+        name: of it.
+        steps: T.
+        batch: B.
+        units: n.
+        states: "real", "complex" or "gated".
+    """
+
+    name: str
+    steps: int
+    batch: int
+    units: int
+    states: str = "real"
+
+    @property
+    def products(self) -> int:
+        """Multiplications of a step of one sequence."""
+        return self.units**2 * {"real": 1, "complex": 4, "gated": 3}[self.states]
+
+    @property
+    def numbers(self) -> int:
+        """Real numbers that a step of one sequence has to read and write."""
+        return self.units * {"real": 2, "complex": 4, "gated": 4}[self.states]
+
+
+MACHINES = {
+    "H100": Machine("H100 SXM", 132, 1.755, 3.35),
+    "H200": Machine("H200", 132, 1.755, 4.8),
+    "A100": Machine("A100", 108, 1.41, 2.0),
+}
+CASES = {
+    "A": Case("A", 784, 128, 170),
+    "B": Case("B", 1020, 20, 190),
+    "C": Case("C", 200, 50, 512),
+    "D": Case("D", 784, 50, 116, "complex"),
+}
+EXCHANGE = 2 * SHARED + BARRIER + 2 * SHUFFLE + ACTIVATION * DEPENDENT
+"""From the last product of a step to the first of the next, within a multiprocessor: partial sums of neighbours, the
+activation, the state written, a barrier, the state read."""
+MEETING = 3 * CACHE
+"""The same between multiprocessors, besides: written, counted, and read."""
+
+
+def arithmetic(case: Case, machine: Machine) -> float:
+    """Microseconds of the multiplications of a whole scan, if all multiprocessors did nothing else."""
+    clocks = case.steps * case.batch * case.products / (LANES * machine.multiprocessors)
+    return clocks / machine.clock / 1e3
+
+
+def traffic(case: Case, machine: Machine) -> float:
+    """Microseconds of the inputs and states of a whole scan, to memory and from it."""
+    return case.steps * case.batch * case.numbers * 4 / machine.bandwidth / 1e6
+
+
+def limit(case: Case, machine: Machine) -> float:
+    """Microseconds that a whole scan takes at least: the least over how many multiprocessors share a sequence."""
+
+    def step(shared_by: int) -> float:
+        busy = min(machine.multiprocessors, case.batch * shared_by)
+        return case.batch * case.products / (LANES * busy) + EXCHANGE + (MEETING if shared_by > 1 else 0)
+
+    clocks = case.steps * min(step(1 << k) for k in range(5))
+    return max(clocks / machine.clock / 1e3, traffic(case, machine))
+
+
+def predicted(case: Case, machine: Machine, layout: Layout, way: str = "forward") -> float:
+    """Microseconds of a whole scan in a layout, forward or back, from what its program holds."""
+    cost = layout.forward if way == "forward" else layout.back
+    width = case.units * (2 if case.states == "complex" else 1)
+    if cost is None:
+        step, rounds = _tiles(width), math.ceil(case.batch / TILE / machine.multiprocessors)
+        clocks = rounds * step
+    elif layout.program == "groups":
+        groups = machine.multiprocessors // math.ceil(width / layout.columns)
+        rounds = math.ceil(math.ceil(case.batch / layout.rows) / groups)
+        clocks = rounds * (_work(cost, layout, 1) + _wait(cost) + MEETING)
+    else:
+        # Programs beside each other on a multiprocessor fill each other's gaps.
+        beside = max(1, min(WARPS // layout.warps, REGISTERS // (32 * layout.warps * cost.registers)))
+        rounds, rest = divmod(math.ceil(case.batch / machine.multiprocessors), beside)
+        alone = _work(cost, layout, 1) + _wait(cost)
+        clocks = sum(max(alone, _work(cost, layout, count)) for count in [beside] * rounds + [rest] * (rest > 0))
+    return max(case.steps * clocks / machine.clock / 1e3, traffic(case, machine))
+
+
+def _work(cost: Cost, layout: Layout, count: int) -> float:
+    """Clocks in which so many programs of a multiprocessor issue a step, or read their states from shared memory."""
+    issued = cost.instructions * max(math.ceil(layout.warps / SCHEDULERS), count * layout.warps / SCHEDULERS)
+    return max(issued, count * layout.warps * cost.words)
+
+
+def _wait(cost: Cost) -> int:
+    """Clocks of a step in which a program alone issues nothing."""
+    return EXCHANGE + (cost.barriers - 1) * BARRIER
+
+
+def _tiles(width: int) -> float:
+    """Clocks of a step of 16 sequences, whose operands come from shared memory in about twice as long again."""
+    padded = 64 * math.ceil(width / 64)
+    return 2.5 * TILE * padded**2 / LANES + EXCHANGE
+
+
+def best(case: Case, machine: Machine) -> Layout:
+    """The layout that is predicted to be fastest, forward and back."""
+    fitting = [layout for layout in LAYOUTS if layout.states == case.states and case.units <= layout.widest]
+    return min(fitting, key=lambda layout: sum(predicted(case, machine, layout, way) for way in ("forward", "back")))
+
 
 PERSISTENT, STANDARD, STANDARD_BACK = "1 to 4", "8 to 12", "12 to 18"
 """Guesses of a step of cuDNN's in microseconds: kernels that keep the matrix on the chip, and those that do not."""
@@ -60,7 +207,7 @@ def layouts() -> list[str]:
 
 def main() -> None:
     """Prints all tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", default="H100,H200", help=f"of {', '.join(MACHINES)}")
     print("\n".join(layouts()))
     for name in parser.parse_args().machines.split(","):

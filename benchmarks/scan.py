@@ -1,7 +1,7 @@
 """Time of the scan, forward and backward, in the four cases of `stiefelkit bench scan`, over that of its LIMIT."""
 
 from benchmarks.suite import PLACES, PRODUCTS, Suite, of_race, patience, row_of
-from stiefelkit.measuring.races.scan import LOSSES, heats
+from stiefelkit.measuring.races.scan import LOSSES, races
 from stiefelkit.measuring.races.scan_cases import CASES
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.scan import BACKENDS
@@ -39,9 +39,9 @@ class Scan(Suite):
     def measure(self, *cell: str) -> float:
         case, backend, loss, device = cell
         plan = ScanRace(cases=(CASES[case],), backends=(backend,), device=device, **patience())
-        (heat,) = heats(plan)
+        (race,) = races(plan)
         name = f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
-        return row_of(heat, heat.rows, name).limit_units
+        return row_of(race, name)["limit_units"]
 
     def track_time(self, *cell: str) -> float:
         return self.figure

@@ -2,9 +2,9 @@
 
 import stiefelkit as sk
 from benchmarks.suite import PLACES, Suite, of_race, patience, row_of, seconds_of, size_of
-from stiefelkit.measuring.races import optimizers, parametrizations
+from stiefelkit.measuring.races import frames
 from stiefelkit.measuring.races.contenders import our_contenders
-from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace
 
 SIZES = {"64x64": "quick", "256x256": "quick", "2048x32": "quick", "512x512": "full", "1024x1024": "full"}
 """Name of a size to the mode that measures it."""
@@ -52,8 +52,8 @@ class Parametrizations(Suite):
             device=device,
             **patience(),
         )
-        (heat,) = parametrizations.heats(plan)
-        return row_of(heat, heat.rows, contender).gemm_units
+        (race,) = frames.races(plan)
+        return row_of(race, contender)["gemm_units"]
 
     def track_time(self, *cell: str) -> float:
         return self.figure
@@ -85,8 +85,8 @@ class Optimizers(Suite):
             device=device,
             **patience(),
         )
-        (heat,) = optimizers.heats(plan)
-        return row_of(heat, heat.rows, optimizer).gemm_units
+        (race,) = frames.races(plan)
+        return row_of(race, optimizer)["gemm_units"]
 
     def track_time(self, *cell: str) -> float:
         return self.figure

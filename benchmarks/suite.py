@@ -3,13 +3,14 @@
 import itertools
 import os
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import torch
 import torch._dynamo  # optimizers import it at their first step: done here, the processes of all cells have it
 
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.measuring.races.clock import predicted
+from stiefelkit.measuring.races.field import Race, Row
 
 MODES = ("smoke", "quick", "full")
 """Each measures more cells than the one before, and none measures a cell in another way."""
@@ -31,19 +32,6 @@ PATIENCE: dict[str, dict[str, Any]] = {
     "full": {"repeats": 100, "seconds": 1.0},
 }
 """How long the contenders of a race are sampled, mode by mode."""
-
-
-class _Row(Protocol):
-    @property
-    def contender(self) -> str: ...
-
-
-class _Heat(Protocol):
-    @property
-    def left_out(self) -> dict[str, str]: ...
-
-
-R = TypeVar("R", bound=_Row)
 
 
 def mode() -> str:
@@ -124,16 +112,16 @@ class Suite:
             raise NotImplementedError(str(error)) from error
 
 
-def row_of(heat: _Heat, rows: list[R], contender: str) -> R:
+def row_of(race: Race, contender: str) -> Row:
     """The row of a contender.
 
     Raises:
-        NotImplementedError: it was left out of the heat; the message says why.
+        NotImplementedError: it was left out of the race; the message says why.
     """
-    for row in rows:
+    for row in race.rows:
         if row.contender == contender:
             return row
-    raise NotImplementedError(heat.left_out.get(contender, f"{contender} does not race here"))
+    raise NotImplementedError(race.left_out.get(contender, f"{contender} does not race here"))
 
 
 def patience() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the package needs of torch and torch keeps to itself, under names of its own.
 
-No other file names anything private of torch, except what a class inherits. tests/house/test_private_torch.py says what each
-of these has to do, and so which one it was when torch renames or changes it.
+No other file names anything private of torch, except what a class inherits. tests/house/test_private_torch.py says what
+each of these has to do, and so which one it was when torch renames or changes it.
 """
 
 import contextlib

@@ -51,7 +51,7 @@ def main(words: list[str] | None = None) -> int:
         for what, reason in reasons.items():
             print(f"left out of {part}: {what}: {reason}")
     try:
-        from stiefelkit.measuring.report.record_page import record_page
+        from stiefelkit.measuring.report.page import record_page
     except ModuleNotFoundError as error:
         print(f"No page: {error.name} is not installed; stiefelkit report --from draws it elsewhere.")
     else:

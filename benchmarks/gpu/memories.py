@@ -6,11 +6,11 @@ import stiefelkit as sk
 from benchmarks.gpu.parts import Cells, LeftOut
 from benchmarks.gpu.scale import Scale
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.measuring.growth.allocations import peak_bytes
+from stiefelkit.measuring.races.clock import peak_bytes
 from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.frame_problem import FrameProblem
-from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrences import LOOP, picked_backend
+from stiefelkit.measuring.races.scan import resident_bytes
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.record import Figure
 

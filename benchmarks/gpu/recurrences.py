@@ -21,18 +21,20 @@ def of_cases(scale: Scale, device: str) -> Cells:
         words = ", TF32" if tf32 else ""
         for case in scale.cases:
             with _tf32(tf32):
-                for heat in scan.heats(ScanRace(cases=(case,), peers=True, device=device, **scale.scan)):
-                    table = f"{heat.case}{words}"
-                    yield Figure("scan", table, "LIMIT", "s", heat.unit)
-                    for row in heat.rows:
+                for race in scan.races(ScanRace(cases=(case,), peers=True, device=device, **scale.scan)):
+                    table = f"{race.subject}{words}"
+                    yield Figure("scan", table, "LIMIT", "s", race.unit)
+                    for row in race.rows:
                         beside = {
-                            "n": float(row.n),
-                            "us / step": 1e6 * row.seconds / case.T,
-                            "/ LIMIT": row.limit_units,
-                            "ours x": row.time_over_ours,
+                            "n": float(row["n"]),
+                            "us / step": 1e6 * row["seconds"] / case.T,
+                            "/ LIMIT": row["limit_units"],
+                            "ours x": row["time_over_ours"],
                         }
-                        yield Figure("scan", table, row.contender, "s", row.seconds, row.spread, row.samples, beside)
-                    yield from (LeftOut(f"{name}, {case.name}{words}", why) for name, why in heat.left_out.items())
+                        yield Figure(
+                            "scan", table, row.contender, "s", row["seconds"], row["spread"], row["samples"], beside
+                        )
+                    yield from (LeftOut(f"{name}, {case.name}{words}", why) for name, why in race.left_out.items())
 
 
 @contextlib.contextmanager

@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.gpu.parts import Cells, LeftOut, absent_peers
 from benchmarks.gpu.scale import Scale
-from stiefelkit.measuring.races import optimizers, parametrizations
-from stiefelkit.measuring.races.course import FrameHeat
-from stiefelkit.measuring.races.frame_plans import OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races import frames
+from stiefelkit.measuring.races.field import Race
+from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.report.record import Figure
 
 __all__ = ["of_maps", "of_replays", "of_steps"]
@@ -28,7 +28,7 @@ def of_maps(scale: Scale, device: str) -> Cells:
         told |= set(missing)
         yield from _not_installed(missing)
         words = ", cache flushed" * is_cold
-        yield from _figures("maps", parametrizations.heats(plan), f", {dtype}{words}")
+        yield from _figures("maps", frames.races(plan), f", {dtype}{words}")
 
 
 def of_steps(scale: Scale, device: str) -> Cells:
@@ -36,7 +36,7 @@ def of_steps(scale: Scale, device: str) -> Cells:
     yield from absent_peers()
     for n, p, batch in scale.step_sizes:
         plan = OptimizerRace(peers=True, optimizers=scale.optimizers, **_place(n, p, batch, device), **scale.race)
-        yield from _figures("steps", optimizers.heats(plan))
+        yield from _figures("steps", frames.races(plan))
 
 
 def of_replays(scale: Scale, device: str) -> Cells:
@@ -46,29 +46,29 @@ def of_replays(scale: Scale, device: str) -> Cells:
         fields = {"operations": ("forward_backward",), "precisions": ("exact",), **_place(n, p, batch, device)}
         fields |= {"replay": is_cuda, "parametrizations": scale.maps}
         plan = ParametrizationRace(peers=True, **fields, **scale.race)
-        yield from _figures("replays", parametrizations.heats(plan))
+        yield from _figures("replays", frames.races(plan))
 
 
 def _place(n: int, p: int, batch: int, device: str) -> dict[str, Any]:
     return {"sizes": ((n, p),), "batch": batch, "device": device}
 
 
-def _figures(part: str, heats: Iterable[FrameHeat], words: str = "") -> Cells:
-    for heat in heats:
-        table = f"{heat.operation}, {heat.problem}{words}"
-        yield Figure(part, table, "one product", "s", heat.unit)
-        for row in heat.rows:
+def _figures(part: str, races: Iterable[Race], words: str = "") -> Cells:
+    for race in races:
+        table = f"{race.operation}, {race.subject}{words}"
+        yield Figure(part, table, "one product", "s", race.unit)
+        for row in race.rows:
             yield Figure(
                 part,
                 table,
                 row.contender,
                 "s",
-                row.seconds,
-                row.spread,
-                row.samples,
-                {"g": row.gemm_units, "ratio": row.ratio_to_best_peer, "error / limit": row.error_over_limit},
+                row["seconds"],
+                row["spread"],
+                row["samples"],
+                {"g": row["gemm_units"], "ratio": row["ratio_to_best_peer"], "error / limit": row["error_over_limit"]},
             )
-        yield from (LeftOut(f"{name}, {heat.problem}", reason) for name, reason in heat.left_out.items())
+        yield from (LeftOut(f"{name}, {race.subject}", reason) for name, reason in race.left_out.items())
 
 
 def _not_installed(missing: dict[str, list[str]]) -> Iterator[LeftOut]:

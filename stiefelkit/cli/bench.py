@@ -12,12 +12,10 @@ from stiefelkit.cli.bench_scan import scan
 from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.races import RowsFile, raced, three_digits
-from stiefelkit.measuring.races.frame_plans import ApartPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.plan import OptimizerRace, ParametrizationRace, TimedPlan
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.course import FrameHeat
-    from stiefelkit.measuring.races.launches import LaunchHeat
-    from stiefelkit.measuring.races.rows import FrameRow
+    from stiefelkit.measuring.races.field import Race, Row
 
 __all__ = ["app"]
 
@@ -52,12 +50,12 @@ def parametrizations(*, plan: ParametrizationRace, json: RowsFile = None) -> int
 
     --launches times nothing: it counts the operators that a GPU would launch, and those that it would be waited for.
     """
-    from stiefelkit.measuring.races.parametrizations import heats
+    from stiefelkit.measuring.races.frames import races
 
     for package, names in plan.missing_peers().items():
         words = f'{", ".join(names)}; {package} is not installed: pip install "stiefelkit[peers]"'
         print(f"Left out: {words}", file=sys.stderr)
-    return _counted(plan, json) if plan.launches else raced(heats, plan, _table, json)
+    return raced(races, plan, _launches if plan.launches else _table, json)
 
 
 @app.command(name="optimizers")
@@ -81,52 +79,47 @@ def optimizers(*, plan: OptimizerRace, json: RowsFile = None) -> int:
     twice as fast as it. "exact/fast" is the time of the exact optimizer over that of the same in precision fast. The
     error is ||W^H W - I||_F, computed in float64, after all steps of the race, over what rounding an exact frame costs.
     """
-    from stiefelkit.measuring.races.optimizers import heats
+    from stiefelkit.measuring.races.frames import races
 
-    return _counted(plan, json) if plan.launches else raced(heats, plan, _table, json)
-
-
-def _counted(plan: ParametrizationRace | OptimizerRace, json: RowsFile) -> int:
-    from stiefelkit.measuring.races.launches import heats
-
-    return raced(heats, plan, _launches, json)
+    return raced(races, plan, _launches if plan.launches else _table, json)
 
 
-def _launches(plan: ApartPlan, heat: "LaunchHeat") -> Table:
-    title = f"{heat.operation}, {heat.problem}, {plan.dtype}"
+def _launches(plan: TimedPlan, race: "Race") -> Table:
+    title = f"{race.operation}, {race.subject}, {plan.dtype}"
     caption = "operators that a device launches, and those that it is waited for; on a CPU by the road of a device"
     table = table_of(title, caption, ["contender"], ["launches", "reads"])
-    for row in heat.rows:
-        table.add_row(row.contender, str(row.launches), str(row.reads))
+    for row in race.rows:
+        table.add_row(row.contender, str(row["launches"]), str(row["reads"]))
     return table
 
 
-def _table(plan: ApartPlan, heat: "FrameHeat") -> Table:
-    title = f"{heat.operation}, {heat.problem}, {plan.dtype}, {plan.device}"
-    caption = f"g = {three_digits(1e6 * heat.unit)} µs; ratio to the best peer; error in rounding limits"
+def _table(plan: TimedPlan, race: "Race") -> Table:
+    title = f"{race.operation}, {race.subject}, {plan.dtype}, {plan.device}"
+    caption = f"g = {three_digits(1e6 * race.unit)} µs; ratio to the best peer; error in rounding limits"
     compares = isinstance(plan, OptimizerRace) and len(plan.precisions) != 1
     columns = ["ms", "g", "ratio", "error", *(["exact/fast"] if compares else [])]
     columns += ["/ batch"] if plan.apart else []
     table = table_of(title, caption, ["contender"], columns)
-    of_fast, of_batch = _exact_over_fast(heat.rows), _apart_over_batch(heat.rows)
-    following = [*heat.families[1:], None]
-    for row, family, after in zip(heat.rows, heat.families, following, strict=True):
-        figures = [1e3 * row.seconds, row.gemm_units, row.ratio_to_best_peer, row.error_over_limit]
+    of_fast, of_batch = _exact_over_fast(race.rows), _apart_over_batch(race.rows)
+    for row, after in zip(race.rows, [*race.rows[1:], None], strict=True):
+        figures = [1e3 * row["seconds"], row["gemm_units"], row["ratio_to_best_peer"], row["error_over_limit"]]
         figures += [of_fast.get(row.contender)] if compares else []
         figures += [of_batch.get(row.contender)] if plan.apart else []
-        table.add_row(row.contender, *map(three_digits, figures), end_section=family != after)
+        table.add_row(
+            row.contender, *map(three_digits, figures), end_section=after is None or row.family != after.family
+        )
     return table
 
 
-def _exact_over_fast(rows: "list[FrameRow]") -> dict[str, float]:
+def _exact_over_fast(rows: "list[Row]") -> dict[str, float]:
     """Time of each exact contender over that of the same in precision fast."""
-    seconds = {row.contender: row.seconds for row in rows}
+    seconds = {row.contender: row["seconds"] for row in rows}
     pairs = {name: name.replace("(exact", "(fast") for name in seconds if "(exact" in name}
     return {name: seconds[name] / seconds[fast] for name, fast in pairs.items() if fast in seconds}
 
 
-def _apart_over_batch(rows: "list[FrameRow]") -> dict[str, float]:
+def _apart_over_batch(rows: "list[Row]") -> dict[str, float]:
     """Time of each contender whose frames are apart over that of the same with a batch."""
-    seconds = {row.contender: row.seconds for row in rows}
+    seconds = {row.contender: row["seconds"] for row in rows}
     pairs = {name: name.removesuffix(", apart").removesuffix(", grouped") for name in seconds}
     return {name: seconds[name] / seconds[batch] for name, batch in pairs.items() if batch in seconds and batch != name}

@@ -8,11 +8,10 @@ from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.races import RowsFile, raced
 from stiefelkit.measuring.growth.plan import AXES, GrowthPlan
-from stiefelkit.measuring.races.frame_plans import NormPlan
+from stiefelkit.measuring.races.plan import NormPlan
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.growth.measure import GrowthHeat
-    from stiefelkit.measuring.races.norms import NormHeat
+    from stiefelkit.measuring.races.field import Race
 
 __all__ = ["growth", "norms"]
 
@@ -35,26 +34,26 @@ def growth(*, plan: GrowthPlan, json: RowsFile = None) -> int:
     Time is measured as in the other races. Memory is the most that torch has allocated at once, beyond what was there
     before.
     """
-    from stiefelkit.measuring.growth.measure import heats
+    from stiefelkit.measuring.growth.measure import races
 
-    return raced(heats, plan, _growth, json)
+    return raced(races, plan, _growth, json)
 
 
-def _growth(plan: GrowthPlan, heat: "GrowthHeat") -> Table:
-    points = plan.points(heat.against)
-    title = f"{heat.what} against {heat.against}, {points[0]} to {points[-1]}, {plan.device}"
-    caption = f"{AXES[heat.against]}; the exponent fitted over the range"
+def _growth(plan: GrowthPlan, race: "Race") -> Table:
+    points = plan.points(race.subject)
+    title = f"{race.operation} against {race.subject}, {points[0]} to {points[-1]}, {plan.device}"
+    caption = f"{AXES[race.subject]}; the exponent fitted over the range"
     table = table_of(title, caption, ["contender"], ["exponent", "range", "overhead", "expected", "faster"])
     table.min_width = len(title)
-    for row in heat.rows:
-        name = row.contender + (f" ({row.precision})" if row.precision not in (None, "exact") else "")
-        name += f", {row.dtype}" if row.dtype != plan.dtype else ""
-        exponent = "-" if row.exponent is None else f"{row.exponent:.2f}"
-        exponent += "" if row.spread is None else f" +- {row.spread:.2f}"
-        fitted = "-" if row.first is None else f"{row.first:g} to {row.last:g}"
-        overhead = "-" if row.overhead_until is None else f"to {row.overhead_until:g}"
-        faster = "-" if row.exponent is None else "yes" if row.faster else "no"
-        table.add_row(name, exponent, fitted, overhead, f"{row.expected:g}", faster)
+    for row in race.rows:
+        name = row.contender + (f" ({row['precision']})" if row["precision"] not in (None, "exact") else "")
+        name += f", {row['dtype']}" if row["dtype"] != plan.dtype else ""
+        exponent = "-" if row["exponent"] is None else f"{row['exponent']:.2f}"
+        exponent += "" if row["spread"] is None else f" +- {row['spread']:.2f}"
+        fitted = "-" if row["first"] is None else f"{row['first']:g} to {row['last']:g}"
+        overhead = "-" if row["overhead_until"] is None else f"to {row['overhead_until']:g}"
+        faster = "-" if row["exponent"] is None else "yes" if row["faster"] else "no"
+        table.add_row(name, exponent, fitted, overhead, f"{row['expected']:g}", faster)
     return table
 
 
@@ -66,17 +65,16 @@ def norms(*, plan: NormPlan, json: RowsFile = None) -> int:
     ||W^H W - I||_F, computed in float64, over what rounding an exact frame costs. Where the coordinate is the frame
     itself there is nothing to multiply.
     """
-    from stiefelkit.measuring.races.norms import heats
+    from stiefelkit.measuring.races.frames import races
 
-    return raced(heats, plan, _norms, json)
+    return raced(races, plan, _norms, json)
 
 
-def _norms(plan: NormPlan, heat: "NormHeat") -> Table:
-    title = f"error over the limit, {heat.problem}, {plan.dtype}, {plan.device}"
+def _norms(plan: NormPlan, race: "Race") -> Table:
+    title = f"error over the limit, {race.subject}, {plan.dtype}, {plan.device}"
     caption = "||W^H W - I||_F in rounding limits; the columns: what the coordinates are multiplied by"
     table = table_of(title, caption, ["contender"], [f"x {factor:g}" for factor in plan.factors])
-    following = [*heat.rows[1:], None]
-    for row, after in zip(heat.rows, following, strict=True):
-        figures = ["NaN" if error is None else f"{error:.3g}" for error in row.errors_over_limit]
+    for row, after in zip(race.rows, [*race.rows[1:], None], strict=True):
+        figures = ["NaN" if error is None else f"{error:.3g}" for error in row["errors_over_limit"]]
         table.add_row(row.contender, *figures, end_section=after is None or row.family != after.family)
     return table

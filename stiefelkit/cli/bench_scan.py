@@ -11,7 +11,7 @@ from stiefelkit.cli.races import RowsFile, raced, three_digits
 from stiefelkit.measuring.races.scan_plan import ScanRace
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.scan import ScanHeat
+    from stiefelkit.measuring.races.field import Race
 
 __all__ = ["scan"]
 
@@ -39,61 +39,60 @@ def scan(*, plan: ScanRace, json: RowsFile = None) -> int:
 
     "ours x" is the time over that of our scan: 2 means that ours is twice as fast.
     """
-    from stiefelkit.measuring.races.scan import heats
+    from stiefelkit.measuring.races.scan import races
 
-    return raced(heats, plan, _shown, json)
+    return raced(races, plan, _shown, json)
 
 
-def _shown(plan: ScanRace, heat: "ScanHeat") -> RenderableType:
-    if heat.operation == "training_step":
-        return _step_table(plan, heat)
-    tables = [_table(plan, heat)]
-    if any(row.memory_sequence is not None or row.memory_last_state is not None for row in heat.rows):
-        tables.append(_memory_table(plan, heat))
+def _shown(plan: ScanRace, race: "Race") -> RenderableType:
+    if race.operation == "training_step":
+        return _step_table(plan, race)
+    tables = [_table(plan, race)]
+    if any(row["memory_sequence"] is not None or row["memory_last_state"] is not None for row in race.rows):
+        tables.append(_memory_table(plan, race))
     return Group(*tables)
 
 
-def _title(plan: ScanRace, heat: "ScanHeat") -> str:
-    return f"{heat.case}, {plan.activation}, {plan.dtype}, {plan.device}"
+def _title(plan: ScanRace, race: "Race") -> str:
+    return f"{race.subject}, {plan.activation}, {plan.dtype}, {plan.device}"
 
 
-def _limit(heat: "ScanHeat") -> str:
-    return f"LIMIT = {three_digits(1e3 * heat.unit)} ms"
+def _limit(race: "Race") -> str:
+    return f"LIMIT = {three_digits(1e3 * race.unit)} ms"
 
 
-def _table(plan: ScanRace, heat: "ScanHeat") -> Table:
-    caption = f"{_limit(heat)}; ours x: time over that of our scan"
-    table = table_of(_title(plan, heat), caption, ["contender"], ["n", "ms", "/ LIMIT", "ours x"])
-    table.min_width = len(_title(plan, heat))
-    following = [*heat.is_peer[1:], heat.is_peer[-1]]
-    for row, is_peer, after in zip(heat.rows, heat.is_peer, following, strict=True):
-        figures = map(three_digits, (1e3 * row.seconds, row.limit_units, row.time_over_ours))
-        table.add_row(row.contender, str(row.n), *figures, end_section=is_peer != after)
+def _table(plan: ScanRace, race: "Race") -> Table:
+    caption = f"{_limit(race)}; ours x: time over that of our scan"
+    table = table_of(_title(plan, race), caption, ["contender"], ["n", "ms", "/ LIMIT", "ours x"])
+    table.min_width = len(_title(plan, race))
+    for row, after in zip(race.rows, [*race.rows[1:], race.rows[-1]], strict=True):
+        figures = map(three_digits, (1e3 * row["seconds"], row["limit_units"], row["time_over_ours"]))
+        table.add_row(row.contender, str(row["n"]), *figures, end_section=row.is_peer != after.is_peer)
     return table
 
 
-def _memory_table(plan: ScanRace, heat: "ScanHeat") -> Table:
+def _memory_table(plan: ScanRace, race: "Race") -> Table:
     from stiefelkit.measuring.races.recurrences import LOOP
 
     caption = f"MB above what was there before; / {LOOP}: over that of the same loss"
     columns = ["last state", f"/ {LOOP}", "sequence", f"/ {LOOP}"]
-    table = table_of(f"peak memory, {_title(plan, heat)}", caption, ["contender"], columns)
-    loop = next((row for row in heat.rows if row.contender == LOOP), None)
-    for row in (row for row in heat.rows if row.operation == "sequence"):
+    table = table_of(f"peak memory, {_title(plan, race)}", caption, ["contender"], columns)
+    loop = next((row for row in race.rows if row.contender == LOOP), None)
+    for row in (row for row in race.rows if row["operation"] == "sequence"):
         figures: list[float | None] = []
         for loss in ("memory_last_state", "memory_sequence"):
-            size, loop_size = getattr(row, loss), getattr(loop, loss, None)
+            size, loop_size = row[loss], loop and loop[loss]
             figures += [None, None] if size is None else [size / 1e6, size / loop_size if loop_size else None]
         table.add_row(row.contender, *map(three_digits, figures))
     return table
 
 
-def _step_table(plan: ScanRace, heat: "ScanHeat") -> Table:
-    whole_step, alone = heat.rows
-    title = f"training step of {whole_step.contender}, {heat.case}, {plan.device}"
-    table = table_of(title, _limit(heat), ["what"], ["ms", "/ LIMIT", "outside the scan"])
+def _step_table(plan: ScanRace, race: "Race") -> Table:
+    whole_step, alone = race.rows
+    title = f"training step of {whole_step.contender}, {race.subject}, {plan.device}"
+    table = table_of(title, _limit(race), ["what"], ["ms", "/ LIMIT", "outside the scan"])
     table.min_width = len(title)
-    for row in heat.rows:
-        outside = f"{1 - alone.seconds / row.seconds:.1%}" if row is whole_step else "-"
-        table.add_row(row.contender, three_digits(1e3 * row.seconds), three_digits(row.limit_units), outside)
+    for row in race.rows:
+        outside = f"{1 - alone['seconds'] / row['seconds']:.1%}" if row is whole_step else "-"
+        table.add_row(row.contender, three_digits(1e3 * row["seconds"]), three_digits(row["limit_units"]), outside)
     return table

@@ -1,4 +1,4 @@
-"""What the commands of `stiefelkit bench` have in common: a race is run, shown heat by heat, and written down."""
+"""What the commands of `stiefelkit bench` have in common: a race is run, shown table by table, and written down."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from stiefelkit.errors import OptionError
 from stiefelkit.training.display import Screen
 
 if TYPE_CHECKING:
-    from stiefelkit.measuring.races.course import Watch
+    from stiefelkit.measuring.races.field import Watch
 
 __all__ = ["RowsFile", "raced", "three_digits"]
 
@@ -20,39 +20,38 @@ RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten
 
 
 def raced(
-    heats: "Callable[[Any, Watch], Iterator[Any]]",
+    races: "Callable[[Any, Watch], Iterator[Any]]",
     plan: Any,
     show: Callable[[Any, Any], RenderableType],
     json: Path | None,
 ) -> int:
-    """Prints each heat when it is over, and writes the rows.
+    """Prints each table when its race is over, and writes the rows.
 
     Args:
-        heats: from the plan to the heats, each with its `rows` and with who was `left_out`, and why.
+        races: from the plan to each `Race`, when it is over.
         plan: of the race.
-        show: from the plan and a heat to what is printed of it.
+        show: from the plan and a `Race` to what is printed of it.
         json: file for the rows.
     """
-    from stiefelkit.measuring.races.course import by_reason
-    from stiefelkit.measuring.races.rows import check_place, write_rows
-    from stiefelkit.measuring.races.rules import WHO
+    from stiefelkit.measuring.races.field import by_reason, check_place, write_rows
+    from stiefelkit.measuring.races.plan import WHO
 
     if json is not None:
         check_place(json)
     console = Screen()
     rows, printed, reasons = [], set(), {}
     with Bar(console) as bar:
-        for heat in heats(plan, bar.show):
+        for race in races(plan, bar.show):
             bar.hide()
-            if heat.rows:
-                console.print(show(plan, heat))
-            for reason, names in by_reason(heat.left_out).items():
+            if race.rows:
+                console.print(show(plan, race))
+            for reason, names in by_reason(race.left_out).items():
                 words = f"Left out: {', '.join(names)}: {reason}"
                 if words not in printed:
                     console.print(words, soft_wrap=True)
                 printed.add(words)
                 reasons[reason] = None
-            rows += heat.rows
+            rows += race.rows
             if json is not None and rows:
                 write_rows(json, rows)
     if not rows:

@@ -30,7 +30,7 @@ def report(
         json: file for the figures, overwritten after each section; its "finished" says whether all are there.
         from_: draw the page of a file that `python -m benchmarks.gpu` has written, and measure nothing.
     """
-    from stiefelkit.measuring.races.rows import check_place
+    from stiefelkit.measuring.races.field import check_place
     from stiefelkit.measuring.report.findings import gather
     from stiefelkit.measuring.report.page import page
     from stiefelkit.training.files import write_atomically, write_json
@@ -42,8 +42,8 @@ def report(
     if from_ is not None:
         from jinja2 import TemplateError
 
+        from stiefelkit.measuring.report.page import record_page
         from stiefelkit.measuring.report.record import WHO, read_record
-        from stiefelkit.measuring.report.record_page import record_page
 
         if json is not None:
             raise OptionError("A page from a file measures nothing; leave --json out.")

@@ -41,7 +41,7 @@ class MovedFrame:
     optimizer: torch.optim.Optimizer
 
     def step(self, gradient: Tensor) -> None:
-        """One step with that gradient, which belongs to the frame from then on."""
+        """Makes a step with that gradient, which belongs to the frame from then on."""
         self.frame.grad = gradient
         self.optimizer.step()
 
@@ -62,7 +62,7 @@ class MovedApart:
         return torch.stack([p.detach() for p in self._params])
 
     def step(self, gradient: Tensor) -> None:
-        """One step with that gradient of the batch."""
+        """Makes a step with that gradient of the batch."""
         self._gradient.copy_(gradient)
         self.optimizer.step()
 
@@ -104,7 +104,7 @@ def _pogo(frame: Tensor, lr: float) -> MovedFrame:
 
 
 def _installed(module: str, peers: dict[str, PeerOptimizer]) -> dict[str, PeerOptimizer]:
-    """The peers of a package, none if it is not installed."""
+    """Returns the peers of a package, none if it is not installed."""
     return peers if importlib.util.find_spec(module) is not None else {}
 
 
@@ -166,7 +166,7 @@ def start(method: str, frame: Tensor, gradient: Tensor, length: float, dtype: to
 def start_apart(
     method: str, batch: Tensor, gradient: Tensor, length: float, dtype: torch.dtype | None = None
 ) -> MovedApart:
-    """The same for the frames of a batch, shape (b, n, p), as parameters of their own."""
+    """Gets the frames of a batch, shape (b, n, p), ready as parameters of their own."""
     make, lr = _maker(method), _rate(method, batch, gradient, length)
     first, *rest = batch.to(dtype or batch.dtype).unbind()
     moved = make(first.clone(), lr)
@@ -177,7 +177,7 @@ def start_apart(
 
 
 def _rate(method: str, frame: Tensor, gradient: Tensor, length: float) -> float:
-    """The learning rate that `start` gives an optimizer."""
+    """Returns the learning rate that `start` gives an optimizer."""
     make = _maker(method)
     w = frame.reshape(-1, *frame.shape[-2:])[0]
     g = gradient.reshape(-1, *gradient.shape[-2:])[0].to(w.dtype)
@@ -206,7 +206,7 @@ def _maker(method: str) -> Make:
 
 
 def _checked(method: str, cls: type[torch.optim.Optimizer], precision: str) -> dict[str, str]:
-    """The precision as an option of the optimizer; none if it has only one."""
+    """Returns the precision as an option of the optimizer; none if it has only one."""
     has = "precision" in inspect.signature(cls).parameters
     if precision not in (PRECISIONS if has else PRECISIONS[:1]):
         raise OptionError(f"{method!r} has no precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
@@ -220,7 +220,7 @@ def _ours(cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any], fr
 
 
 def _turn(w: Tensor, moved: Tensor) -> float:
-    """2-norm of the n x n skew matrix that maps W to a tangent vector, from a matrix of 2p rows."""
+    """Returns the 2-norm of the n x n skew matrix that maps W to a tangent vector, from a matrix of 2p rows."""
     w, moved = (t.to(working_dtype(t.dtype)) for t in (w, moved))
     along = w.mH @ moved
     a = (along - along.mH) / 2

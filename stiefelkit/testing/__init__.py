@@ -24,7 +24,7 @@ import torch
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import OptionError
 from stiefelkit.optim.deterministic.minimizer import Minimizer
-from stiefelkit.testing import forward, numerical, portable, seeds, unread
+from stiefelkit.testing import derivatives, numerical, portable, seeds, unread
 from stiefelkit.testing.activation import ACTIVATION_LAWS, check_activation
 from stiefelkit.testing.cases import Case, cases, random_coordinates
 from stiefelkit.testing.failure import (
@@ -33,11 +33,11 @@ from stiefelkit.testing.failure import (
     again,
     check_laws,
     drawing,
-    failures_of,
     last_draw,
     machine,
     named,
     only_case,
+    settle,
 )
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.manifold import MANIFOLD_LAWS, check_manifold, retraction_order
@@ -92,8 +92,8 @@ LAWS: dict[str, Callable[[Case], None]] = named(
         "frames": numerical.law_frames,
         "gradients": numerical.law_gradients,
         "second_derivatives": numerical.law_second_derivatives,
-        "forward_mode": forward.law_forward_mode,
-        "batched_gradients": forward.law_batched_gradients,
+        "forward_mode": derivatives.law_forward_mode,
+        "batched_gradients": derivatives.law_batched_gradients,
         "pure": numerical.law_pure,
         "component": numerical.law_component,
         "threads": numerical.law_threads,
@@ -136,11 +136,7 @@ def check_parametrization(
         LawBroken: lists every failure: the law, the case, figure and bound, seed, coordinates, and a line that
             repeats it.
     """
-    with seeds.shifted(offset):
-        failures = failures_of(check for _, check in _checks([cls], laws, only, device))
-    if failures:
-        # An impure map fails many laws by the one.
-        raise LawBroken(*{(failure.law, failure.where): failure for failure in failures}.values())
+    settle((check for _, check in _checks([cls], laws, only, device)), offset)
 
 
 def parametrize_with_checks(classes: Iterable[type[OrthogonalParam]]) -> Any:

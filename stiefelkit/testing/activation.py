@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stiefelkit.scan import Activation, find_activation, scan
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, machine, named
+from stiefelkit.testing.failure import check_laws, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
 __all__ = ["ACTIVATION_LAWS", "check_activation"]
@@ -33,7 +33,7 @@ class _Drawn:
 
     @torch.no_grad()
     def stepped(self, is_careful: bool = False) -> tuple[Tensor, Tensor]:
-        """States by the step in place, and what it kept."""
+        """Returns states by the step in place, and what it kept."""
         rows = _rows(self.z).clone()
         width, dtype = self.act.saved_like(UNITS, self.z.dtype)
         saved = rows.new_empty(*rows.shape[:-1], width, dtype=dtype)
@@ -130,21 +130,14 @@ def check_activation(name: str, laws: Iterable[str] = tuple(ACTIVATION_LAWS), of
     """
     fields = (False, True)[: 1 + (find_activation(name, False).of_complex() is not None)]
     laws = check_laws(laws, ACTIVATION_LAWS)
-    with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
-        failures = failures_of(functools.partial(_run, name, law, is_complex) for law in laws for is_complex in fields)
-    if failures:
-        raise LawBroken(*failures)
+    settle((functools.partial(_run, name, law, is_complex) for law in laws for is_complex in fields), offset)
 
 
 def _run(name: str, law: str, is_complex: bool) -> None:
-    seeds.reseed()
-    try:
-        ACTIVATION_LAWS[law](find_activation(name, is_complex), is_complex)
-    except LawBroken as broken:
-        again = f"check_activation({name!r}, [{law!r}], offset={seeds.seed()})"
-        line = f"from stiefelkit.testing import check_activation; {again}"
-        states = f"states of shape {(*CHUNK, UNITS)}, {_field(is_complex)}"
-        raise LawBroken(broken.failures[0].with_details([states, machine()], line)) from broken
+    again = f"check_activation({name!r}, [{law!r}], offset={seeds.seed()})"
+    line = f"from stiefelkit.testing import check_activation; {again}"
+    states = f"states of shape {(*CHUNK, UNITS)}, {_field(is_complex)}"
+    run(ACTIVATION_LAWS[law], (find_activation(name, is_complex), is_complex), lambda: states, lambda: line)
 
 
 def _field(is_complex: bool) -> str:

@@ -69,7 +69,7 @@ class Case:
         return param, coordinates
 
     def __repr__(self) -> str:
-        """Python that makes the case, where the class, Case and torch are known."""
+        """Returns Python that makes the case, where the class, Case and torch are known."""
         place = "" if self.device == "cpu" else f", {self.device!r}"
         return f"Case({self.cls.__name__}, {self.shape}, {self.dtype}, {self.options}{place})"
 
@@ -105,7 +105,7 @@ _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 
 
 def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
-    """Every example of a parametrization in every dtype that it does, the first ones in each precision.
+    """Returns every example of a parametrization in every dtype that it does, the first ones in each precision.
 
     Args:
         cls: the parametrization.
@@ -146,12 +146,12 @@ def layer_of(case: Case, seed: int = 0) -> Any:
 
 
 def coordinate_list_of(layer: nn.Module) -> CoordinateList:
-    """What carries the coordinates of such a module."""
+    """Returns what carries the coordinates of such a module."""
     return layer.parametrizations.weight  # type: ignore[union-attr, return-value]
 
 
 def special_frames(case: Case) -> Iterator[tuple[str, Tensor]]:
-    """Frames at which maps tend to fail, beside Haar ones."""
+    """Yields frames at which maps tend to fail, beside Haar ones."""
     dtype, (n, p) = working_dtype(case.dtype), case.shape[-2:]
     generator = seeds.generator(11)
     eye = torch.eye(n, p, dtype=dtype)

@@ -1,32 +1,35 @@
-"""What a broken law says: which, where, with what, by how much, and how to see it again."""
+"""How laws are run, and what a broken one says: which, where, with what, by how much, and how to see it again."""
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
 from stiefelkit.testing import seeds
 
 __all__ = [
     "Draw",
     "Failure",
     "LawBroken",
+    "NamedCase",
     "again",
     "check_laws",
+    "checks_of",
     "drawing",
-    "failures_of",
     "last_draw",
     "machine",
     "named",
     "only_case",
     "record",
-    "run_named",
+    "run",
+    "settle",
 ]
 
 C = TypeVar("C")
@@ -57,7 +60,7 @@ class Failure:
     line: str = ""
 
     def with_details(self, details: Iterable[str], line: str) -> "Failure":
-        """The same failure, with where it was found and how to find it again."""
+        """Returns the same failure, with where it was found and how to find it again."""
         return replace(self, details=tuple(details), line=line)
 
     def __str__(self) -> str:
@@ -114,13 +117,13 @@ def record(how: str, names: Iterable[str], tensors: Sequence[Tensor]) -> None:
 
 
 def last_draw() -> Draw | None:
-    """The last draw in the innermost `drawing`."""
+    """Returns the last draw in the innermost `drawing`."""
     draws = _draws.get()
     return draws[-1] if draws else None
 
 
 def machine() -> str:
-    """What the figures depend on beside the law: seed, threads, kernels and precision of products."""
+    """Returns what figures depend on beside the law: seed, threads, kernels and precision of products."""
     flags: Any = torch.backends
     return (
         f"seed: {seeds.OFFSET}={seeds.seed()}; {torch.get_num_threads()} threads,"
@@ -134,7 +137,7 @@ def _exactly(value: Tensor) -> str:
 
 
 def named(laws: Mapping[str, Callable[..., None]], title: Callable[..., str] = str) -> dict[str, Callable[..., None]]:
-    """The same laws, whose every error is a `LawBroken` that names the law and the title of its arguments."""
+    """Returns the same laws, whose every error is a `LawBroken` that names the law and the title of its arguments."""
 
     def naming(law: str, check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
@@ -162,42 +165,101 @@ def check_laws(laws: Iterable[str], table: Mapping[str, Any], of: str = "") -> l
 
 
 def only_case(cls: type, cases: Sequence[C], only: str | None) -> Sequence[C]:
-    """The cases of a class that have a name, all if that is None; raises UnknownNameError if none has it."""
+    """Returns the cases of a class that have a name, all if that is None; raises UnknownNameError if none has it."""
     names = [str(case) for case in cases]
     if only is not None and only not in names:
         raise UnknownNameError(f"No case of {cls.__name__} is named {only!r}{did_you_mean(only, names)}")
     return [case for case, name in zip(cases, names, strict=True) if only in (None, name)]
 
 
-def failures_of(checks: Iterable[Callable[[], None]]) -> list[Failure]:
-    """Runs all checks, and returns what they found."""
-    failures = []
-    for check in checks:
-        try:
-            check()
-        except LawBroken as broken:
-            failures += broken.failures
-    return failures
+def settle(checks: Iterable[Callable[[], None]], offset: int | None = None) -> None:
+    """Runs all checks with shifted seeds; raises LawBroken with each law and case that is broken, once."""
+    failures: dict[tuple[str, str], Failure] = {}
+    with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
+        for check in checks:
+            try:
+                check()
+            except LawBroken as broken:
+                failures |= {(failure.law, failure.where): failure for failure in broken.failures}
+    if failures:
+        raise LawBroken(*failures.values())
 
 
-def run_named(
-    table: Mapping[str, Callable[..., None]], law: str, case: Any, check: str, name: str, options: Mapping[str, Any]
-) -> None:
-    """Runs one law on something that has a registered name; a failure says with what, and how to see it again."""
+def run(law: Callable[..., None], case: Sequence[Any], details: Callable[[], str], line: Callable[[], str]) -> None:
+    """Runs a law on a case; a failure says on what, and with which line of Python it is seen again."""
     with torch.random.fork_rng(devices=[]):
         seeds.reseed()
         try:
-            table[law](case)
+            law(*case)
             return
         except LawBroken as broken:
             failure = broken.failures[0]
-    given = f", options={dict(options)!r}" if options else ""
-    line = f"from stiefelkit.testing import {check}; {check}({name!r}, [{law!r}]{given}, offset={seeds.seed()})"
-    raise LawBroken(failure.with_details([case.details(), machine()], line))
+    raise LawBroken(failure.with_details(filter(None, [details(), machine()]), line()))
+
+
+@dataclass(frozen=True)
+class NamedCase:
+    """What has a registered name, with options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
+
+    def details(self) -> str:
+        """Returns what it is checked on."""
+        raise NotImplementedError
+
+    def settle(
+        self, check: str, table: Mapping[str, Callable[..., None]], laws: Iterable[str], offset: int | None
+    ) -> None:
+        """Runs laws of a table on it, for a public check of that name."""
+        given = f", options={dict(self.options)!r}" if self.options else ""
+
+        def line(law: str) -> str:
+            call = f"{check}({self.name!r}, [{law!r}]{given}, offset={seeds.seed()})"
+            return f"from stiefelkit.testing import {check}; {call}"
+
+        settle((partial(run, table[law], [self], self.details, partial(line, law)) for law in laws), offset)
+
+
+def checks_of(
+    check: str,
+    base: tuple[type, str],
+    cases: Callable[[Any], Sequence[Any]],
+    classes: Iterable[type],
+    table: Mapping[str, Callable[..., None]],
+    laws: Iterable[str],
+    only: str | None,
+    is_due: Callable[[str, Any], bool] = lambda law, case: True,
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields each law on each case of some classes, with a name; raises for a law or a case that there is not.
+
+    Args:
+        check: name of the public check.
+        base: what the classes derive from, and its name.
+        cases: class to its cases, which say their `details`.
+        classes: those to check.
+        table: name to law.
+        laws: names of laws.
+        only: the name of a case; all if None.
+        is_due: whether a law is run on a case.
+    """
+    kind = check.removeprefix("check_") + "s"
+    laws = check_laws(laws, table, f" of {kind}")
+    for cls in classes:
+        if not (isinstance(cls, type) and issubclass(cls, base[0])):
+            raise OptionError(f"The laws of {kind} need a subclass of {base[1]}, got {cls!r}.")
+        for case in only_case(cls, cases(cls), only):
+            for law in laws:
+                if is_due(law, case):
+                    line = partial(again, check, cls, law, case)
+                    yield f"{law}-{case}", partial(run, table[law], [case], case.details, line)
 
 
 def again(check: str, cls: type, law: str, case: object) -> str:
-    """Python that runs one law on one case of a class again."""
+    """Returns Python that runs one law on one case of a class again."""
     # A class of a script or inside a function has to be in scope already.
     is_importable = cls.__module__ != "__main__" and "." not in cls.__qualname__
     imports = f"from {cls.__module__} import {cls.__name__}; " if is_importable else ""

@@ -127,7 +127,7 @@ def _flags(kind: str) -> Any:
 
 
 def _own(flags: Any) -> str:
-    """What a flag is set to; "none" if it reads something else by a wider flag, which it must go on to follow."""
+    """Returns what a flag is set to; "none" if it follows a wider flag, which it must go on to do."""
     value = flags.fp32_precision
     flags.fp32_precision = "none"
     is_inherited = flags.fp32_precision == value
@@ -137,7 +137,7 @@ def _own(flags: Any) -> str:
 
 @functools.cache
 def _is_ignored(kind: str) -> bool:
-    """Whether devices of this kind multiply in full precision whatever their flag says."""
+    """Returns whether devices of this kind multiply in full precision whatever their flag says."""
     if kind == "cuda" and not torch.cuda.is_available():
         return False
     flags, n = _flags(kind), 128

@@ -15,7 +15,7 @@ from stiefelkit import init
 from stiefelkit.errors import OptionError
 from stiefelkit.metrics import orthogonality_error, permitted_error, working_dtype
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, machine, named
+from stiefelkit.testing.failure import check_laws, named, run, settle
 from stiefelkit.testing.require import require, require_within
 
 if TYPE_CHECKING:
@@ -293,20 +293,14 @@ def check_manifold(
         UnknownNameError: no law has that name.
     """
     laws, dtypes = check_laws(laws, MANIFOLD_LAWS), list(dtypes)
-    with seeds.shifted(offset):
-        cases = ((shape, dtype, law) for shape in shapes for dtype in dtypes for law in laws)
-        failures = failures_of(functools.partial(_run, manifold, *case) for case in cases)
-    if failures:
-        raise LawBroken(*failures)
+    cases = ((shape, dtype, law) for shape in shapes for dtype in dtypes for law in laws)
+    settle((functools.partial(_run, manifold, *case) for case in cases), offset)
 
 
 def _run(manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype, law: str) -> None:
-    try:
-        MANIFOLD_LAWS[law](_sample(manifold, shape, dtype))
-    except LawBroken as broken:
-        on = f"[{law!r}], [{tuple(shape)}], [{dtype}], {seeds.seed()}"
-        line = f"import torch; from stiefelkit.testing import check_manifold; check_manifold(manifold, {on})"
-        raise LawBroken(broken.failures[0].with_details([machine()], line)) from broken
+    on = f"manifold, [{law!r}], [{tuple(shape)}], [{dtype}], {seeds.seed()}"
+    line = f"import torch; from stiefelkit.testing import check_manifold; check_manifold({on})"
+    run(MANIFOLD_LAWS[law], [_sample(manifold, shape, dtype)], lambda: "", lambda: line)
 
 
 def _sample(manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype) -> _Sample:
@@ -318,7 +312,7 @@ def _sample(manifold: "Manifold", shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def _direction(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest float64 frame, and the tangent part of U there, of length 1 (0 on the real 1 x 1 frames)."""
+    """Returns the nearest float64 frame and the tangent part of U there, of length 1 (0 on real 1 x 1 frames)."""
     wide = working_dtype(w.dtype)
     left, _, right = torch.linalg.svd(w.detach().to(wide), full_matrices=False)
     w, u = left @ right, u.detach().to(wide)
@@ -338,7 +332,7 @@ def _euclidean(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _slope(times: Sequence[float], errors: Sequence[float]) -> float:
-    """Least-squares slope of log error over log time; infinity where all errors are rounding."""
+    """Returns least-squares slope of log error over log time; infinity where all errors are rounding."""
     if max(errors) < 1e-12:
         return math.inf
     x = torch.tensor(times, dtype=torch.float64).log()

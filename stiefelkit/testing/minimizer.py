@@ -19,9 +19,9 @@ from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
+from stiefelkit.testing.failure import checks_of, named, settle
 from stiefelkit.testing.invariance import law_of_invariant_minima
-from stiefelkit.testing.optimizer_cases import equal, snapshot, told
+from stiefelkit.testing.optimizer_cases import SteppedCase, equal, snapshot
 from stiefelkit.testing.require import require, require_refused, require_within
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
@@ -37,22 +37,12 @@ _SAME = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
 @dataclass(frozen=True)
-class MinimizerCase:
+class MinimizerCase(SteppedCase):
     """One minimizer with settings, and the dtype of the frames that it moves."""
 
-    cls: type[Minimizer]
-    dtype: torch.dtype
-    options: tuple[tuple[str, Any], ...] = ()
+    shapes = _SHAPES
 
-    def __str__(self) -> str:
-        options = "".join(f"-{key}={value}" for key, value in self.options)
-        return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
-
-    def details(self) -> str:
-        """The class, and what it moves."""
-        return told(self.cls, _SHAPES, self.dtype, self.options)
-
-    def make(self, groups: Any, **settings: Any) -> Minimizer:
+    def make(self, groups: Any, **settings: Any) -> Any:
         """Makes the minimizer, with these settings before those of the case."""
         return self.cls(groups, **{**dict(self.options), **settings})
 
@@ -77,7 +67,7 @@ class Brockett:
         self.everything = [*self.frames, self.free]
 
     def groups(self) -> list[dict[str, Any]]:
-        """A group of frames of either manifold, and one of the free vector."""
+        """Returns a group of frames of either manifold, and one of the free vector."""
         first = {"params": self.frames[:1], "manifold": MANIFOLDS[0]}
         others = [{"params": self.frames[1:], "manifold": MANIFOLDS[1]}] if self.frames[1:] else []
         return [first, *others, {"params": [self.free]}]
@@ -94,7 +84,7 @@ class Brockett:
 
 
 def _differentiated(problem: Brockett, **options: Any) -> Callable[[], Tensor]:
-    """The closure as torch.optim.LBFGS has it."""
+    """Returns the closure as torch.optim.LBFGS has it."""
 
     def closure() -> Tensor:
         for p in problem.everything:
@@ -338,16 +328,12 @@ MINIMIZER_LAWS: dict[str, Callable[[MinimizerCase], None]] = named(
 
 
 def minimizer_cases(cls: type[Minimizer]) -> list[MinimizerCase]:
-    """The first example of a minimizer in every dtype, the others by turns real and complex.
+    """Returns the first example of a minimizer in every dtype, the others by turns real and complex.
 
     Args:
         cls: the minimizer.
     """
-    return [
-        MinimizerCase(cls, dtype, tuple(options.items()))
-        for i, options in enumerate(cls.examples)
-        for dtype in (_DTYPES[i % 2 : i % 2 + 1] if i else _DTYPES)
-    ]
+    return MinimizerCase.of_examples(cls, _DTYPES)
 
 
 def check_minimizer(
@@ -369,34 +355,16 @@ def check_minimizer(
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
-    with seeds.shifted(offset):
-        failures = failures_of(check for _, check in minimizer_checks([cls], laws, only))
-    if failures:
-        raise LawBroken(*failures)
+    settle((check for _, check in minimizer_checks([cls], laws, only)), offset)
 
 
 def minimizer_checks(
     classes: Iterable[type[Minimizer]], laws: Iterable[str] = tuple(MINIMIZER_LAWS), only: str | None = None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
-    laws = check_laws(laws, MINIMIZER_LAWS, " of minimizers")
-    for cls in classes:
-        if not (isinstance(cls, type) and issubclass(cls, Minimizer)):
-            raise OptionError(f"The laws of minimizers need a subclass of sk.optim.Minimizer, got {cls!r}.")
-        for case in only_case(cls, minimizer_cases(cls), only):
-            for law in laws:
-                if case.options != tuple(cls.examples[0].items()) and law not in _OF_EVERY_EXAMPLE:
-                    continue
-                yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
 
+    def is_due(law: str, case: MinimizerCase) -> bool:
+        return law in _OF_EVERY_EXAMPLE or case.options == tuple(case.cls.examples[0].items())
 
-def _run(law: str, case: MinimizerCase) -> None:
-    with torch.random.fork_rng(devices=[]):
-        seeds.reseed()
-        try:
-            MINIMIZER_LAWS[law](case)
-        except LawBroken as broken:
-            failure = broken.failures[0]
-        else:
-            return
-    raise LawBroken(failure.with_details([case.details(), machine()], again("check_minimizer", case.cls, law, case)))
+    base = (Minimizer, "sk.optim.Minimizer")
+    yield from checks_of("check_minimizer", base, minimizer_cases, classes, MINIMIZER_LAWS, laws, only, is_due)

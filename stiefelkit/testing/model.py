@@ -1,10 +1,9 @@
 """The laws of a model, ours or another's."""
 
 import copy
-import functools
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from stiefelkit import models
 from stiefelkit.optim.cayley_sgd import CayleySGD
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, named, run_named
+from stiefelkit.testing.failure import NamedCase, check_laws, named
 from stiefelkit.testing.require import require, require_within
 from stiefelkit.weights.change import drift
 from stiefelkit.weights.find import orthogonal_weights
@@ -28,28 +27,22 @@ CLOSE = 1e-5
 
 
 @dataclass(frozen=True)
-class _Case:
+class _Case(NamedCase):
     """A model by its name, with options, at small sizes."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int = 0) -> Any:
         seeds.reseed(seed)
         return models.create(self.name, INPUT, HIDDEN, OUTPUT, **copy.deepcopy(dict(self.options)))
 
     def at_rest(self, seed: int = 0) -> Any:
-        """Without dropout."""
+        """Builds it without dropout."""
         return self.build(seed).eval()
 
     def sequences(self, batch: int = BATCH, steps: int = STEPS) -> Tensor:
         return torch.randn(batch, steps, INPUT, generator=seeds.generator(1))
 
-    def __str__(self) -> str:
-        return "-".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
-
     def details(self) -> str:
-        """What the model is built with, and what it reads."""
+        """Returns what the model is built with, and what it reads."""
         read = f"x {(BATCH, STEPS, INPUT)} in torch.float32"
         return f"options {dict(self.options)}, {read}, {HIDDEN} units, {OUTPUT} outputs"
 
@@ -207,11 +200,7 @@ def check_model(
     laws = check_laws(laws, MODEL_LAWS, " of models")
     with seeds.shifted(offset), torch.random.fork_rng(devices=[]):
         case.build()
-        failures = failures_of(
-            functools.partial(run_named, MODEL_LAWS, law, case, "check_model", name, case.options) for law in laws
-        )
-    if failures:
-        raise LawBroken(*failures)
+    case.settle("check_model", MODEL_LAWS, laws, offset)
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -16,8 +16,7 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, O
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.groups import frames, parameter_groups
-from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, again, check_laws, failures_of, machine, named, only_case
+from stiefelkit.testing.failure import checks_of, named, settle
 from stiefelkit.testing.invariance import law_of_invariant_losses
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.optimizer_cases import (
@@ -59,7 +58,7 @@ def law_descent(case: OptimizerCase) -> None:
 
 
 def _slope(w: Any, start: Tensor) -> float:
-    """Re tr(G^H (W - W0)): how far a linear loss has risen."""
+    """Returns Re tr(G^H (W - W0)): how far a linear loss has risen."""
     return (w.grad.conj() * (w.detach() - start)).sum().real.item()
 
 
@@ -329,10 +328,7 @@ def check_optimizer(
     Raises:
         LawBroken: lists every failure: the law, the case, figure and bound, seed, and a line that repeats it.
     """
-    with seeds.shifted(offset):
-        failures = failures_of(check for _, check in optimizer_checks([cls], laws, only, device))
-    if failures:
-        raise LawBroken(*failures)
+    settle((check for _, check in optimizer_checks([cls], laws, only, device)), offset)
 
 
 def optimizer_checks(
@@ -342,22 +338,5 @@ def optimizer_checks(
     device: str = "cpu",
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of the classes, with a name; raises for a law or a case that there is not."""
-    laws = check_laws(laws, OPTIMIZER_LAWS, " of optimizers")
-    for cls in classes:
-        if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-            raise OptionError(f"The laws of optimizers need a subclass of torch.optim.Optimizer, got {cls!r}.")
-        for case in only_case(cls, optimizer_cases(cls, device), only):
-            for law in laws:
-                yield f"{law}-{case}", lambda law=law, case=case: _run(law, case)
-
-
-def _run(law: str, case: OptimizerCase) -> None:
-    with torch.random.fork_rng(devices=[]):
-        seeds.reseed()
-        try:
-            OPTIMIZER_LAWS[law](case)
-        except LawBroken as broken:
-            failure = broken.failures[0]
-        else:
-            return
-    raise LawBroken(failure.with_details([case.details(), machine()], again("check_optimizer", case.cls, law, case)))
+    base, cases = (torch.optim.Optimizer, "torch.optim.Optimizer"), functools.partial(optimizer_cases, device=device)
+    yield from checks_of("check_optimizer", base, cases, classes, OPTIMIZER_LAWS, laws, only)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,13 @@ __all__ = [
     "SAME",
     "SHAPES",
     "OptimizerCase",
+    "SteppedCase",
     "distance",
     "equal",
     "give_gradients",
     "mixed",
     "optimizer_cases",
     "snapshot",
-    "told",
     "walk",
 ]
 
@@ -36,13 +36,39 @@ SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class OptimizerCase:
-    """One optimizer with settings, its options, and the dtype of the frames that it moves."""
+class SteppedCase:
+    """What makes steps, with settings, the dtype of the frames that it moves, and where."""
 
-    cls: type[torch.optim.Optimizer]
+    cls: Any
     dtype: torch.dtype
     options: tuple[tuple[str, Any], ...] = ()
     device: str = "cpu"
+
+    shapes: ClassVar[Sequence[tuple[int, ...]]] = SHAPES
+    """Of the frames that most laws have it move."""
+
+    @classmethod
+    def of_examples(cls, stepped: type, dtypes: Sequence[torch.dtype], device: str = "cpu") -> list[Self]:
+        """Returns the first example of a class in every dtype, the others in the first two by turns."""
+        return [
+            cls(stepped, dtype, tuple(options.items()), device)
+            for i, options in enumerate(getattr(stepped, "examples", ({},)))
+            for dtype in (dtypes[i % 2 : i % 2 + 1] if i else dtypes)
+        ]
+
+    def __str__(self) -> str:
+        options = "".join(f"-{key}={value}" for key, value in self.options)
+        return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
+
+    def details(self) -> str:
+        """Returns the class with its settings, and what it moves."""
+        name, shapes = f"{self.cls.__module__}.{self.cls.__qualname__}", ", ".join(map(str, dict.fromkeys(self.shapes)))
+        return f"{name}, frames of shapes {shapes}, {self.dtype}, settings {dict(self.options)}"
+
+
+@dataclass(frozen=True)
+class OptimizerCase(SteppedCase):
+    """One optimizer of frames with settings, and the dtype of the frames that it moves."""
 
     def frames(self, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
         """Draws frames, the same ones in every dtype of a field."""
@@ -56,20 +82,6 @@ class OptimizerCase:
     def on(self, ws: Sequence[Tensor], manifold: str = MANIFOLDS[0], **settings: Any) -> Any:
         """Makes the optimizer on one group of frames."""
         return self.make([{"params": list(ws), "manifold": manifold}], **settings)
-
-    def __str__(self) -> str:
-        options = "".join(f"-{key}={value}" for key, value in self.options)
-        return f"{self.cls.__name__}-{str(self.dtype).removeprefix('torch.')}{options}"
-
-    def details(self) -> str:
-        """The class, and what it moves."""
-        return told(self.cls, SHAPES, self.dtype, self.options)
-
-
-def told(cls: type, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, options: Iterable[Any]) -> str:
-    """A class with settings, and the frames that it moves, in words."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    return f"{name}, frames of shapes {', '.join(map(str, dict.fromkeys(shapes)))}, {dtype}, settings {dict(options)}"
 
 
 def give_gradients(ws: Iterable[Tensor], number: int, size: float = 1.0) -> None:
@@ -87,13 +99,13 @@ def walk(optimizer: Any, ws: Sequence[Tensor], numbers: Iterable[int], size: flo
 
 
 def snapshot(optimizer: Any) -> list[Any]:
-    """Everything that a step may write: parameters and states."""
+    """Returns everything that a step may write: parameters and states."""
     members = [p for group in optimizer.param_groups for p in group["params"]]
     return [[p.detach().clone() for p in members], [copy.deepcopy(dict(optimizer.state.get(p, {}))) for p in members]]
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two trees of tensors and numbers have the same bits."""
+    """Returns whether two trees of tensors and numbers have the same bits."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
@@ -104,14 +116,14 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The largest Frobenius norm of the differences, in double precision."""
+    """Returns the largest Frobenius norm of the differences, in double precision."""
     return max(
         torch.dist(x.to(working_dtype(x.dtype)), y.to(working_dtype(y.dtype))).item() for x, y in zip(a, b, strict=True)
     )
 
 
 def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any]:
-    """Two groups of frames, of either manifold, and one of a free parameter."""
+    """Returns two groups of frames, of either manifold, and one of a free parameter."""
     ws = case.frames(*SHAPES)
     ws.append(nn.Parameter(torch.linspace(-1, 1, 5, device=case.device)))
     groups = [{"params": ws[i : i + 3], "manifold": m} for i, m in ((0, MANIFOLDS[0]), (3, MANIFOLDS[1]))]
@@ -120,15 +132,10 @@ def mixed(case: OptimizerCase, **settings: Any) -> tuple[list[nn.Parameter], Any
 
 
 def optimizer_cases(cls: type[torch.optim.Optimizer], device: str = "cpu") -> list[OptimizerCase]:
-    """The first example of an optimizer in every dtype, the others by turns complex and real.
+    """Returns the first example of an optimizer in every dtype, the others by turns complex and real.
 
     Args:
         cls: the optimizer.
         device: where it runs.
     """
-    examples = getattr(cls, "examples", ({},))
-    return [
-        OptimizerCase(cls, dtype, tuple(options.items()), device)
-        for i, options in enumerate(examples)
-        for dtype in (_DTYPES[i % 2 : i % 2 + 1] if i else _DTYPES)
-    ]
+    return OptimizerCase.of_examples(cls, _DTYPES, device)

@@ -70,18 +70,18 @@ def require_frame_of(case: Case, layer: Any) -> None:
 
 
 def same_frame(case: Case) -> float:
-    """What two roads to one frame may differ by: 4 limits, 100 in float64, which has nothing finer to compute in."""
+    """Returns what two roads to one frame may differ by: 4 limits; 100 in float64, which has nothing finer."""
     limits = 100 if case.dtype == working_dtype(case.dtype) else 4
     return limits * rounding_limit(case.shape[-1], case.dtype)
 
 
 def slack(param: OrthogonalParam, coordinates: Iterable[Tensor]) -> float:
-    """What two frames of a map that is not exact may differ by beyond those of an exact one."""
+    """Returns what two frames of a map that is not exact may differ by beyond those of an exact one."""
     return 0.0 if param.traits.exact else param.error_bound(*coordinates)
 
 
 def attributes(module: nn.Module) -> tuple[dict[str, Any], list[Any]]:
-    """What a module and those inside hold, in a form that tells what is written to; and what keeps that form valid."""
+    """Returns what a module and those inside hold, so that writing shows, and what keeps that form valid."""
     alive: list[Any] = []
 
     def seen(value: Any) -> Any:
@@ -106,12 +106,12 @@ def attributes(module: nn.Module) -> tuple[dict[str, Any], list[Any]]:
 
 
 def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The same coordinates in float64 or complex128, detached."""
+    """Returns the same coordinates in float64 or complex128, detached."""
     return tuple(c.detach().to(working_dtype(c.dtype)) for c in coordinates)
 
 
 def in_double(case: Case, param: OrthogonalParam) -> OrthogonalParam:
-    """The same map, chart included, for a float64 or complex128 frame."""
+    """Returns the same map, chart included, for a float64 or complex128 frame."""
     twin = case.build(dtype=working_dtype(case.dtype))
     twin.load_chart_(param.chart)
     return twin

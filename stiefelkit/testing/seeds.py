@@ -13,12 +13,12 @@ OFFSET = "STIEFELKIT_SEED_OFFSET"
 
 
 def seed(number: int = 0) -> int:
-    """The seed of a draw: its own number, shifted by `OFFSET`."""
+    """Returns the seed of a draw: its own number, shifted by `OFFSET`."""
     return number + int(os.environ.get(OFFSET, "0"))
 
 
 def generator(number: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded with `seed(number)`."""
+    """Returns a generator seeded with `seed(number)`."""
     return torch.Generator(device).manual_seed(seed(number))
 
 

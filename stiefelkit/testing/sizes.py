@@ -47,7 +47,7 @@ def law_of_sizes(case: OptimizerCase) -> None:
 
 
 def _draws(dtype: torch.dtype) -> Iterator[tuple[int, str, float]]:
-    """Sizes and kinds of gradients, and rates that make an ordinary step of them, a long one or none."""
+    """Yields sizes and kinds of gradients, and rates that make an ordinary step of them, a long one or none."""
     is_single = dtype != working_dtype(dtype)
     for exponent in _EXPONENTS[is_single]:
         ordinary = min(0.1 * 10.0**-exponent if exponent > -308 else math.inf, 1e300)
@@ -58,7 +58,7 @@ def _draws(dtype: torch.dtype) -> Iterator[tuple[int, str, float]]:
 
 
 def _gradient(w: Tensor, exponent: int, kind: str, seed: int) -> Tensor:
-    """A gradient whose largest entry has a size: one of many, or the only one of that size."""
+    """Returns a gradient whose largest entry has a size: one of many, or the only one of that size."""
     g = torch.randn(w.shape, dtype=working_dtype(w.dtype), generator=seeds.generator(seed))
     g = g / g.abs().max() * (1e-3 if kind == "lone" else 10.0**exponent if kind == "random" else 0.0)
     if kind == "lone":

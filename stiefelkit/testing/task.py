@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stiefelkit import models
 from stiefelkit.testing import seeds
-from stiefelkit.testing.failure import LawBroken, check_laws, failures_of, named, run_named
+from stiefelkit.testing.failure import NamedCase, check_laws, named
 from stiefelkit.testing.require import require, require_within
 from stiefelkit.training.config import Config
 from stiefelkit.training.tasks import Task, create
@@ -30,11 +30,8 @@ CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
-class _Case:
+class _Case(NamedCase):
     """A task by its name, with options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def task(self) -> Any:
@@ -50,11 +47,8 @@ class _Case:
     def epoch(self) -> Iterable[Batch]:
         return (self.batch(step) for step in range(min(MANY, self.task.batches_per_epoch(self.size))))
 
-    def __str__(self) -> str:
-        return "-".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
-
     def details(self) -> str:
-        """What the batches are, as far as the task gives any."""
+        """Returns what the batches are, as far as the task gives any."""
         try:
             x, y = self.batch(0)
         except Exception as error:
@@ -214,13 +208,7 @@ def check_task(
     """
     case = _Case(name, dict(options or {}))
     assert isinstance(case.task, Task)
-    with seeds.shifted(offset):
-        failures = failures_of(
-            functools.partial(run_named, TASK_LAWS, law, case, "check_task", name, case.options)
-            for law in check_laws(laws, TASK_LAWS, " of tasks")
-        )
-    if failures:
-        raise LawBroken(*failures)
+    case.settle("check_task", TASK_LAWS, check_laws(laws, TASK_LAWS, " of tasks"), offset)
 
 
 def _same(one: Batch, other: Batch) -> bool:

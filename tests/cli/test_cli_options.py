@@ -20,9 +20,9 @@ from stiefelkit.cli.options_file import read_options
 from stiefelkit.cli.recipes import filled
 from stiefelkit.contract import table
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.measuring.growth import measure as growth
 from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.frame_plans import NormPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.field import Race, Row
+from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan
 from stiefelkit.testing import seeds
@@ -247,11 +247,13 @@ def test_a_member_without_coordinate_names_is_refused_in_one_sentence() -> None:
 
 def test_every_column_of_growth_has_a_heading() -> None:
     plan = GrowthPlan()
+    of_one = {"contender": "one", "precision": None, "dtype": "float32", "expected": 3.0, "spread": 0.1}
+    of_one |= {"first": 1, "last": 2, "overhead_until": None}
     rows = [
-        growth.GrowthRow("one", None, "float32", "cpu", "time", "n", [], [], 3.0, exponent, 0.1, 1, 2, None, faster)
+        Row({**of_one, "exponent": exponent, "faster": faster})
         for exponent, faster in ((3.5, True), (2.9, False), (None, False))
     ]
-    table = _growth(plan, growth.GrowthHeat("time", "n", rows, {}))
+    table = _growth(plan, Race("n", "time", rows, {}))
     assert all(column.header for column in table.columns)
     assert list(table.columns[-1].cells) == ["yes", "no", "-"]
 

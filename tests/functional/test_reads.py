@@ -13,7 +13,7 @@ import stiefelkit as sk
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import exponential, norms_of
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
-from stiefelkit.measuring.races.launches import counts_of
+from stiefelkit.measuring.races.frames import counts_of
 from stiefelkit.testing import LawBroken, refusing_reads, seeds
 
 GRADIENTS = [gradient((8, 5), seed=seed) for seed in range(6)]

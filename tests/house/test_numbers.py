@@ -25,7 +25,7 @@ from stiefelkit.functional import _packing, msign, spectral_direction
 from stiefelkit.functional._rotations.plan import Plan
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.frame_plans import NormPlan, OptimizerRace, ParametrizationRace
+from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.report.plan import ReportPlan

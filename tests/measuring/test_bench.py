@@ -12,12 +12,11 @@ import stiefelkit as sk
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
 from stiefelkit.contract import table
-from stiefelkit.measuring.races import course, peers
-from stiefelkit.measuring.races.clock import race
+from stiefelkit.measuring.races import clock, field, peers
 from stiefelkit.measuring.races.contenders import OPERATIONS, Contender, our_contenders
-from stiefelkit.measuring.races.frame_plans import ParametrizationRace
-from stiefelkit.measuring.races.parametrizations import heats
-from stiefelkit.measuring.races.rows import FrameRow
+from stiefelkit.measuring.races.field import Row
+from stiefelkit.measuring.races.frames import races
+from stiefelkit.measuring.races.plan import ParametrizationRace
 from stiefelkit.testing import seeds
 
 KEYS = [
@@ -34,7 +33,7 @@ def plan(**changes) -> ParametrizationRace:
     )
 
 
-def contender(row: FrameRow) -> str:
+def contender(row: Row) -> str:
     return row.contender.partition(" (")[0]
 
 
@@ -51,21 +50,21 @@ def own_registry(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_race_on_a_gpu():
-    for heat in heats(plan(device="cuda")):
-        assert all(row.seconds > 0 for row in heat.rows)
+    for race in races(plan(device="cuda")):
+        assert all(row["seconds"] > 0 for row in race.rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_every_registered_member_races_or_is_left_out_with_its_reason(dtype):
-    for heat in heats(plan(dtype=dtype, peers=False, operations=tuple(OPERATIONS))):
-        raced = {contender(row) for row in heat.rows}
-        left_out = {name.partition(" (")[0] for name in heat.left_out}
+    for race in races(plan(dtype=dtype, peers=False, operations=tuple(OPERATIONS))):
+        raced = {contender(row) for row in race.rows}
+        left_out = {name.partition(" (")[0] for name in race.left_out}
         assert raced | left_out == set(sk.available())
         for name in left_out:
             unsupported = sk.available()[name].supports((4, 4), getattr(torch, dtype)) is not None
-            assert unsupported or (name, heat.operation) == ("stiefel", "step")
-        assert all(row.ratio_to_best_peer is None for row in heat.rows)
+            assert unsupported or (name, race.operation) == ("stiefel", "step")
+        assert all(row["ratio_to_best_peer"] is None for row in race.rows)
 
 
 def test_a_plugin_races_in_each_of_its_precisions_and_has_no_peer_of_its_own(own_registry):
@@ -73,11 +72,11 @@ def test_a_plugin_races_in_each_of_its_precisions_and_has_no_peer_of_its_own(own
         precisions = ("exact", "fast")
 
     own_registry.register("mine", Mine)
-    (heat,) = heats(plan(parametrizations=("mine",), operations=("forward_backward",)))
-    assert {row.contender for row in heat.rows} == {"mine (exact)", "mine (fast)"}
-    assert {row.ratio_to_best_peer for row in heat.rows} == {None}
-    (heat,) = heats(plan(parametrizations=("mine",), precisions=("fast",), operations=("forward",)))
-    assert [row.contender for row in heat.rows] == ["mine (fast)"]
+    (race,) = races(plan(parametrizations=("mine",), operations=("forward_backward",)))
+    assert {row.contender for row in race.rows} == {"mine (exact)", "mine (fast)"}
+    assert {row["ratio_to_best_peer"] for row in race.rows} == {None}
+    (race,) = races(plan(parametrizations=("mine",), precisions=("fast",), operations=("forward",)))
+    assert [row.contender for row in race.rows] == ["mine (fast)"]
 
 
 def test_a_precision_that_no_member_of_the_race_has_is_refused(own_registry):
@@ -97,9 +96,9 @@ def test_a_plugin_may_bring_a_peer(own_registry, monkeypatch):
     table = peers.peers.copy()
     table.register("theirs", dataclasses.replace(peers.peers.get("torch_solve"), family="mine"))
     monkeypatch.setattr(peers, "peers", table)
-    (heat,) = heats(plan(parametrizations=("mine",), precisions=("exact",), operations=("forward",)))
-    assert [row.contender for row in heat.rows] == ["mine (exact)", "theirs"]
-    assert heat.rows[0].ratio_to_best_peer is not None
+    (race,) = races(plan(parametrizations=("mine",), precisions=("exact",), operations=("forward",)))
+    assert [row.contender for row in race.rows] == ["mine (exact)", "theirs"]
+    assert race.rows[0]["ratio_to_best_peer"] is not None
 
 
 def test_a_peer_that_is_no_contender_is_refused():
@@ -108,12 +107,12 @@ def test_a_peer_that_is_no_contender_is_refused():
 
 
 def test_options_reach_the_members_that_have_them_and_stand_in_the_name():
-    (heat,) = heats(
+    (race,) = races(
         plan(parametrizations=("householder", "cayley"), options={"reflections": 2}, operations=("forward",))
     )
-    names = {row.contender for row in heat.rows}
+    names = {row.contender for row in race.rows}
     assert {"householder (exact, reflections=2)", "cayley (exact)", "torch_householder_product"} <= names
-    assert "as many reflectors as columns" in heat.left_out["torch_orthogonal_householder"]
+    assert "as many reflectors as columns" in race.left_out["torch_orthogonal_householder"]
 
 
 def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own_registry, monkeypatch):
@@ -125,37 +124,37 @@ def test_a_peer_that_fails_is_left_out_and_a_member_that_fails_is_not_hidden(own
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"bad": Contender("cayley", broken)}))
-    (heat,) = heats(plan(parametrizations=("cayley",), operations=("forward",)))
-    assert heat.left_out == {"bad": "not implemented for 'Matrix'"}
+    (race,) = races(plan(parametrizations=("cayley",), operations=("forward",)))
+    assert race.left_out == {"bad": "not implemented for 'Matrix'"}
     own_registry.register("broken", Broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        list(heats(plan(parametrizations=("broken",))))
+        list(races(plan(parametrizations=("broken",))))
 
 
 # What is compared with what
 
 
 @pytest.mark.slow
-def test_the_ratio_is_the_best_peers_time_over_its_own_within_family_and_heat():
-    for heat in heats(plan(sizes=((6, 6), (6, 2)), batch=2)):
-        for row, family in zip(heat.rows, heat.families, strict=True):
+def test_the_ratio_is_the_best_peers_time_over_its_own_within_family_and_race():
+    for race in races(plan(sizes=((6, 6), (6, 2)), batch=2)):
+        for row in race.rows:
             like = [
-                other.seconds
-                for other, its in zip(heat.rows, heat.families, strict=True)
-                if its == family and other.contender in peers.peers.names()
+                other["seconds"]
+                for other in race.rows
+                if other.family == row.family and other.contender in peers.peers.names()
             ]
-            assert row.ratio_to_best_peer == (min(like) / row.seconds if like else None)
-            assert row.gemm_units == row.seconds / heat.unit
+            assert row["ratio_to_best_peer"] == (min(like) / row["seconds"] if like else None)
+            assert row["gemm_units"] == row["seconds"] / race.unit
 
 
 @pytest.mark.slow
 def test_a_batch_races_apart_and_grouped_on_coordinates_of_the_same_draw():
     names = [f"{name} (exact)" for name in ("cayley", "stiefel")]
-    for heat in heats(plan(parametrizations=("cayley", "stiefel"), precisions=("exact",), batch=3, apart=True)):
-        raced = {row.contender for row in heat.rows} | set(heat.left_out)
+    for race in races(plan(parametrizations=("cayley", "stiefel"), precisions=("exact",), batch=3, apart=True)):
+        raced = {row.contender for row in race.rows} | set(race.left_out)
         assert raced >= {name + end for name in names for end in ("", ", apart", ", grouped")}
-        for row in heat.rows:
-            assert row.batch == 3
+        for row in race.rows:
+            assert row["batch"] == 3
     apart = our_contenders(["cayley"], ["exact"], {}, apart=True)
     problem = plan(batch=3).problem(4, 4)
     frames = []
@@ -181,15 +180,15 @@ def test_a_peer_whose_frame_is_not_finite_is_no_yardstick(monkeypatch):
         return dataclasses.replace(entry, weight=lambda: sum(entry.parameters) * float("nan"))
 
     monkeypatch.setattr(peers, "peers", registry.Registry("", "peer", {"x": Contender("cayley", poisoned)}))
-    (heat,) = heats(plan(parametrizations=("cayley",), precisions=("exact",), operations=("forward",)))
-    assert [(row.contender, row.ratio_to_best_peer) for row in heat.rows] == [("cayley (exact)", None), ("x", None)]
-    assert heat.rows[1].error_over_limit is None
+    (race,) = races(plan(parametrizations=("cayley",), precisions=("exact",), operations=("forward",)))
+    assert [(row.contender, row["ratio_to_best_peer"]) for row in race.rows] == [("cayley (exact)", None), ("x", None)]
+    assert race.rows[1]["error_over_limit"] is None
 
 
 @pytest.mark.slow
 def test_a_race_uses_the_threads_asked_for_and_gives_them_back():
     before, seen = torch.get_num_threads(), []
-    list(heats(plan(threads=2), lambda *_: seen.append(torch.get_num_threads())))
+    list(races(plan(threads=2), lambda *_: seen.append(torch.get_num_threads())))
     assert set(seen) == {2}
     assert torch.get_num_threads() == before
 
@@ -198,7 +197,7 @@ def test_a_race_leaves_the_random_numbers_of_its_caller_alone():
     seeds.reseed(3)
     expected = torch.rand(1)
     seeds.reseed(3)
-    list(heats(plan(operations=("forward",))))
+    list(races(plan(operations=("forward",))))
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -223,9 +222,8 @@ def test_the_command_prints_tables_and_writes_rows(capsys):
     assert bench("--sizes 4,5x2 --peers --operations step,forward --json rows.json", *QUICK) == 0
     rows = json.loads(Path("rows.json").read_text())
     assert all(list(row) == KEYS for row in rows)
-    assert [field.name for field in dataclasses.fields(FrameRow)] == KEYS
-    heats_in_order = list(dict.fromkeys((row["operation"], row["n"], row["p"]) for row in rows))
-    assert heats_in_order == [("forward", 4, 4), ("step", 4, 4), ("forward", 5, 2), ("step", 5, 2)]
+    races_in_order = list(dict.fromkeys((row["operation"], row["n"], row["p"]) for row in rows))
+    assert races_in_order == [("forward", 4, 4), ("step", 4, 4), ("forward", 5, 2), ("step", 5, 2)]
     assert {(row["batch"], row["dtype"], row["device"]) for row in rows} == {(1, "float32", "cpu")}
     shown = capsys.readouterr().out
     for row in rows:
@@ -291,9 +289,9 @@ def test_ctrl_c_keeps_what_is_done(capsys, monkeypatch):
     def interrupted(*arguments, **options):
         if next(count) == 1:
             raise KeyboardInterrupt
-        return race(*arguments, **options)
+        return clock.race(*arguments, **options)
 
-    monkeypatch.setattr(course, "race", interrupted)
+    monkeypatch.setattr(field, "race", interrupted)
     assert bench("--sizes 3 --json rows.json", *QUICK) == 130
     out, err = capsys.readouterr()
     assert "forward_backward, 3 x 3" in out

@@ -9,9 +9,9 @@ import torch
 from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.measuring.moved_frames import MovedFrame, own_optimizers, peer_optimizers, start, start_apart
-from stiefelkit.measuring.races import optimizers
-from stiefelkit.measuring.races.frame_plans import OptimizerRace
-from stiefelkit.measuring.races.optimizers import GRADIENTS, heats
+from stiefelkit.measuring.races import frames
+from stiefelkit.measuring.races.frames import GRADIENTS, races
+from stiefelkit.measuring.races.plan import OptimizerRace
 from stiefelkit.testing import seeds
 
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
@@ -38,29 +38,29 @@ def bench(words: str, *more: str) -> int:
 
 @pytest.mark.slow
 def test_every_optimizer_of_frames_races_in_each_precision_beside_the_peers():
-    for heat in heats(plan(sizes=((4, 4), (6, 2)))):
+    for race in races(plan(sizes=((4, 4), (6, 2)))):
         ours = {f"{name} ({precision})" for name in own_optimizers() for precision in ("exact", "fast")}
-        assert {row.contender for row in heat.rows} == {*ours, *peer_optimizers.names()}
-        assert not heat.left_out
-        assert heat.families == sorted(heat.families)
+        assert {row.contender for row in race.rows} == {*ours, *peer_optimizers.names()}
+        assert not race.left_out
+        assert [row.is_peer for row in race.rows] == sorted(row.is_peer for row in race.rows)
 
 
 @pytest.mark.slow
 def test_the_ratio_is_to_the_faster_of_geoopts_two_sgd():
-    (heat,) = heats(plan())
-    seconds = {row.contender: row.seconds for row in heat.rows}
+    (race,) = races(plan())
+    seconds = {row.contender: row["seconds"] for row in race.rows}
     best = min(seconds["geoopt_sgd_canonical"], seconds["geoopt_sgd_euclidean"])
-    assert all(row.ratio_to_best_peer == best / row.seconds for row in heat.rows)
-    assert all(row.gemm_units == row.seconds / heat.unit for row in heat.rows)
-    (heat,) = heats(plan(peers=False))
-    assert {row.ratio_to_best_peer for row in heat.rows} == {None}
+    assert all(row["ratio_to_best_peer"] == best / row["seconds"] for row in race.rows)
+    assert all(row["gemm_units"] == row["seconds"] / race.unit for row in race.rows)
+    (race,) = races(plan(peers=False))
+    assert {row["ratio_to_best_peer"] for row in race.rows} == {None}
 
 
 def test_a_batch_races_apart_with_the_same_steps_beside_peers_apart():
-    (heat,) = heats(plan(batch=3, apart=True, precisions=("exact",)))
+    (race,) = races(plan(batch=3, apart=True, precisions=("exact",)))
     names = [*(f"{name} (exact)" for name in own_optimizers()), *peer_optimizers.names()]
-    assert {row.contender for row in heat.rows} == {name + end for name in names for end in ("", ", apart")}
-    assert not heat.left_out
+    assert {row.contender for row in race.rows} == {name + end for name in names for end in ("", ", apart")}
+    assert not race.left_out
     for name in ("cayley_adam:exact", "geoopt_sgd_euclidean"):
         problem = plan(batch=3).problem(5, 3)
         batch, gradient = problem.exact_frame(), problem.gradient()
@@ -74,8 +74,8 @@ def test_a_batch_races_apart_with_the_same_steps_beside_peers_apart():
 
 @pytest.mark.slow
 def test_the_error_is_that_after_all_steps_of_the_race():
-    (heat,) = heats(plan(sizes=((32, 32),), repeats=20, seconds=0.1))
-    errors_of = {row.contender: row.error_over_limit or 0.0 for row in heat.rows}
+    (race,) = races(plan(sizes=((32, 32),), repeats=20, seconds=0.1))
+    errors_of = {row.contender: row["error_over_limit"] or 0.0 for row in race.rows}
     for name, error in errors_of.items():
         if name.endswith("(exact)"):
             assert error <= 2, name
@@ -94,16 +94,16 @@ def test_contenders_get_the_same_gradients_in_turns(monkeypatch, batch):
 
     monkeypatch.setattr(MovedFrame, "step", noted)
     entries = []
-    start = optimizers.start
+    start = frames.start
 
     def kept(*arguments):
         entries.append((arguments, start(*arguments)))
         seen.pop(id(entries[-1][1]), None)  # of a trial step's frame that is gone
         return entries[-1][1]
 
-    monkeypatch.setattr(optimizers, "start", kept)
-    (heat,) = heats(plan(batch=batch, repeats=30, seconds=1))
-    assert heat.problem.shape == ((4, 4) if batch == 1 else (3, 4, 4))
+    monkeypatch.setattr(frames, "start", kept)
+    (race,) = races(plan(batch=batch, repeats=30, seconds=1))
+    assert race.subject.shape == ((4, 4) if batch == 1 else (3, 4, 4))
     for arguments, _ in entries:
         assert arguments[1] is entries[0][0][1]
     lists = [seen[id(moved)] for _, moved in entries]
@@ -124,10 +124,10 @@ def test_complex_frames_race_without_the_peers_that_take_real_ones(capsys):
 
 @pytest.mark.slow
 def test_what_takes_too_long_for_one_step_is_left_out_with_the_reason(monkeypatch):
-    monkeypatch.setattr(optimizers, "LONGEST", -1.0)
-    (heat,) = heats(plan())
-    assert not heat.rows
-    assert all("a step takes" in reason for reason in heat.left_out.values())
+    monkeypatch.setattr(frames, "LONGEST", -1.0)
+    (race,) = races(plan())
+    assert not race.rows
+    assert all("a step takes" in reason for reason in race.left_out.values())
 
 
 @pytest.mark.slow
@@ -178,18 +178,18 @@ def test_an_error_of_the_user_is_one_sentence(words, says, capsys):
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_the_longest_step_that_is_taken_ends_no_race(dtype):
-    (heat,) = heats(plan(step_length=100.0, dtype=dtype))
+    (race,) = races(plan(step_length=100.0, dtype=dtype))
     ours = {f"{name} ({precision})" for name in own_optimizers() for precision in ("exact", "fast")}
-    assert {row.contender for row in heat.rows} | set(heat.left_out) == {*ours, *peer_optimizers.names()}
+    assert {row.contender for row in race.rows} | set(race.left_out) == {*ours, *peer_optimizers.names()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peers", [True, False])
 def test_peers_that_are_named_race_and_no_others(peers):
-    (heat,) = heats(plan(optimizers=("geoopt_sgd_canonical",), peers=peers))
-    assert [row.contender for row in heat.rows] == ["geoopt_sgd_canonical"]
-    (heat,) = heats(plan(optimizers=("pogo", "geoopt_adam_euclidean"), precisions=("fast",), peers=peers))
-    assert [row.contender for row in heat.rows] == ["pogo (fast)", "geoopt_adam_euclidean"]
+    (race,) = races(plan(optimizers=("geoopt_sgd_canonical",), peers=peers))
+    assert [row.contender for row in race.rows] == ["geoopt_sgd_canonical"]
+    (race,) = races(plan(optimizers=("pogo", "geoopt_adam_euclidean"), precisions=("fast",), peers=peers))
+    assert [row.contender for row in race.rows] == ["pogo (fast)", "geoopt_adam_euclidean"]
 
 
 def test_precisions_that_an_optimizer_has_not_are_left_out(monkeypatch):

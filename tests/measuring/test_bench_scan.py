@@ -1,6 +1,5 @@
 """The race of the scan: who takes part, what is compared with what, how memory is measured. No test asserts a time."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ import torch
 
 from stiefelkit import errors, registry
 from stiefelkit.cli import main
-from stiefelkit.measuring.races import process_memory
 from stiefelkit.measuring.races import scan as scan_race
-from stiefelkit.measuring.races.process_memory import resident_bytes
 from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import (
     LOOP,
@@ -21,16 +18,18 @@ from stiefelkit.measuring.races.recurrences import (
     picked_backend,
     recurrence_peers,
 )
-from stiefelkit.measuring.races.rows import ScanRow
-from stiefelkit.measuring.races.scan import LOSSES, heats
+from stiefelkit.measuring.races.scan import LOSSES, races, resident_bytes, whole_and_scan
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, read_case
 from stiefelkit.measuring.races.scan_plan import ScanRace
-from stiefelkit.measuring.races.training_step import whole_and_scan
 from stiefelkit.metrics import orthogonality_error
 from stiefelkit.testing import seeds
 
 REAL = ScanCase("real", T=6, n=4, B=3, m=2, matched=5)
 COMPLEX = ScanCase("complex", T=5, n=4, B=3, is_complex=True)
+KEYS = [
+    *("operation", "case", "contender", "T", "n", "B", "m", "is_complex", "activation", "dtype", "device"),
+    *("seconds", "limit_units", "time_over_ours", "memory_sequence", "memory_last_state", "spread", "samples"),
+]
 QUICK = ["--repeats", "2", "--seconds", "1e-3"]
 TWO = "T=4,n=3,B=2"
 
@@ -68,9 +67,9 @@ def test_the_cases_are_those_of_the_papers_and_a_wide_one():
 @pytest.mark.parametrize(("map", "options"), [("fourier", {}), ("givens", {"layers": 2})])
 def test_factors_race_beside_their_matrix(map, options):
     case = ScanCase("own", T=9, n=4, B=3, is_complex=True, map=map, map_options=options)
-    (heat,) = heats(plan(cases=(case,), peers=False))
+    (race,) = races(plan(cases=(case,), peers=False))
     names = {f"scan ({name}){last}" for name in ("inplace", "factors") for last in ("", ", last state")}
-    assert {row.contender for row in heat.rows} == names
+    assert {row.contender for row in race.rows} == names
     drawn = float64(case)
     entries = ours(fast_backends(drawn))
     results = [entries[name](drawn).sequence() for name in ("inplace", "factors")]
@@ -79,8 +78,8 @@ def test_factors_race_beside_their_matrix(map, options):
 
 @pytest.mark.slow
 def test_factors_are_left_out_of_a_case_without_a_map():
-    (heat,) = heats(plan(backends=("inplace", "factors"), peers=False))
-    assert "scan (factors)" in heat.left_out
+    (race,) = races(plan(backends=("inplace", "factors"), peers=False))
+    assert "scan (factors)" in race.left_out
 
 
 def test_a_case_of_ones_own_is_read_from_words():
@@ -98,12 +97,12 @@ def test_cases_left_out_are_those_that_the_activation_can_do():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [REAL, COMPLEX])
 def test_every_peer_races_or_is_left_out_with_its_reason(case):
-    (heat,) = heats(plan(cases=(case,)))
-    raced = {row.contender for row in heat.rows}
-    assert raced | set(heat.left_out) == {"scan (inplace)", "scan (inplace), last state", *recurrence_peers.names()}
-    assert set(heat.left_out) == (set() if case is REAL else {"torch_lstm_matched"})
-    (heat,) = heats(plan(cases=(case,), peers=False))
-    assert {row.contender for row in heat.rows} == {"scan (inplace)", "scan (inplace), last state"}
+    (race,) = races(plan(cases=(case,)))
+    raced = {row.contender for row in race.rows}
+    assert raced | set(race.left_out) == {"scan (inplace)", "scan (inplace), last state", *recurrence_peers.names()}
+    assert set(race.left_out) == (set() if case is REAL else {"torch_lstm_matched"})
+    (race,) = races(plan(cases=(case,), peers=False))
+    assert {row.contender for row in race.rows} == {"scan (inplace)", "scan (inplace), last state"}
 
 
 @pytest.mark.slow
@@ -113,9 +112,9 @@ def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
 
     table: dict[str, Any] = {"theirs": recurrence_peers.get(LOOP), "broken": broken}
     monkeypatch.setattr(scan_race, "recurrence_peers", registry.Registry("nobody.home", "peer", table))
-    (heat,) = heats(plan())
-    assert {row.contender for row, is_peer in zip(heat.rows, heat.is_peer, strict=True) if is_peer} == {"theirs"}
-    assert heat.left_out == {"broken": "no kernel"}
+    (race,) = races(plan())
+    assert {row.contender for row in race.rows if row.is_peer} == {"theirs"}
+    assert race.left_out == {"broken": "no kernel"}
 
 
 # What is compared with what
@@ -124,28 +123,28 @@ def test_a_plugin_may_bring_a_peer_and_one_that_fails_is_left_out(monkeypatch):
 @pytest.mark.slow
 def test_a_row_is_its_time_over_the_limit_and_over_that_of_the_scan_that_auto_picks(monkeypatch):
     for case in (REAL, COMPLEX):
-        (heat,) = heats(plan(cases=(case,), backends=("reference", "inplace")))
-        seconds = {row.contender: row.seconds for row in heat.rows}
+        (race,) = races(plan(cases=(case,), backends=("reference", "inplace")))
+        seconds = {row.contender: row["seconds"] for row in race.rows}
         picked = f"scan ({picked_backend(plan().drawn(case))})"
-        for row in heat.rows:
-            assert row.limit_units == row.seconds / heat.unit
-            assert row.time_over_ours == row.seconds / seconds[picked]
-        order = [(is_peer, row.seconds) for row, is_peer in zip(heat.rows, heat.is_peer, strict=True)]
+        for row in race.rows:
+            assert row["limit_units"] == row["seconds"] / race.unit
+            assert row["time_over_ours"] == row["seconds"] / seconds[picked]
+        order = [(row.is_peer, row["seconds"]) for row in race.rows]
         assert order == sorted(order)
     monkeypatch.setattr(scan_race, "picked_backend", lambda drawn: "another")
-    (heat,) = heats(plan(backends=("reference", "inplace")))
-    seconds = {row.contender: row.seconds for row in heat.rows}
+    (race,) = races(plan(backends=("reference", "inplace")))
+    seconds = {row.contender: row["seconds"] for row in race.rows}
     fastest = min(seconds["scan (reference)"], seconds["scan (inplace)"])
-    assert all(row.time_over_ours == row.seconds / fastest for row in heat.rows)
+    assert all(row["time_over_ours"] == row["seconds"] / fastest for row in race.rows)
 
 
 @pytest.mark.slow
 def test_rows_name_the_contenders_own_width_and_field():
-    (heat,) = heats(plan(cases=(COMPLEX,)))
-    widths = {row.contender: (row.n, row.is_complex) for row in heat.rows}
+    (race,) = races(plan(cases=(COMPLEX,)))
+    widths = {row.contender: (row["n"], row["is_complex"]) for row in race.rows}
     assert widths["scan (inplace)"] == widths[LOOP] == (4, True)
     assert widths["torch_rnn"] == (8, False)
-    assert {row.operation for row in heat.rows if "last state" in row.contender} == {"last_state"}
+    assert {row["operation"] for row in race.rows if "last state" in row.contender} == {"last_state"}
 
 
 # A training step
@@ -183,12 +182,12 @@ def test_the_scan_alone_gets_what_the_training_step_gives_its_scan(monkeypatch):
 def test_a_training_step_trains_and_its_time_is_compared_with_the_scan():
     step, _ = whole_and_scan(REAL, torch.device("cpu"), seed=seeds.seed())
     step()
-    *_, heat = heats(plan(training_step=True, cases=(COMPLEX, REAL)))
-    assert (heat.operation, heat.case) == ("training_step", REAL)
-    whole, alone = heat.rows
+    *_, race = races(plan(training_step=True, cases=(COMPLEX, REAL)))
+    assert (race.operation, race.subject) == ("training_step", REAL)
+    whole, alone = race.rows
     assert (whole.contender, alone.contender) == ("scornn", "scornn, scan alone")
-    assert whole.time_over_ours == whole.seconds / alone.seconds
-    assert alone.time_over_ours == 1
+    assert whole["time_over_ours"] == whole["seconds"] / alone["seconds"]
+    assert alone["time_over_ours"] == 1
 
 
 # Memory
@@ -210,7 +209,7 @@ def test_what_cannot_be_measured_says_why(monkeypatch):
     drawn = Sequences(REAL)
     with pytest.raises(errors.OptionError, match="no LSTM"):
         resident_bytes(Sequences(COMPLEX), "torch_lstm_matched", "sequence", is_peer=True)
-    monkeypatch.setattr(process_memory.sys, "executable", "false")
+    monkeypatch.setattr(scan_race.sys, "executable", "false")
     with pytest.raises(errors.OptionError, match="it ended with code 1"):
         resident_bytes(drawn, "inplace", "sequence", is_peer=False)
 
@@ -225,11 +224,11 @@ def test_memory_stands_in_the_rows_of_whole_sequences(monkeypatch):
         return 7 if loss == "sequence" else 3
 
     monkeypatch.setattr(scan_race, "resident_bytes", fake)
-    (heat,) = heats(plan(memory=True))
-    figures = {row.contender: (row.memory_sequence, row.memory_last_state) for row in heat.rows}
+    (race,) = races(plan(memory=True))
+    figures = {row.contender: (row["memory_sequence"], row["memory_last_state"]) for row in race.rows}
     assert figures["scan (inplace)"] == figures[LOOP] == (7, 3)
     assert figures["torch_rnn"] == figures["scan (inplace), last state"] == (None, None)
-    assert {words: reason for words, reason in heat.left_out.items() if "torch_rnn" in words} == {
+    assert {words: reason for words, reason in race.left_out.items() if "torch_rnn" in words} == {
         "memory of torch_rnn, sequence": "no room.",
         "memory of torch_rnn, last state": "no room.",
     }
@@ -258,7 +257,7 @@ def test_the_command_prints_tables_and_writes_rows(capsys, monkeypatch):
     assert bench(f"--case {TWO},complex --peers --memory --json rows.json", *QUICK) == 0
     shown = capsys.readouterr().out
     rows = json.loads(Path("rows.json").read_text())
-    assert all(list(row) == [field.name for field in dataclasses.fields(ScanRow)] for row in rows)
+    assert all(list(row) == KEYS for row in rows)
     assert all(row["contender"] in shown for row in rows)
     assert "custom: complex, T = 4, n = 3, B = 2, m = 1" in shown
     assert "peak memory" in shown
@@ -292,7 +291,7 @@ def test_the_command_takes_activations_backends_and_dtypes(capsys):
 
 def test_cases_race_in_the_order_named_and_one_of_ones_own_after_them(monkeypatch):
     plans = []
-    monkeypatch.setattr(scan_race, "heats", lambda plan, watch: plans.append(plan) or iter(()))
+    monkeypatch.setattr(scan_race, "races", lambda plan, watch: plans.append(plan) or iter(()))
     for words in ("--cases D,A --case T=1,n=1,B=1", "--case T=1,n=1,B=1", "", "--activation relu"):
         bench(words)
     names = [[case.name for case in plan.cases] for plan in plans]

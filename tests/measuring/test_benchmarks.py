@@ -19,7 +19,7 @@ from benchmarks.plan import SUITES
 from benchmarks.suite import VARIABLE, Suite, mode, row_of, size_of
 from stiefelkit import errors, models
 from stiefelkit.measuring.moved_frames import own_optimizers
-from stiefelkit.measuring.races.scan import ScanHeat
+from stiefelkit.measuring.races.field import Race
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase
 from stiefelkit.parametrizations.cayley import Cayley
 from stiefelkit.scan import BACKENDS
@@ -138,9 +138,9 @@ def test_cells_that_a_member_refuses_are_left_out_with_its_reason():
 
 
 def test_a_row_that_is_missing_says_why():
-    heat = ScanHeat(CASES["A"], "forward_backward", 1.0, [], [], {"loop": "it is too slow."})
+    race = Race(CASES["A"], "forward_backward", [], {"loop": "it is too slow."})
     with pytest.raises(NotImplementedError, match="it is too slow"):
-        row_of(heat, heat.rows, "loop")
+        row_of(race, "loop")
 
 
 def test_a_mode_that_does_not_exist_is_refused(monkeypatch):

@@ -16,8 +16,8 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.scale import FULL, SCALES
 from stiefelkit import errors
 from stiefelkit.cli import main
+from stiefelkit.measuring.report.page import record_page
 from stiefelkit.measuring.report.record import Figure, PartOutcome, Record, read_record
-from stiefelkit.measuring.report.record_page import record_page
 
 MACHINE = {
     "CPU": "a processor",

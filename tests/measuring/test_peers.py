@@ -10,8 +10,8 @@ from stiefelkit import errors
 from stiefelkit.functional import cayley, pack_skew
 from stiefelkit.measuring.races import contenders, peers
 from stiefelkit.measuring.races.contenders import OPERATIONS
-from stiefelkit.measuring.races.frame_plans import ParametrizationRace
 from stiefelkit.measuring.races.frame_problem import FrameProblem
+from stiefelkit.measuring.races.plan import ParametrizationRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing import seeds
 

@@ -11,7 +11,7 @@ from stiefelkit import models
 from stiefelkit.cli import main
 from stiefelkit.cli.recipes import table
 from stiefelkit.measuring import moved_frames
-from stiefelkit.measuring.races import frame_plans, optimizers, parametrizations, peers, recurrences, scan
+from stiefelkit.measuring.races import frames, peers, plan, recurrences, scan
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.testing import seeds
@@ -143,10 +143,10 @@ def test_a_contender_of_each_race_is_one_entry_and_one_line(file) -> None:
     moved_frames.peer_optimizers.register("keeper", "my_contenders:keeper")
     recurrences.recurrence_peers.register("sum_of_inputs", "my_contenders:sum_of_inputs")
 
-    (of_maps,) = parametrizations.heats(
-        frame_plans.ParametrizationRace(parametrizations=("cayley",), operations=("forward_backward",), **SIZE)
+    (of_maps,) = frames.races(
+        plan.ParametrizationRace(parametrizations=("cayley",), operations=("forward_backward",), **SIZE)
     )
-    (of_steps,) = optimizers.heats(frame_plans.OptimizerRace(optimizers=("cayley_sgd", "keeper"), **SIZE))
-    (of_scans,) = scan.heats(ScanRace(cases=(ScanCase("tiny", T=3, n=2, B=2),), backends=("inplace",), **QUICK))
-    for heat, name in ((of_maps, "still"), (of_steps, "keeper"), (of_scans, "sum_of_inputs")):
-        assert name in [row.contender for row in heat.rows], heat.left_out
+    (of_steps,) = frames.races(plan.OptimizerRace(optimizers=("cayley_sgd", "keeper"), **SIZE))
+    (of_scans,) = scan.races(ScanRace(cases=(ScanCase("tiny", T=3, n=2, B=2),), backends=("inplace",), **QUICK))
+    for race, name in ((of_maps, "still"), (of_steps, "keeper"), (of_scans, "sum_of_inputs")):
+        assert name in [row.contender for row in race.rows], race.left_out

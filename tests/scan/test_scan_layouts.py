@@ -8,9 +8,9 @@ import pytest
 from compiled_programs import compiled, cost, is_exact, is_without_spills, machinery
 
 from benchmarks import roofline as page
+from benchmarks.roofline import CASES, MACHINES, Case, best, limit, predicted
 from stiefelkit.scan.kernels import launch
 from stiefelkit.scan.kernels.layouts import LAYOUTS, choose
-from stiefelkit.scan.kernels.roofline import CASES, MACHINES, Case, best, limit, predicted
 
 pytest.importorskip("triton")
 

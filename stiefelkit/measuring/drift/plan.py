@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from stiefelkit.errors import OptimizerError, OptionError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import above, settle_, whole
 from stiefelkit.optim import names_in_words, optimizers
-from stiefelkit.training.checks import (
-    STEP_LENGTH,
-    known_words,
-    tall_sizes,
-    usable_place,
-)
+from stiefelkit.training.checks import STEP_LENGTH, known_words, tall_sizes, usable_place
 
 __all__ = ["DTYPES", "GRADIENTS", "UNCONSTRAINED", "WEIGHT_DTYPES", "WHO", "DriftPlan"]
 
@@ -65,9 +60,9 @@ class DriftPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from stiefelkit import available
         from stiefelkit.measuring.moved_frames import check_method, own_optimizers, peer_optimizers
         from stiefelkit.optim.settings import PRECISIONS
+        from stiefelkit.weights.attach import available
 
         settle_(self, WHO, steps=whole(1), look_every=whole(1), lr=above(0), step_length=STEP_LENGTH)
         usable_place(WHO, self.device, self.threads, self.seed)
@@ -101,10 +96,10 @@ DriftPlan.__doc__ = (DriftPlan.__doc__ or "").replace("{free}", names_in_words()
 
 
 def _is_frame(method: str, dtype: str) -> bool:
-    """Whether a method is a parametrization with a coordinate that must stay on a manifold, at whatever size."""
+    """Returns whether a method is a parametrization with a coordinate that must stay on a manifold, at any size."""
     import torch
 
-    from stiefelkit import available
+    from stiefelkit.weights.attach import available
 
     cls, stored = available().get(method), getattr(torch, dtype)
     if cls is None or cls.supports((4, 4), stored) is not None:

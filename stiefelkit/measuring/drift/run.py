@@ -1,6 +1,7 @@
 """One weight under one gradient after the other."""
 
 import contextlib
+import itertools
 import math
 import random
 import warnings
@@ -9,17 +10,21 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stiefelkit import init
-from stiefelkit.measuring.drift.digits import CLASSES, PIXELS, of_digits
 from stiefelkit.measuring.drift.plan import UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.moved_frames import start
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
-from stiefelkit.optim import optimizers
+from stiefelkit.optim import optimizers, parameter_groups
+from stiefelkit.training.tasks import create
+from stiefelkit.weights.attach import available, orthogonal
 
 __all__ = ["DriftCurve", "log_grid", "run"]
 
 Step = Callable[[Tensor], None]
+PIXELS, CLASSES, IMAGES = 64, 10, 64
+"""Of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class DriftCurve:
         steps: optimizer steps done, log-spaced.
         errors: the largest orthogonality error that was seen after the step before, up to this one; NaN from the step
             on after which one was not finite, where the run ends.
+        dtype: of the weight.
     """
 
     method: str
@@ -42,10 +48,11 @@ class DriftCurve:
     limit: float
     steps: list[int] = field(repr=False)
     errors: list[float] = field(repr=False)
+    dtype: str = "float32"
 
     @property
     def ratios(self) -> list[float]:
-        """Errors in multiples of the limit."""
+        """The errors in multiples of the limit."""
         return [error / self.limit for error in self.errors]
 
     @property
@@ -54,7 +61,7 @@ class DriftCurve:
         return self.worst_until(self.steps[-1])
 
     def worst_until(self, step: int) -> float:
-        """The largest ratio up to a step."""
+        """Returns the largest ratio up to a step."""
         ratios = [ratio for at, ratio in zip(self.steps, self.ratios, strict=True) if at <= step]
         return math.nan if any(map(math.isnan, ratios)) else max(ratios)
 
@@ -103,12 +110,12 @@ def run(plan: DriftPlan, method: str, n: int, p: int, watch: Callable[[int], Non
         if is_due:
             errors.append(max(seen))
             seen = []
-    return DriftCurve(method, n, p, rounding_limit(p, dtype), grid, errors)
+    return DriftCurve(method, n, p, rounding_limit(p, dtype), grid, errors, plan.dtype)
 
 
 @contextlib.contextmanager
 def _surroundings(plan: DriftPlan) -> Iterator[None]:
-    """Autocast and TF32, where the plan asks for them."""
+    """Context with autocast and TF32, where the plan asks for them."""
     flags = torch.backends.cuda.matmul
     before = flags.fp32_precision
     if plan.tf32:
@@ -134,19 +141,35 @@ def _gradients(plan: DriftPlan, n: int, p: int, source: torch.Generator) -> Call
         return lambda w: g.clone()
     if plan.gradients == "digits":
         real = dtype.to_real() if dtype.is_complex else dtype
-        return of_digits(drawn(rows=PIXELS) / PIXELS**0.5, drawn(CLASSES, dtype=real) / n**0.5, plan.seed)
+        return _of_digits(drawn(rows=PIXELS) / PIXELS**0.5, drawn(CLASSES, dtype=real) / n**0.5, plan.seed)
     x = drawn(n)
     a = x - x.mH
     return lambda w: a @ w
 
 
+def _of_digits(before: Tensor, after: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+    """Returns the gradient of the cross-entropy of |x R W^T| V by W, a batch of images after the other.
+
+    The weight W is the only layer that is trained; R, shape (PIXELS, p), and V, real, shape (n, CLASSES), stay as they
+    are. The modulus makes logits real where the weight is complex.
+    """
+    task, steps = create("digits", {}), itertools.count()
+
+    def gradient(w: Tensor) -> Tensor:
+        x, y = (tensor.to(w.device) for tensor in task.batch(next(steps), IMAGES, seed))
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            hidden = F.linear(x.flatten(1).to(before.dtype) @ before, leaf).abs()
+            loss = F.cross_entropy((hidden @ after.to(hidden.dtype)).float(), y)
+            return torch.autograd.grad(loss, leaf)[0]
+
+    return gradient
+
+
 def _started(
     plan: DriftPlan, method: str, n: int, p: int, gradient: Callable[[Tensor], Tensor]
 ) -> tuple[Callable[[], Tensor], Step]:
-    """What reads the weight, and what makes a step with a gradient."""
-    from stiefelkit import available, orthogonal
-    from stiefelkit.optim import parameter_groups
-
+    """Returns what reads the weight, and what makes a step with a gradient."""
     dtype: torch.dtype = getattr(torch, plan.dtype)
     if method not in (*available(), UNCONSTRAINED):
         frame = init.haar((n, p), working_dtype(dtype)).to(plan.device)

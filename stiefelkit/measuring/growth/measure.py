@@ -1,25 +1,24 @@
 """How time and memory of the parametrizations grow with the size of a frame, their number, the steps and the batch."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from stiefelkit.contract.table import option_names
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.measuring.growth.allocations import peak_bytes
-from stiefelkit.measuring.growth.fit import fit
 from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.clock import Run, product_of
+from stiefelkit.measuring.races.clock import Run, peak_bytes, product_of
 from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
-from stiefelkit.measuring.races.course import Course, Watch
+from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, seeded
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.training.threads import threads
 from stiefelkit.weights.attach import available
 
-__all__ = ["PRODUCT", "GrowthHeat", "GrowthRow", "heats"]
+__all__ = ["PRODUCT", "PowerLaw", "fit", "races"]
 
 PRODUCT = "one product"
 """Name of the yardstick, the matrix product of that size."""
@@ -29,72 +28,80 @@ STEPS, BATCH, INPUTS = 64, 16, 8
 """Of the recurrent layer where they are not what grows."""
 WIDE, LONG = 1024, 128
 """Units and steps of the layer whose reflectors grow."""
+LOGARITHM = 0.25
+"""By so much at most a factor log x raises an exponent fitted beyond x = 55."""
 
 
 @dataclass(frozen=True)
-class GrowthRow:
-    """One contender on one axis.
+class PowerLaw:
+    """y = c x^k over a range.
 
-    Args:
-        contender: the parametrization, or "one product".
-        precision: of the parametrization; None for the product.
-        dtype: of the frames.
-        device: cpu or cuda.
-        what: "time", in seconds, or "memory", in bytes.
-        against: the axis.
-        points: what grew.
-        values: what was measured there; the medians of times.
-        expected: time against n: `traits.cost_exponent`; memory against n: 2, as the frame itself; otherwise 1.
-        exponent, spread, first, last, overhead_until: of the `PowerLaw` through them; None where there are fewer than
-            two points.
-        faster: whether it grows faster than expected, by more than twice the spread and a logarithm.
+    Attributes:
+        exponent: k; None from fewer than two points.
+        spread: standard error of k; None from two points, which any law fits.
+        first: smallest x of the fit.
+        last: largest x of the fit.
+        overhead_until: from the smallest x measured up to this one y hardly grows, and the fit leaves it out; None if
+            it grows from the start.
     """
 
-    contender: str
-    precision: str | None
-    dtype: str
-    device: str
-    what: str
-    against: str
-    points: list[int]
-    values: list[float]
-    expected: float
     exponent: float | None = None
     spread: float | None = None
     first: float | None = None
     last: float | None = None
     overhead_until: float | None = None
-    faster: bool = False
+
+    def faster_than(self, expected: float) -> bool:
+        """Returns whether k is above what was expected by more than twice its spread and what a factor log x adds."""
+        return self.exponent is not None and self.exponent - 2 * (self.spread or 0.0) > expected + LOGARITHM
 
 
-@dataclass(frozen=True)
-class GrowthHeat:
-    """One quantity on one axis, a row a contender, and for those that could not take part the reason."""
+def fit(xs: Sequence[float], ys: Sequence[float], expected: float) -> PowerLaw:
+    """Fits log y = log c + k log x by least squares.
 
-    what: str
-    against: str
-    rows: list[GrowthRow]
-    left_out: dict[str, str]
+    Points at the low end, from which y grows to the next point by less than half of the expected exponent, are
+    overhead: what is paid whatever the size. They are left out, but for the last two points.
+
+    Args:
+        xs: growing, positive.
+        ys: positive.
+        expected: exponent that the points are thought to have.
+
+    >>> fit([1, 2, 4, 8], [5, 5, 20, 80], expected=2).overhead_until
+    1
+    """
+    if len(xs) < 2:
+        return PowerLaw()
+    u, v = [math.log(x) for x in xs], [math.log(y) for y in ys]
+    start = 0
+    while start < len(xs) - 2 and v[start + 1] - v[start] < expected / 2 * (u[start + 1] - u[start]):
+        start += 1
+    u, v = torch.tensor([u[start:], v[start:]], dtype=torch.float64)
+    u, v = u - u.mean(), v - v.mean()
+    width = float(u @ u)
+    k = float(u @ v) / width
+    spread = math.sqrt(float((v - k * u).square().sum()) / (len(u) - 2) / width) if len(u) > 2 else None
+    return PowerLaw(k, spread, xs[start], xs[-1], xs[start - 1] if start else None)
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A contender: who, in which dtype, and what its trait says of it at one size."""
+    """A parametrization in a precision and a dtype that it has."""
 
     name: str
     precision: str
     dtype: torch.dtype
 
     def cost(self) -> float:
-        """The exponent that its traits declare."""
+        """Returns the exponent that its traits declare at one size."""
         try:
             return available()[self.name]((4, 4), dtype=self.dtype, precision=self.precision).traits.cost_exponent
         except StiefelkitError:
             return 3.0
 
 
-def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> Iterator[GrowthHeat]:
-    """Measures axis by axis, and yields a heat for each quantity when it is over."""
+def races(plan: GrowthPlan, watch: Watch = quiet) -> Iterator[Race]:
+    """Measures axis by axis, and yields a race for each quantity when one is over: the axis is its subject."""
     variants = {variant.name: variant for variant in _variants(plan)}
     for axis in plan.against:
         left_out: dict[str, str] = {}
@@ -107,7 +114,7 @@ def heats(plan: GrowthPlan, watch: Watch = lambda what, done, rounds: None) -> I
         for what in plan.what:
             names = [name for name in (PRODUCT, *variants) if name in series[what]]
             rows = [_row(plan, what, axis, name, variants.get(name), series[what][name]) for name in names]
-            yield GrowthHeat(what, axis, rows, left_out)
+            yield Race(axis, what, rows, left_out)
 
 
 def _variants(plan: GrowthPlan) -> list[_Variant]:
@@ -124,30 +131,28 @@ def _variants(plan: GrowthPlan) -> list[_Variant]:
 def _point(
     plan: GrowthPlan, variants: Mapping[str, _Variant], axis: str, x: int, watch: Watch, left_out: dict[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Quantity to contender to what was measured at one value of what grows."""
-    course = Course(f"{axis} = {x}", (), watch, left_out)
+    """Returns quantity to contender to what was measured at one value of what grows."""
+    field = Field(f"{axis} = {x}", (), watch, left_out)
     if axis == "reflections":
         able = [name for name in variants if axis in option_names(available()[name])]
         if plan.parametrizations:
             left_out |= {name: "it has no reflectors" for name in variants if name not in able}
         variants = {name: variants[name] for name in able}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
+    with seeded(plan.seed):
         prepare = _map if axis in ("n", "matrices") else _layer
-        runs = course.attempt("preparing", variants, lambda name: prepare(plan, variants[name], axis, x))
-    able = course.attempt("trying", runs, lambda name: runs[name]())
+        runs = field.attempt("preparing", variants, lambda name: prepare(plan, variants[name], axis, x))
+    able = field.attempt("trying", runs, lambda name: runs[name]())
     runs = {name: runs[name] for name in able}
     device, values = torch.device(plan.device), {}
     if "time" in plan.what:
         n, batch = (x, 1) if axis == "n" else (WIDTH, x if axis == "matrices" else 1)
         product = product_of(n, n, batch, getattr(torch, plan.dtype), device)
-        unit, timings = course.timed(plan, product, runs, "time")
-        values["time"] = {name: timing.median for name, timing in timings.items()}
-        if axis in ("n", "matrices"):
-            values["time"] = {PRODUCT: unit, **values["time"]}
+        unit, timings = field.timed(plan, product, runs, "time")
+        values["time"] = {PRODUCT: unit} if axis in ("n", "matrices") else {}
+        values["time"] |= {name: timing.median for name, timing in timings.items()}
     if "memory" in plan.what:
         # a map to a point that is its own coordinate allocates nothing, which has no logarithm
-        peaks = course.attempt("memory of", runs, lambda name: float(peak_bytes(runs[name], device)))
+        peaks = field.attempt("memory of", runs, lambda name: float(peak_bytes(runs[name], device)))
         values["memory"] = {name: size for name, size in peaks.items() if size > 0}
     return values
 
@@ -183,7 +188,7 @@ def _layer(plan: GrowthPlan, variant: _Variant, axis: str, x: int) -> Run:
 
 def _row(
     plan: GrowthPlan, what: str, axis: str, name: str, variant: _Variant | None, measured: Mapping[int, float]
-) -> GrowthRow:
+) -> Row:
     if axis != "n":
         expected = 1.0
     elif what == "memory":
@@ -192,16 +197,11 @@ def _row(
         expected = 3.0 if variant is None else variant.cost()
     points, values = list(measured), list(measured.values())
     law = fit(points, values, expected)
-    fitted = {} if law is None else dataclasses.asdict(law) | {"faster": law.faster_than(expected)}
-    return GrowthRow(
-        contender=name,
-        precision=None if variant is None else variant.precision,
-        dtype=plan.dtype if variant is None else str(variant.dtype).removeprefix("torch."),
-        device=plan.device,
-        what=what,
-        against=axis,
-        points=points,
-        values=values,
-        expected=expected,
-        **fitted,
-    )
+    figures = {
+        "contender": name,
+        "precision": None if variant is None else variant.precision,
+        "dtype": plan.dtype if variant is None else str(variant.dtype).removeprefix("torch."),
+        **{"device": plan.device, "what": what, "against": axis, "points": points, "values": values},
+        **{"expected": expected, **dataclasses.asdict(law), "faster": law.faster_than(expected)},
+    }
+    return Row(figures)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES
-from stiefelkit.measuring.races.rules import WHO, Rules
+from stiefelkit.measuring.races.plan import WHO, Rules
 from stiefelkit.numbers import whole
 from stiefelkit.training.checks import known_parametrizations, known_words
 
@@ -71,5 +71,5 @@ class GrowthPlan(Rules):
             object.__setattr__(self, name, ordered)
 
     def points(self, axis: str) -> tuple[int, ...]:
-        """The values of what grows."""
+        """Returns the values of what grows."""
         return getattr(self, SERIES[axis])

@@ -1,4 +1,4 @@
-"""The measuring core: versions interleaved in one process, medians, and a matrix product as the unit.
+"""The measuring core: versions interleaved in one process, medians, a matrix product as the unit, and peak memory.
 
 It knows nothing of what it measures: a version is a function without arguments.
 """
@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import math
+import os
 import random
 import statistics
 import time
@@ -24,6 +25,7 @@ __all__ = [
     "cold_clock",
     "cpu_seconds",
     "cuda_seconds",
+    "peak_bytes",
     "predicted",
     "product_of",
     "race",
@@ -66,7 +68,7 @@ class Timing:
 
 
 def cpu_seconds(run: Run, calls: int) -> float:
-    """CPU time of this process, all of its threads: what other processes do to the wall clock does not count."""
+    """Returns CPU time of this process, all of its threads: what others do to the wall clock does not count."""
     start = time.process_time()
     for _ in range(calls):
         run()
@@ -74,7 +76,7 @@ def cpu_seconds(run: Run, calls: int) -> float:
 
 
 def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> float:
-    """Time between two CUDA events around the calls, on the current stream of the device."""
+    """Returns time between two CUDA events around the calls, on the current stream of the device."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -87,14 +89,14 @@ def cuda_seconds(run: Run, calls: int, device: torch.device | str = "cuda") -> f
 
 
 def clock_of(device: torch.device, cold: bool = False) -> Clock:
-    """The clock for work on a device: CUDA events on a GPU, else CPU time; a `cold_clock` if asked."""
+    """Returns the clock for work on a device: CUDA events on a GPU, else CPU time; a `cold_clock` if asked."""
     if cold:
         return cold_clock(device)
     return functools.partial(cuda_seconds, device=device) if device.type == "cuda" else cpu_seconds
 
 
 def cold_clock(device: torch.device) -> Clock:
-    """A clock that writes over the last cache of a device before every call, which is not timed."""
+    """Returns a clock that writes over the last cache of a device before every call, which is not timed."""
     is_cuda = device.type == "cuda"
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if is_cuda else CPU_CACHE
     buffer = torch.empty(size, dtype=torch.int8, device=device)
@@ -121,7 +123,7 @@ def cold_clock(device: torch.device) -> Clock:
 
 
 def replayed(run: Run, device: torch.device) -> Run:
-    """What launches again all that a function launches on a GPU, captured in one graph after `WARM_UPS` runs.
+    """Returns what launches again all that a function launches on a GPU, captured in a graph after `WARM_UPS` runs.
 
     Raises:
         RuntimeError: of torch, if something cannot be captured.
@@ -224,8 +226,36 @@ def _without_collector() -> Iterator[None]:
 
 
 def product_of(n: int, p: int, batch: int, dtype: torch.dtype, device: torch.device) -> Run:
-    """The unit g: one product of an n x p with a p x p matrix, or a batch of such products in one call."""
+    """Returns the unit g: one product of an n x p with a p x p matrix, or a batch of such products in one call."""
     lead = () if batch == 1 else (batch,)
     source = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*lead, rows, p, generator=source).to(device, dtype) for rows in (n, p))
     return lambda: a @ b
+
+
+def peak_bytes(run: Run, device: torch.device) -> int:
+    """Returns the bytes by which what torch has allocated grows at most while a function runs once.
+
+    On the CPU torch's profiler names each allocation, so that the figure does not depend on the machine; work space
+    that BLAS and LAPACK take for themselves is not in it.
+
+    Args:
+        run: what is measured; run it once before, so that what is made at first use is there.
+        device: where it works.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler announces itself on standard error
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    results: Any = profile.profiler and profile.profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most

@@ -1,7 +1,6 @@
 """Who takes part in a race of parametrizations, and what they do in it."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.table import option_names
 from stiefelkit.errors import DtypeError, OptimizerError
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.optim import parameter_groups
@@ -137,8 +137,7 @@ def our_contenders(
 
 def options_of(cls: type[OrthogonalParam]) -> list[str]:
     """Names of the options that a parametrization has besides those of the contract."""
-    of_contract = ("self", "shape", "dtype", "device", "precision")
-    return [name for name in inspect.signature(cls.__init__).parameters if name not in of_contract]
+    return [name for name in option_names(cls) if name != "precision"]
 
 
 def _enter(make: Callable[[FrameProblem], nn.Module], problem: FrameProblem) -> Entry:
@@ -179,7 +178,7 @@ def _layer(name: str, precision: str, options: dict[str, Any], problem: FramePro
 
 
 def _drawn(coordinate: str, c: Tensor, problem: FrameProblem) -> Tensor | None:
-    """Coordinates of the kind that the peers get; None, for one of no known kind, leaves the default initial value."""
+    """Draws coordinates of the kind that peers get; None, for one of no known kind, leaves the initial value."""
     kind = coordinate.rpartition(".")[2]
     if kind == "skew":
         size = (2 * problem.n if problem.dtype.is_complex else problem.n) ** -0.5

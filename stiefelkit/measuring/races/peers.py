@@ -31,13 +31,13 @@ def _plain(weight: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Entry:
 
 
 def _function(compute: Callable[..., Tensor], *parameters: Tensor) -> Entry:
-    """A bare function of leaf tensors, with torch's autograd behind it."""
+    """Enters a bare function of leaf tensors, with torch's autograd behind it."""
     leaves = [parameter.requires_grad_() for parameter in parameters]
     return _plain(lambda: compute(*leaves), leaves)
 
 
 def _filled(layer: nn.Module, x: Tensor) -> Entry:
-    """A module with one parametrized weight, whose tensor is set to X."""
+    """Enters a module with one parametrized weight, whose tensor is set to X."""
     coordinate_list = cast(Any, layer).parametrizations.weight
     with torch.no_grad():
         coordinate_list.original.copy_(x)
@@ -45,7 +45,7 @@ def _filled(layer: nn.Module, x: Tensor) -> Entry:
 
 
 def _skew(x: Tensor) -> Tensor:
-    """A = L - L^H, L the lower trapezoid of X, filled up with zeros to n x n."""
+    """Returns A = L - L^H, L the lower trapezoid of X, filled up with zeros to n x n."""
     square = F.pad(x.tril(), (0, x.shape[-2] - x.shape[-1]))
     return square - square.mH
 
@@ -65,7 +65,7 @@ def _autograd(compute: Callable[[Tensor], Tensor], problem: FrameProblem) -> Ent
 
 
 def _torch_orthogonal(name: str, based: bool, problem: FrameProblem) -> Entry:
-    """torch.nn.utils.parametrizations.orthogonal; `based` is its dynamic trivialization, a product with a base."""
+    """Enters torch.nn.utils.parametrizations.orthogonal; `based` is its trivialization, a product with a base."""
     if name == "householder":
         _check_reflectors(problem, full=True)
         x = _reflectors(problem, problem.p) + torch.eye(problem.n, problem.p, dtype=problem.dtype).to(problem.device)
@@ -89,7 +89,7 @@ def _geotorch(trivialization: str, problem: FrameProblem) -> Entry:
 
 
 def _householder_product(problem: FrameProblem) -> Entry:
-    """The first p columns of a product of reflectors whose leading entry is 1, so that tau is a function of them."""
+    """Enters p columns of a product of reflectors whose leading entry is 1, so that tau is a function of them."""
     _check_reflectors(problem, full=False)
     p = problem.p
 
@@ -115,7 +115,7 @@ def _check_reflectors(problem: FrameProblem, full: bool) -> None:
 
 
 def _layer_loop(problem: FrameProblem) -> Entry:
-    """Rotations of neighbouring wires, one layer after the other on an n x p matrix, with autograd.
+    """Enters rotations of neighbouring wires, one layer after the other on an n x p matrix, with autograd.
 
     Layer l rotates the pairs (i, i + 1) with i = l mod 2, l mod 2 + 2, ...; a complex one turns the phase of wire i
     first, and phases of all wires follow the last layer.
@@ -152,7 +152,7 @@ def _layer_loop(problem: FrameProblem) -> Entry:
 
 
 def _geoopt(optimizer: str, problem: FrameProblem) -> Entry:
-    """The frame itself, moved by geoopt's Riemannian SGD: along the Cayley transform if canonical, else by QR."""
+    """Enters the frame itself, moved by geoopt's Riemannian SGD: along the Cayley map if canonical, else by QR."""
     if problem.dtype.is_complex:
         raise DtypeError(f"geoopt's Stiefel manifold needs a real dtype, got {problem.dtype}.")
     moved = peer_optimizers.get(optimizer).make(problem.frame(), LEARNING_RATE)

@@ -65,14 +65,14 @@ class Sequences:
         self.h0 = torch.zeros(case.B, n, dtype=self.state_dtype, device=self.device)
 
     def gradient(self, width: int, dtype: torch.dtype) -> Tensor:
-        """dL/dh at every step for states of some width, (T, B, width); the same tensor each time."""
+        """Returns dL/dh at every step for states of some width, (T, B, width); the same tensor each time."""
         key = (width, dtype)
         if key not in self._gradients:
             self._gradients[key] = self._normal(self.case.T, self.case.B, width, dtype=dtype) * width**-0.5
         return self._gradients[key]
 
     def _drawn_in_factors(self) -> Tensor:
-        """W by the case's map, from its own draw, whose factors are kept."""
+        """Draws W by the case's map, and keeps its factors."""
         case = self.case
         param = find_parametrization(case.map)((case.n, case.n), dtype=self.state_dtype, **case.map_options)
         coordinates, chart = param.initial(param.schemes[0], self._source)

@@ -62,7 +62,7 @@ Enter = Callable[[Sequences], SequenceEntry]
 
 
 def backward(entry: SequenceEntry, drawn: Sequences, loss: str) -> Run:
-    """Forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state")."""
+    """Returns forward and backward: a dense dL/dh at every step ("sequence"), or dL/dh_T alone ("last_state")."""
     g = drawn.gradient(entry.width, entry.dtype)
     if loss == "sequence":
         return lambda: torch.autograd.grad(entry.sequence(), entry.parameters, g)
@@ -71,7 +71,7 @@ def backward(entry: SequenceEntry, drawn: Sequences, loss: str) -> Run:
 
 
 def limit(drawn: Sequences) -> Run:
-    """What no scan can do without: T products (B, n) x (n, n) forward, T backward, and one (n, TB) x (TB, n).
+    """Returns what no scan can do without: T products (B, n) x (n, n) forward, T backward, one (n, TB) x (TB, n).
 
     The products of one step work in place on tensors that stay in the cache: no activation, no memory traffic. Complex
     states count as 2n real numbers.
@@ -101,12 +101,12 @@ def ours(backends: Iterable[str]) -> dict[str, Enter]:
 
 
 def picked_backend(drawn: Sequences) -> str:
-    """The backend that "auto" picks for the case."""
+    """Returns the backend that "auto" picks for the case."""
     return scan_backend(drawn.w, activation=drawn.activation)
 
 
 def fast_backends(drawn: Sequences) -> list[str]:
-    """The backends that can do the case, but for the reference, which is slow by intention."""
+    """Returns the backends that can do the case, but for the reference, which is slow by intention."""
     able = []
     for backend in BACKENDS:
         try:
@@ -154,13 +154,13 @@ def _scan(backend: str, drawn: Sequences) -> SequenceEntry:
 
 
 def _plain_modrelu(z: Tensor, b: Tensor | None) -> Tensor:
-    """As it is commonly written; ours spares autograd the derivative of the sign."""
+    """Computes modReLU as it is commonly written; ours spares autograd the derivative of the sign."""
     assert b is not None
     return torch.sgn(z) * torch.relu(z.abs() + b)
 
 
 def _eager_loop(drawn: Sequences) -> SequenceEntry:
-    """The cell as a user writes it, step by step, with autograd."""
+    """Enters the cell as a user writes it, step by step, with autograd."""
     w, u, b = _leaves(drawn)
     inside = find_activation(drawn.activation, w.is_complex()).bias_inside
     activation = _plain_modrelu if drawn.activation == "modrelu" else find_activation(drawn.activation, w.is_complex())
@@ -179,7 +179,7 @@ def _eager_loop(drawn: Sequences) -> SequenceEntry:
 def _module(
     make: Callable[..., nn.RNNBase], drawn: Sequences, units: int | None = None, **options: Any
 ) -> SequenceEntry:
-    """A layer of torch's with its own initial weights, of as many units as there are real numbers in a state."""
+    """Enters a layer of torch's with its own initial weights, of as many units as a state has real numbers."""
     case = drawn.case
     width = units or case.n * (1 + case.is_complex)
     layer = make(case.m, width, device=drawn.device, dtype=drawn.dtype, **options)

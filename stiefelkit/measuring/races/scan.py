@@ -1,14 +1,28 @@
-"""The race of the scan, beside other recurrences."""
+"""The race of the scan, beside other recurrences.
 
+`python -m stiefelkit.measuring.races.scan` is the process of its own in which `resident_bytes` has memory measured.
+"""
+
+import contextlib
+import copy
 import dataclasses
+import gc
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from stiefelkit.measuring.races.clock import Run, Timing
-from stiefelkit.measuring.races.course import Course, Watch
-from stiefelkit.measuring.races.process_memory import resident_bytes
+from stiefelkit import models
+from stiefelkit.errors import OptionError, StiefelkitError
+from stiefelkit.measuring.races.clock import Run, Timing, peak_bytes
+from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, scatter, seeded
 from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import (
     FACTORS,
@@ -20,35 +34,19 @@ from stiefelkit.measuring.races.recurrences import (
     picked_backend,
     recurrence_peers,
 )
-from stiefelkit.measuring.races.rows import ScanRow
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.scan_plan import ScanRace
-from stiefelkit.measuring.races.training_step import MODEL, whole_and_scan
+from stiefelkit.models import SequenceModel
+from stiefelkit.optim import parameter_groups
 from stiefelkit.training.threads import threads
+from stiefelkit.weights.change import bake
 
-__all__ = ["LOSSES", "ScanHeat", "heats"]
+__all__ = ["LOSSES", "heats", "races", "resident_bytes", "whole_and_scan"]
 
 LOSSES = ("sequence", "last_state")
 STEP = "training_step"
-
-
-@dataclass(frozen=True)
-class ScanHeat:
-    """One case, "forward_backward" of sequences and of last states, or a "training_step".
-
-    Attributes:
-        unit: seconds of the LIMIT.
-        rows: the figures, ours before peers, and the fastest first.
-        is_peer: of the rows, one each.
-        left_out: contender to the reason why it could not take part.
-    """
-
-    case: ScanCase
-    operation: str
-    unit: float
-    rows: list[ScanRow]
-    is_peer: list[bool]
-    left_out: dict[str, str]
+MODEL, CLASSES = "scornn", 10
+"""The net of the training step, and the classes that it tells apart."""
 
 
 @dataclass(frozen=True)
@@ -61,92 +59,134 @@ class ScanContender:
     enter: Enter
 
 
-def heats(plan: ScanRace, watch: Watch = lambda what, done, rounds: None) -> Iterator[ScanHeat]:
-    """Races case by case, and yields each heat when it is over."""
+def races(plan: ScanRace, watch: Watch = quiet) -> Iterator[Race]:
+    """Races case by case, and yields each race when it is over: ours before peers, and the fastest first."""
     with threads(plan.threads):
         for case in plan.cases:
-            yield _heat(plan, plan.drawn(case), watch)
+            yield _race(plan, plan.drawn(case), watch)
         if plan.training_step:
             yield _training_step(plan, next(case for case in plan.cases if not case.is_complex), watch)
 
 
+heats = races
+"""The same, by the name that it had."""
+
+
 def _starters(plan: ScanRace, drawn: Sequences) -> dict[str, ScanContender]:
-    """Name in the table to contender: backends, the first and factors with the last state alone too, and peers."""
+    """Returns name in the table to contender: backends, the first and factors with the last state too, and peers."""
     contenders = {}
     for number, (backend, enter) in enumerate(ours(plan.backends or fast_backends(drawn)).items()):
         for loss in LOSSES if number == 0 or backend == FACTORS else LOSSES[:1]:
             contenders[_label(backend, loss)] = ScanContender(backend, False, loss, enter)
-    racing_peers = plan.named_peers or (recurrence_peers.available() if plan.peers else ())
-    peers = {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in racing_peers}
-    return contenders | peers
+    peers = plan.named_peers or (recurrence_peers.available() if plan.peers else ())
+    return contenders | {name: ScanContender(name, True, LOSSES[0], recurrence_peers.get(name)) for name in peers}
 
 
 def _label(backend: str, loss: str) -> str:
     return f"scan ({backend})" + (", last state" if loss == LOSSES[1] else "")
 
 
-def _heat(plan: ScanRace, drawn: Sequences, watch: Watch) -> ScanHeat:
+def _race(plan: ScanRace, drawn: Sequences, watch: Watch) -> Race:
     starters = _starters(plan, drawn)
-    racing_peers = [name for name, starter in starters.items() if starter.is_peer]
-    course = Course(str(drawn.case), racing_peers, watch)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
-        entries = course.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
+    peers = [name for name, starter in starters.items() if starter.is_peer]
+    field = Field(str(drawn.case), peers, watch)
+    with seeded(plan.seed):
+        entries = field.attempt("preparing", starters, lambda name: starters[name].enter(drawn))
     runs = {name: backward(entry, drawn, starters[name].loss) for name, entry in entries.items()}
-    able = course.attempt("trying", runs, lambda name: runs[name]())
-    unit, timings = course.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
+    able = field.attempt("trying", runs, lambda name: runs[name]())
+    unit, timings = field.timed(plan, limit(drawn), {name: runs[name] for name in able}, "forward and backward")
     seconds = {name: timing.median for name, timing in timings.items()}
-    memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, course)
+    memory = _memory(plan, drawn, {name: starters[name] for name in seconds}, field)
     yardstick = _yardstick(plan, drawn, seconds, starters)
-    order = sorted(seconds, key=lambda name: (name in racing_peers, seconds[name]))
     rows = []
-    for name in order:
-        row = _row(plan, drawn.case, starters[name].loss, name, seconds[name], unit, yardstick)
-        n, is_complex = entries[name].width, entries[name].dtype.is_complex
-        row = _scattered(row, timings[name])
-        rows.append(dataclasses.replace(row, n=n, is_complex=is_complex, **memory.get(name, {})))
-    is_peer = [name in racing_peers for name in order]
-    return ScanHeat(drawn.case, "forward_backward", unit, rows, is_peer, course.left_out)
+    for name in sorted(seconds, key=lambda name: (name in peers, seconds[name])):
+        width = {"n": entries[name].width, "is_complex": entries[name].dtype.is_complex}
+        row = _row(plan, drawn.case, starters[name].loss, name, timings[name], unit, yardstick, name in peers)
+        rows.append(dataclasses.replace(row, figures=row.figures | width | memory.get(name, {})))
+    return Race(drawn.case, "forward_backward", rows, field.left_out, unit)
 
 
 def _row(
-    plan: ScanRace, case: ScanCase, operation: str, name: str, seconds: float, unit: float, yardstick: float | None
-) -> ScanRow:
-    return ScanRow(
-        operation=operation,
-        case=case.name,
-        contender=name,
-        T=case.T,
-        n=case.n,
-        B=case.B,
-        m=case.m,
-        is_complex=case.is_complex,
-        activation=plan.activation,
-        dtype=plan.dtype,
-        device=plan.device,
-        seconds=seconds,
-        limit_units=seconds / unit,
-        time_over_ours=None if yardstick is None else seconds / yardstick,
-    )
-
-
-def _scattered(row: ScanRow, timing: Timing) -> ScanRow:
-    return dataclasses.replace(row, spread=timing.spread, samples=len(timing.samples))
+    plan: ScanRace,
+    case: ScanCase,
+    operation: str,
+    name: str,
+    timing: Timing,
+    unit: float,
+    yardstick: float | None,
+    is_peer: bool = False,
+) -> Row:
+    sizes = {"T": case.T, "n": case.n, "B": case.B, "m": case.m, "is_complex": case.is_complex}
+    figures = {
+        **{"operation": operation, "case": case.name, "contender": name, **sizes},
+        **{"activation": plan.activation, "dtype": plan.dtype, "device": plan.device},
+        "seconds": timing.median,
+        "limit_units": timing.median / unit,
+        "time_over_ours": None if yardstick is None else timing.median / yardstick,
+        **{"memory_sequence": None, "memory_last_state": None},
+        **scatter(timing),
+    }
+    return Row(figures, is_peer=is_peer)
 
 
 def _yardstick(
     plan: ScanRace, drawn: Sequences, seconds: Mapping[str, float], starters: Mapping[str, ScanContender]
 ) -> float | None:
-    """Seconds of our scan: of the backend that "auto" picks or, where that does not race, of our fastest."""
+    """Returns the seconds of our scan: of the backend that "auto" picks or, if that does not race, of our fastest."""
     sequences = [name for name in seconds if not starters[name].is_peer and starters[name].loss == LOSSES[0]]
     picked = _label(picked_backend(drawn), LOSSES[0])
     return seconds[picked] if picked in sequences else min((seconds[name] for name in sequences), default=None)
 
 
+# A training step
+
+
+def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> Race:
+    names: tuple[str, ...] = (MODEL, f"{MODEL}, scan alone")
+    runs: dict[str, Run] = dict(zip(names, whole_and_scan(case, torch.device(plan.device), plan.seed), strict=True))
+    field = Field(str(case), (), watch)
+    unit, timings = field.timed(plan, limit(plan.drawn(case)), runs, "training step")
+    alone = timings[names[1]].median if names[1] in timings else None
+    rows = [_row(plan, case, STEP, name, timing, unit, alone) for name, timing in timings.items()]
+    return Race(case, STEP, rows, field.left_out, unit)
+
+
+def whole_and_scan(case: ScanCase, device: torch.device, seed: int) -> tuple[Run, Run]:
+    """Returns a training step of scoRNN, and the forward and backward of its scan alone.
+
+    The step draws nothing: it is zero_grad, the map to W, the scan, the read-out of the last state, cross-entropy over
+    ten classes, the backward of all, and RMSprop with the rates of the paper. The scan alone has the same input, input
+    weights and bias, and a W that is given, whose gradient it takes too. Sizes are those of a real net; the seed fixes
+    weights and data.
+    """
+    with seeded(seed):
+        x, y = torch.rand(case.B, case.T, case.m).to(device), torch.randint(CLASSES, (case.B,)).to(device)
+        model = cast(SequenceModel, models.create(MODEL, case.m, case.n, CLASSES).to(device))
+        g = (torch.randn(case.B, case.n) / case.n**0.5).to(device)
+    optimizer = torch.optim.RMSprop(parameter_groups(model, lr=1e-3, skew={"lr": 1e-4}), alpha=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, last_only=True), y).backward()
+        optimizer.step()
+
+    rnn = copy.deepcopy(model.rnn)
+    bake(rnn, "weight_hh_l0")
+    # The signs of the bias decide how fast the scan is: it is the model's own, wherever the steps take it.
+    for name in ("weight_ih_l0", "bias_l0"):
+        setattr(rnn, name, getattr(model.rnn, name))
+    alone = SequenceModel(rnn, cast(nn.Linear, nn.Identity()))
+    parameters = list(rnn.parameters())
+    return step, lambda: torch.autograd.grad(alone(x, last_only=True), parameters, g)
+
+
+# Memory
+
+
 def _memory(
-    plan: ScanRace, drawn: Sequences, starters: Mapping[str, ScanContender], course: Course
+    plan: ScanRace, drawn: Sequences, starters: Mapping[str, ScanContender], field: Field
 ) -> dict[str, dict[str, int]]:
-    """Name to the fields of a row about memory."""
+    """Returns name to the figures of a row about memory."""
     sizes: dict[str, dict[str, int]] = {}
     for name, starter in starters.items() if plan.memory else ():
         for loss in LOSSES if starter.loss == LOSSES[0] else ():
@@ -155,19 +195,86 @@ def _memory(
             def measured(_: str, starter: ScanContender = starter, loss: str = loss) -> int:
                 return resident_bytes(drawn, starter.contender, loss, starter.is_peer, plan.threads)
 
-            for size in course.attempt("measuring", [key], measured).values():
+            for size in field.attempt("measuring", [key], measured).values():
                 sizes.setdefault(name, {})[f"memory_{loss}"] = size
     return sizes
 
 
-def _training_step(plan: ScanRace, case: ScanCase, watch: Watch) -> ScanHeat:
-    step, scan = whole_and_scan(case, torch.device(plan.device), plan.seed)
-    names = (MODEL, f"{MODEL}, scan alone")
-    runs: dict[str, Run] = dict(zip(names, (step, scan), strict=True))
-    course = Course(str(case), (), watch)
-    unit, timings = course.timed(plan, limit(plan.drawn(case)), runs, "training step")
-    alone = timings[names[1]].median if names[1] in timings else None
-    rows = [
-        _scattered(_row(plan, case, STEP, name, timing.median, unit, alone), timing) for name, timing in timings.items()
-    ]
-    return ScanHeat(case, STEP, unit, rows, [False] * len(rows), course.left_out)
+def resident_bytes(drawn: Sequences, contender: str, loss: str, is_peer: bool, thread_count: int = 1) -> int:
+    """Returns the bytes by which a fresh process grows at most while it runs a contender once, forward and backward.
+
+    Input, weights and dL/dh are there before, and a run of two steps has loaded what torch loads at first use. On the
+    CPU it is the resident set, on a GPU what torch has allocated.
+
+    Args:
+        drawn: the case.
+        contender: name of a backend, or of a registered peer.
+        loss: "sequence" or "last_state".
+        is_peer: which of the two it is.
+        thread_count: CPU threads.
+
+    Raises:
+        OptionError: the contender failed, or its process was ended from outside.
+    """
+    # Fields, not the object: its tensors are drawn again over there.
+    fields = {entry.name: getattr(drawn, entry.name) for entry in dataclasses.fields(Sequences)}
+    asked = pickle.dumps((fields, contender, loss, is_peer, thread_count))
+    done = subprocess.run([sys.executable, "-m", __name__], input=asked, capture_output=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        last = said[-1] if said else f"it ended with code {done.returncode}"
+        raise OptionError(f"its memory could not be measured: {last}.")
+    answer = pickle.loads(done.stdout)
+    if isinstance(answer, str):
+        raise OptionError(answer)
+    return answer
+
+
+def _answered(asked: bytes) -> bytes:
+    """Measures what `resident_bytes` has asked for; the answer is a number, or a sentence where it is refused."""
+    fields, contender, loss, is_peer, thread_count = pickle.loads(asked)
+    try:
+        with threads(thread_count):
+            enter = recurrence_peers.get(contender) if is_peer else ours([contender])[contender]
+            return pickle.dumps(_growth(fields, enter, loss))
+    except StiefelkitError as error:
+        return pickle.dumps(str(error))
+
+
+def _growth(fields: dict[str, Any], enter: Enter, loss: str) -> int:
+    case: ScanCase = fields["case"]
+
+    def prepared(case: ScanCase) -> Run:
+        drawn = Sequences(**{**fields, "case": case})
+        return backward(enter(drawn), drawn, loss)
+
+    prepared(dataclasses.replace(case, T=min(2, case.T)))()
+    run = prepared(case)
+    gc.collect()
+    if fields["device"].type == "cuda":
+        return peak_bytes(run, fields["device"])
+    with contextlib.suppress(OSError):  # where it can be, the peak is set back to what is resident now
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _peak()
+    run()
+    return _peak() - before
+
+
+def _peak() -> int:
+    """Returns the bytes of the largest resident set so far.
+
+    Where there is a /proc, its figure is that of this program alone; Linux's getrusage hands the peak of the parent
+    down to the child.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(_answered(sys.stdin.buffer.read()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.races.rules import WHO, Rules
+from stiefelkit.measuring.races.plan import WHO, Rules
 from stiefelkit.measuring.races.scan_cases import CASES, ScanCase, cases_of, read_case
 from stiefelkit.training.checks import known_words
 
@@ -71,7 +71,7 @@ class ScanRace(Rules):
                 raise OptionError(f"{WHO} needs a real case for the training step, got complex ones only.")
 
     def drawn(self, case: ScanCase) -> Sequences:
-        """The tensors of a case."""
+        """Returns the tensors of a case."""
         import torch
 
         from stiefelkit.measuring.races.recurrence_problem import Sequences

@@ -17,7 +17,7 @@ __all__ = ["clocks", "machine"]
 
 
 def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
-    """Words to facts about the machine and what runs on it."""
+    """Returns words to facts about the machine and what runs on it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts = {
         "CPU": cpu(),
@@ -43,7 +43,7 @@ def machine(device: str, threads: int, dtype: str) -> dict[str, str]:
 
 
 def clocks(device: str) -> dict[str, float]:
-    """What a GPU says of itself now, {} of a CPU: clocks in MHz, temperature, power, and bytes that torch holds."""
+    """Returns what a GPU says of itself, {} of a CPU: clocks in MHz, temperature, power, and bytes that torch holds."""
     if torch.device(device).type != "cuda":
         return {}
     asked = {
@@ -58,7 +58,7 @@ def clocks(device: str) -> dict[str, float]:
 
 
 def _gpu(device: torch.device) -> dict[str, str]:
-    """Facts that times and laws depend on."""
+    """Returns facts that times and laws depend on."""
     properties = torch.cuda.get_device_properties(device)
     driver = next(iter(_asked(device, "driver_version")), "")
     triton = importlib.util.find_spec("triton") and importlib.metadata.version("triton")
@@ -74,7 +74,7 @@ def _gpu(device: torch.device) -> dict[str, str]:
 
 
 def _asked(device: torch.device, *fields: str) -> list[str]:
-    """What the driver's own tool says of a GPU; nothing where it is not installed."""
+    """Returns what the driver's own tool says of a GPU; nothing where it is not installed."""
     properties = torch.cuda.get_device_properties(device)
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -7,7 +7,7 @@ from typing import Any
 from stiefelkit.errors import OptionError
 from stiefelkit.measuring.drift.plan import DTYPES, UNCONSTRAINED, DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
-from stiefelkit.measuring.races.frame_plans import NormPlan, ParametrizationRace
+from stiefelkit.measuring.races.plan import NormPlan, ParametrizationRace
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.numbers import settle_
 from stiefelkit.training.checks import known_parametrizations, known_words, usable_place
@@ -16,36 +16,32 @@ from stiefelkit.training.options import listed
 __all__ = ["SECTIONS", "ReportPlan", "Scale"]
 
 WHO = "The report"
-SECTIONS = ("drift", "time", "growth", "norms", "scan")
-"""In the order of measurement."""
+SECTIONS = {
+    "drift": "drift",
+    "time": "bench parametrizations",
+    "growth": "bench growth",
+    "norms": "bench norms",
+    "scan": "bench scan",
+}
+"""Section to the command that measures it alone, in the order of measurement."""
 
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured: fields of the plan of each section."""
-
-    drift: Mapping[str, Any] = field(default_factory=dict)
-    time: Mapping[str, Any] = field(default_factory=dict)
-    growth: Mapping[str, Any] = field(default_factory=dict)
-    norms: Mapping[str, Any] = field(default_factory=dict)
-    scan: Mapping[str, Any] = field(default_factory=dict)
-
-
+Scale = Mapping[str, Mapping[str, Any]]
+"""Section to fields of its plan, which say how much is measured."""
 SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512))
-QUICK = Scale(
-    drift={"steps": 1000, "look_every": 2},
-    time={"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
-    growth={"repeats": 8, "seconds": 0.1},
-    norms={"precisions": ("exact",)},
-    scan={"repeats": 3, "seconds": 0.3},
-)
+QUICK: Scale = {
+    "drift": {"steps": 1000, "look_every": 2},
+    "time": {"sizes": SQUARES, "repeats": 8, "seconds": 0.2, "precisions": ("exact",)},
+    "growth": {"repeats": 8, "seconds": 0.1},
+    "norms": {"precisions": ("exact",)},
+    "scan": {"repeats": 3, "seconds": 0.3},
+}
 """A few minutes on two cores."""
-FULL = Scale(
-    drift={"steps": 10_000, "look_every": 10},
-    time={"sizes": (*SQUARES, (1024, 1024)), "repeats": 50, "seconds": 1.0},
-    growth={"sizes": (64, 128, 256, 512, 1024, 2048)},
-    scan={"memory": True},
-)
+FULL: Scale = {
+    "drift": {"steps": 10_000, "look_every": 10},
+    "time": {"sizes": (*SQUARES, (1024, 1024)), "repeats": 50, "seconds": 1.0},
+    "growth": {"sizes": (64, 128, 256, 512, 1024, 2048)},
+    "scan": {"memory": True},
+}
 """Most of an hour on two cores."""
 
 
@@ -82,12 +78,12 @@ class ReportPlan:
         known_words(WHO, "dtype", [self.dtype], DTYPES)
         usable_place(WHO, self.device, self.threads, self.seed)
         if not self.sections:
-            object.__setattr__(self, "sections", SECTIONS)
+            object.__setattr__(self, "sections", tuple(SECTIONS))
         if not any(self.groups().values()):
             raise OptionError(f"{WHO} needs a parametrization that does {self.dtype}, got none.")
 
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Dtype to the parametrizations measured in it: the plan's own and, for those that are complex only, that."""
+        """Returns dtype to the parametrizations measured in it: the plan's own, or the complex one that some need."""
         import torch
 
         from stiefelkit.weights.attach import available
@@ -102,15 +98,51 @@ class ReportPlan:
         return {chosen: tuple(names) for chosen, names in groups.items()}
 
     def elsewhere(self) -> set[str]:
-        """The parametrizations that are measured in another dtype than the plan's own."""
+        """Returns the parametrizations that are measured in another dtype than the plan's own."""
         return {name for dtype, names in self.groups().items() if dtype != self.dtype for name in names}
 
-    def drifts(self) -> list[DriftPlan]:
-        """The drift of parametrizations and of optimizers of frames, a plan for each dtype."""
+    def plans(self, section: str) -> list[Any]:
+        """Returns the plans of a section: one for each dtype in which parametrizations are measured."""
+        rules = {"device": self.device, "threads": self.threads, "seed": self.seed, **self._scale.get(section, {})}
+        if section == "growth":
+            return [GrowthPlan(parametrizations=self.parametrizations, dtype=self.dtype, **rules)]
+        if section == "scan":
+            dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"
+            return [ScanRace(peers=self.peers, dtype=dtype, **rules)]
+        if section == "drift":
+            rules = {"gradients": "rotation", "step_length": 0.1, **rules}
+            return [DriftPlan(methods=methods, dtype=dtype, **rules) for dtype, methods in self._methods()]
+        plans = []
+        for dtype, names in self.groups().items():
+            named = () if dtype == self.dtype and not self.parametrizations else names
+            fields = {"dtype": dtype, "parametrizations": named, "peers": self.peers and dtype == self.dtype, **rules}
+            if section == "time":
+                plans.append(ParametrizationRace(operations=("forward_backward",), **fields))
+            else:
+                plans.append(NormPlan(**fields))
+        return plans
+
+    def commands(self, section: str) -> list[str]:
+        """Returns the command lines that measure one section alone."""
+        lines = []
+        for plan in self.plans(section):
+            usual = DriftPlan(dtype=plan.dtype) if section == "drift" else type(plan)()
+            fields = {name: value for name, value in vars(plan).items() if value != getattr(usual, name, None)}
+            fields.pop("dtype", None)
+            fields |= {} if plan.dtype == "float32" else {"dtype": plan.dtype}
+            lines.append(" ".join(["stiefelkit", SECTIONS[section], *map(_option, fields, fields.values())]))
+        return lines
+
+    @property
+    def _scale(self) -> Scale:
+        return self.scale or (FULL if self.full else QUICK)
+
+    def _methods(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Returns dtypes and the methods whose drift is measured in each: maps, and in the own dtype optimizers."""
         from stiefelkit.measuring.moved_frames import peer_optimizers
         from stiefelkit.weights.attach import available
 
-        plans = []
+        pairs = []
         for dtype, names in self.groups().items():
             able = DriftPlan(dtype=dtype).methods
             methods = tuple(name for name in names if name in able)
@@ -122,70 +154,8 @@ class ReportPlan:
                 if not self.parametrizations and self.peers:
                     methods = ()  # all that there are; those of another group refuse, and are measured there
             if methods or not self.parametrizations:
-                words = {"gradients": "rotation", "step_length": 0.1, **self._scale.drift}
-                plans.append(DriftPlan(methods=methods, dtype=dtype, **self._rules, **words))
-        return plans
-
-    def races(self) -> list[ParametrizationRace]:
-        """Forward and backward of the maps, a plan for each dtype; peers race in the first."""
-        rules = {"operations": ("forward_backward",), **self._rules, **self._scale.time}
-        return [ParametrizationRace(**fields, **rules) for fields in self._fields()]
-
-    def norms(self) -> list[NormPlan]:
-        """Errors at large coordinates, a plan for each dtype."""
-        return [NormPlan(**fields, **self._rules, **self._scale.norms) for fields in self._fields()]
-
-    def growth(self) -> GrowthPlan:
-        """How time and memory grow; the maps that are complex only are so there by themselves."""
-        return GrowthPlan(parametrizations=self.parametrizations, dtype=self.dtype, **self._rules, **self._scale.growth)
-
-    def scan(self) -> ScanRace:
-        """The four cases of the scan."""
-        dtype = "float64" if self.dtype in ("float64", "complex128") else "float32"
-        return ScanRace(peers=self.peers, dtype=dtype, **self._rules, **self._scale.scan)
-
-    def commands(self, section: str) -> list[str]:
-        """The command lines that measure one section alone."""
-        if section == "drift":
-            return [_line("drift", plan, DriftPlan(dtype=plan.dtype)) for plan in self.drifts()]
-        if section == "time":
-            return [_line("bench parametrizations", plan, ParametrizationRace()) for plan in self.races()]
-        if section == "norms":
-            return [_line("bench norms", plan, NormPlan()) for plan in self.norms()]
-        if section == "growth":
-            return [_line("bench growth", self.growth(), GrowthPlan())]
-        return [_line("bench scan", self.scan(), ScanRace())]
-
-    @property
-    def _scale(self) -> Scale:
-        return self.scale or (FULL if self.full else QUICK)
-
-    @property
-    def _rules(self) -> dict[str, Any]:
-        return {"device": self.device, "threads": self.threads, "seed": self.seed}
-
-    def _fields(self) -> list[dict[str, Any]]:
-        """Parametrizations, dtype and whether peers take part, for each dtype."""
-        return [
-            {
-                "dtype": dtype,
-                "parametrizations": () if dtype == self.dtype and not self.parametrizations else names,
-                "peers": self.peers and dtype == self.dtype,
-            }
-            for dtype, names in self.groups().items()
-        ]
-
-
-def _line(command: str, plan: Any, usual: Any) -> str:
-    """A command line with the options that differ from the usual ones, and the dtype."""
-    words = ["stiefelkit", *command.split()]
-    for name, value in vars(plan).items():
-        before = getattr(usual, name, None)
-        if name == "dtype" and value != "float32":
-            words.append(f"--dtype {value}")
-        elif value != before and name != "dtype":
-            words.append(_option(name, value))
-    return " ".join(words)
+                pairs.append((dtype, methods))
+        return pairs
 
 
 def _option(name: str, value: Any) -> str:

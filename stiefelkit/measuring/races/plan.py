@@ -1,33 +1,116 @@
-"""Plans of the races of frames: of parametrizations, of optimizers, and of errors at large coordinates."""
+"""Plans of the races: where, how long, of what, and who takes part. Read for help, so torch comes in functions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stiefelkit.errors import OptionError
-from stiefelkit.measuring.drift.plan import DTYPES
-from stiefelkit.measuring.races.rules import WHO, FramePlan, Rules
-from stiefelkit.numbers import above
-from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words
+from stiefelkit.measuring.drift.plan import DTYPES as WIDE_DTYPES
+from stiefelkit.numbers import above, settle_, whole
+from stiefelkit.training.checks import STEP_LENGTH, known_parametrizations, known_words, tall_sizes, usable_place
 from stiefelkit.training.recipes import Option
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.contenders import Contender
+    from stiefelkit.measuring.races.frame_problem import FrameProblem
 
-__all__ = ["ApartPlan", "EntrantPlan", "NormPlan", "OptimizerRace", "ParametrizationRace"]
+__all__ = ["WHO", "FramePlan", "NormPlan", "OptimizerRace", "ParametrizationRace", "Rules", "TimedPlan"]
+
+WHO = "The race"
+DTYPES = (*WIDE_DTYPES, "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class ApartPlan(FramePlan):
-    """Whether the frames of a batch race apart too.
+class Site:
+    """Where something is measured.
+
+    Args:
+        device: cpu or cuda.
+        threads: CPU threads.
+        seed: fixes what is drawn.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        settle_(self)
+        usable_place(WHO, self.device, self.threads, self.seed)
+
+
+@dataclass(frozen=True)
+class Rules(Site):
+    """Where and how long a race is run, whatever takes part.
+
+    Args:
+        repeats: samples of each contender at most.
+        seconds: time for the samples of each contender; one whose single call takes longer gets one sample.
+        cold: write over the device's last cache before every call.
+        replay: capture each contender in a CUDA graph, and time its replays; what cannot be captured is left out.
+    """
+
+    repeats: int = 200
+    seconds: float = 1.0
+    cold: bool = False
+    replay: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(1).require(WHO, "repeats", self.repeats)
+        above(0).require(WHO, "seconds", self.seconds)
+        if self.replay and not self.device.startswith("cuda"):
+            raise OptionError(f"{WHO} needs a CUDA device for replays, got {self.device!r}.")
+
+
+@dataclass(frozen=True)
+class FramePlan(Site):
+    """Which frames are measured.
+
+    Args:
+        sizes: n, or n x p for tall frames (2048x32), separated by commas.
+        batch: number of frames.
+        dtype: float32, float64, complex64, complex128, bfloat16 or float16.
+        peers: race other implementations too.
+    """
+
+    sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512))
+    batch: int = 1
+    dtype: str = "float32"
+    peers: bool = False
+
+    dtypes: ClassVar[Collection[str]] = DTYPES
+    """Those that can be raced."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(1).require(WHO, "batch", self.batch)
+        tall_sizes(WHO, self.sizes)
+        known_words(WHO, "dtype", [self.dtype], self.dtypes)
+
+    def problem(self, n: int, p: int, options: dict[str, Any] | None = None) -> FrameProblem:
+        """Returns the problem of one size."""
+        import torch
+
+        from stiefelkit.measuring.races.frame_problem import FrameProblem
+
+        dtype, device = getattr(torch, self.dtype), torch.device(self.device)
+        return FrameProblem(n, p, self.batch, dtype, device, dict(options or {}), self.seed)
+
+
+@dataclass(frozen=True)
+class TimedPlan(FramePlan, Rules):
+    """How frames race for time.
 
     Args:
         apart: race the batch also as so many weights or parameters of their own.
+        launches: count what a device has to launch, and how often it is waited for, instead of timing.
     """
 
     apart: bool = False
+    launches: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,19 +149,20 @@ class EntrantPlan(FramePlan):
             )
 
     def contenders(self) -> dict[str, Contender]:
-        """Name to parametrization, in each precision asked for."""
+        """Returns name to parametrization, in each precision asked for; with --apart by itself and grouped, too."""
         from stiefelkit.measuring.races.contenders import our_contenders
         from stiefelkit.weights.attach import available
 
-        return our_contenders(self.parametrizations or available(), self.precisions, self.options)
+        names, apart = self.parametrizations or available(), isinstance(self, TimedPlan) and self.apart
+        return our_contenders(names, self.precisions, self.options, apart)
 
     def racing_peers(self) -> dict[str, Contender]:
-        """Name to peer, none unless asked for."""
+        """Returns name to peer, none unless asked for."""
         missing = {name for names in self.missing_peers().values() for name in names}
         return {name: peer for name, peer in self._asked_peers().items() if name not in missing}
 
     def missing_peers(self) -> dict[str, list[str]]:
-        """Package to the peers that are left out for want of it."""
+        """Returns package to the peers that are left out for want of it."""
         from stiefelkit.measuring.races.peers import missing_packages
 
         return missing_packages(self._asked_peers())
@@ -91,17 +175,15 @@ class EntrantPlan(FramePlan):
 
 
 @dataclass(frozen=True)
-class ParametrizationRace(EntrantPlan, ApartPlan, Rules):
+class ParametrizationRace(EntrantPlan, TimedPlan):
     """Which parametrizations race, beside their peers.
 
     Args:
         operations: forward, forward_backward, step, separated by commas.
         peers: race torch's own maps, geoopt, and geotorch if it is installed.
-        launches: count what a device has to launch, and how often it is waited for, instead of timing.
     """
 
     operations: tuple[str, ...] = ("forward_backward", "step")
-    launches: bool = False
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.races.contenders import OPERATIONS
@@ -110,13 +192,6 @@ class ParametrizationRace(EntrantPlan, ApartPlan, Rules):
         if not self.operations:
             raise OptionError(f"{WHO} needs one operation or more, got none.")
         super().__post_init__()
-
-    def contenders(self) -> dict[str, Contender]:
-        """Name to parametrization, in each precision asked for; with the batch apart, by itself and grouped, too."""
-        from stiefelkit.measuring.races.contenders import our_contenders
-        from stiefelkit.weights.attach import available
-
-        return our_contenders(self.parametrizations or available(), self.precisions, self.options, self.apart)
 
 
 @dataclass(frozen=True)
@@ -140,7 +215,7 @@ class NormPlan(EntrantPlan):
 
 
 @dataclass(frozen=True)
-class OptimizerRace(ApartPlan, Rules):
+class OptimizerRace(TimedPlan):
     """Which optimizers of frames race.
 
     Args:
@@ -151,16 +226,14 @@ class OptimizerRace(ApartPlan, Rules):
         step_length: of the first step, at most 100.
         peers: race geoopt's RiemannianSGD and RiemannianAdam, and pogo-torch's POGO if it is installed, or those of
             them that --optimizers names; what takes over 20 s for a step is left out.
-        launches: count what a device has to launch, and how often it is waited for, instead of timing.
     """
 
     sizes: tuple[tuple[int, int], ...] = ((64, 64), (256, 256), (512, 512), (1024, 64), (2048, 32))
     optimizers: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("exact", "fast")
     step_length: float = 0.1
-    launches: bool = False
 
-    dtypes: ClassVar[Collection[str]] = DTYPES
+    dtypes: ClassVar[Collection[str]] = WIDE_DTYPES
 
     def __post_init__(self) -> None:
         from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
@@ -174,7 +247,7 @@ class OptimizerRace(ApartPlan, Rules):
             raise OptionError(f"{WHO} needs an optimizer in precision exact or fast, got none.")
 
     def contenders(self) -> dict[str, str]:
-        """Name in the table to method, for ours in each precision that they have."""
+        """Returns name in the table to method, for ours in each precision that they have."""
         from stiefelkit.measuring.moved_frames import check_method
         from stiefelkit.optim.settings import PRECISIONS
 
@@ -189,7 +262,7 @@ class OptimizerRace(ApartPlan, Rules):
         return methods
 
     def racing_peers(self) -> dict[str, str]:
-        """The same for peers: those that are named, else all or none."""
+        """Returns the same for peers: those that are named, else all or none."""
         from stiefelkit.measuring.moved_frames import peer_optimizers
 
         named = [name for name in self.optimizers if name in peer_optimizers.names()]

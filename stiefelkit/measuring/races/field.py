@@ -1,0 +1,185 @@
+"""What all races have in common: who takes part, how contenders are tried and timed, and the rows that come of it."""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from stiefelkit.errors import RunError, StiefelkitError
+from stiefelkit.measuring.races.clock import Run, Timing, clock_of, race, replayed
+from stiefelkit.measuring.races.plan import Rules
+from stiefelkit.training.files import refuse_special, writable, write_json
+
+__all__ = [
+    "Field",
+    "Race",
+    "Row",
+    "Watch",
+    "by_reason",
+    "check_place",
+    "finite",
+    "quiet",
+    "scatter",
+    "seeded",
+    "write_rows",
+]
+
+UNIT = "the unit"
+
+T = TypeVar("T")
+Watch = Callable[[str, int, int], None]
+"""Called now and then with words, and how many rounds of how many are done."""
+
+
+def quiet(what: str, done: int, rounds: int) -> None:
+    """Watches without a word."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one contender; `row["seconds"]` is one of its figures.
+
+    Attributes:
+        figures: as a file has them, "contender" among them; docs/benchmarks.md lists those of each race.
+        family: the map that it computes; contenders of one family are compared.
+        is_peer: whether it is another implementation.
+    """
+
+    figures: dict[str, Any]
+    family: str = ""
+    is_peer: bool = False
+
+    def __getitem__(self, name: str) -> Any:
+        return self.figures[name]
+
+    @property
+    def contender(self) -> str:
+        """The peer's name, or "name (precision)", with the options that it was given."""
+        return self["contender"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """One table of a race.
+
+    Attributes:
+        subject: the size, the case or the axis that was raced.
+        operation: what was done, and timed or counted.
+        rows: in the order of the table.
+        left_out: contender to the reason why it could not take part.
+        unit: seconds of the unit, where times have one.
+    """
+
+    subject: Any
+    operation: str
+    rows: list[Row]
+    left_out: dict[str, str]
+    unit: float = math.nan
+
+
+@dataclass
+class Field:
+    """The contenders of one size.
+
+    Args:
+        subject: the size, in words.
+        peers: names of the peers, which may fail as they like.
+        watch: called now and then.
+        left_out: contender to the reason why it could not take part.
+    """
+
+    subject: str
+    peers: Container[str]
+    watch: Watch
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def attempt(self, what: str, names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
+        """Returns name to what `act` returns, for those that do not fail; the others go to `left_out`.
+
+        A parametrization says by an error of ours what it cannot do. Peers are not ours, and fail as they like.
+        """
+        results = {}
+        for name in names:
+            self.watch(f"{self.subject}: {what} {name}", 0, 1)
+            try:
+                results[name] = act(name)
+            except StiefelkitError as error:
+                self.left_out[name] = str(error)
+            except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+                if name not in self.peers and "alloc" not in str(error):
+                    raise
+                self.left_out[name] = str(error).partition("\n")[0]
+        return results
+
+    def timed(
+        self, rules: Rules, unit: Run, runs: Mapping[str, Run], operation: str
+    ) -> tuple[float, dict[str, Timing]]:
+        """Times the unit and each contender; for replays, those that can be captured."""
+        device = torch.device(rules.device)
+        if rules.replay:
+            unit = replayed(unit, device)
+            runs = self._captured(runs, device)
+        timings = race(
+            {UNIT: unit, **runs},
+            clock_of(device, rules.cold),
+            repeats=rules.repeats,
+            seconds=rules.seconds,
+            watch=lambda done, rounds: self.watch(f"{self.subject}, {operation}", done, rounds),
+        )
+        return timings[UNIT].median, {name: timings[name] for name in runs}
+
+    def _captured(self, runs: Mapping[str, Run], device: torch.device) -> dict[str, Run]:
+        graphs = {}
+        for name, run in runs.items():
+            self.watch(f"{self.subject}: capturing {name}", 0, 1)
+            try:
+                graphs[name] = replayed(run, device)
+            except (RuntimeError, StiefelkitError) as error:
+                self.left_out[name] = f"it cannot be captured: {str(error).partition(chr(10))[0]}"
+        return graphs
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Context in which torch draws from a seed; the caller's random numbers go on as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns reason to the contenders that were left out for it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return names
+
+
+def finite(value: float) -> float | None:
+    """Returns the value, or None where it is not finite, which a file has no number for."""
+    return value if math.isfinite(value) else None
+
+
+def scatter(timing: Timing) -> dict[str, Any]:
+    """Returns the figures that say how far the samples of a time scatter."""
+    return {"spread": timing.spread, "samples": len(timing.samples)}
+
+
+def check_place(path: Path) -> None:
+    """Raises RunError unless a file can be written there."""
+    if not path.parent.is_dir():
+        raise RunError(f"The race needs an existing folder for its rows, got {path}.")
+    with writable("The race", path):
+        refuse_special(path)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise RunError(f"The race needs a file that can be written, got {path}.")
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Replaces a file by a JSON list of the rows' figures, in one step."""
+    write_json(path, [row.figures for row in rows])
