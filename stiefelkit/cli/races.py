@@ -1,20 +1,20 @@
 """What the commands of `stiefelkit bench` have in common: a race is run, shown heat by heat, and written down."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import RenderableType
+from rich.table import Table
 
-from stiefelkit.cli.bar import Bar
 from stiefelkit.errors import OptionError
-from stiefelkit.training.display import Screen
+from stiefelkit.training.display import Bar, Screen
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.course import Watch
 
-__all__ = ["RowsFile", "raced", "three_digits"]
+__all__ = ["RowsFile", "raced", "table_of", "three_digits"]
 
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
@@ -25,14 +25,7 @@ def raced(
     show: Callable[[Any, Any], RenderableType],
     json: Path | None,
 ) -> int:
-    """Prints each heat when it is over, and writes the rows.
-
-    Args:
-        heats: from the plan to the heats, each with its `rows` and with who was `left_out`, and why.
-        plan: of the race.
-        show: from the plan and a heat to what is printed of it.
-        json: file for the rows.
-    """
+    """Prints each heat of a race when it is over, by `show`, and writes the rows; says who is left out, and why."""
     from stiefelkit.measuring.races.course import by_reason
     from stiefelkit.measuring.races.rows import check_place, write_rows
     from stiefelkit.measuring.races.rules import WHO
@@ -69,3 +62,13 @@ def three_digits(value: float | None) -> str:
         return "-"
     decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
     return f"{value:,.{decimals}f}"
+
+
+def table_of(title: str, caption: str, names: Iterable[str], figures: Iterable[str]) -> Table:
+    """Returns an empty table with columns of names, which are never broken, then of figures, flush right."""
+    table = Table(title=title, caption=caption)
+    for column in names:
+        table.add_column(column, no_wrap=True)
+    for column in figures:
+        table.add_column(column, justify="right")
+    return table

@@ -17,7 +17,7 @@ from stiefelkit.measuring.races.frame_plans import OptimizerRace, Parametrizatio
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.rows import LaunchRow
 from stiefelkit.testing.unread import READS
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["LaunchHeat", "counts_of", "heats"]
 

@@ -13,7 +13,7 @@ from stiefelkit.measuring.races.course import Course, Watch
 from stiefelkit.measuring.races.frame_plans import NormPlan
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.metrics import orthogonality_error, rounding_limit
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["NormHeat", "NormRow", "heats"]
 

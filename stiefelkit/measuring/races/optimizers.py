@@ -14,7 +14,7 @@ from stiefelkit.measuring.races.course import Course, FrameHeat, Watch, frame_he
 from stiefelkit.measuring.races.frame_plans import OptimizerRace
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.metrics import orthogonality_error
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["GRADIENTS", "heats"]
 

@@ -19,7 +19,7 @@ from stiefelkit.errors import OptionError, StiefelkitError
 from stiefelkit.measuring.races.recurrence_problem import Sequences
 from stiefelkit.measuring.races.recurrences import backward, ours, recurrence_peers
 from stiefelkit.measuring.races.scan_cases import ScanCase
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["resident_bytes"]
 

@@ -24,7 +24,7 @@ from stiefelkit.measuring.races.rows import ScanRow
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.measuring.races.training_step import MODEL, whole_and_scan
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["LOSSES", "ScanHeat", "heats"]
 
