@@ -12,10 +12,10 @@ from stiefelkit.measuring.drift.run import run
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.metrics import bits_lost
 from stiefelkit.training.config import Config
+from stiefelkit.training.memory import threads
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.session import Session
 from stiefelkit.training.tasks import create
-from stiefelkit.training.threads import threads
 
 N = 64
 FRAME_OPTIMIZER = "multiplicative_cayley"

@@ -13,7 +13,7 @@ from stiefelkit.measuring.races.scan import LOSSES, resident_bytes
 from stiefelkit.measuring.races.scan_cases import CASES
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.scan import BACKENDS
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 SIZES = {"1024x1024": "quick", "2048x32": "quick", "2048x2048": "full"}
 STEPS = 784

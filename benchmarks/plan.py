@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import device_rows, drift, launches, memory, peers, scan, step_time
 from benchmarks.suite import BUDGET, VARIABLE, Suite, mode
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 SUITES: tuple[type[Suite], ...] = (
     drift.Frames,

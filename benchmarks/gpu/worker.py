@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.parts import PARTS, LeftOut
 from benchmarks.gpu.scale import SCALES
 from stiefelkit.measuring.report.machine import clocks, machine
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["work"]
 

@@ -1,6 +1,7 @@
 """The table of commands, each imported when it is called."""
 
 from contextvars import ContextVar
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +13,10 @@ from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 from stiefelkit.training.ranks import launched
 
-__all__ = ["app", "asked", "option_name"]
+__all__ = ["app", "asked"]
 
 asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
 """The words of the command line at work, for help that depends on them."""
-
-
-def option_name(field: str) -> str:
-    """Returns the option of a field: dashes for underscores, and T stays T."""
-    return field.replace("_", "-")
 
 
 DRIFT = unwrapped("""Measure how weights keep orthogonality.
@@ -70,7 +66,8 @@ CONFIG = """TOML file with options, those of a task in a table of its name; the 
 ALONE = ("compare", "reproduce", "sweep")
 """Commands that write runs, and of which two must not be at it at once."""
 
-DEFAULTS = Parameter(name_transform=option_name, negative_iterable=())
+DEFAULTS = Parameter(name_transform=methodcaller("replace", "_", "-"), negative_iterable=())
+"""Options have dashes for underscores, and T stays T."""
 
 app = App(
     name="stiefelkit",

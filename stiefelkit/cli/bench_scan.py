@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.open_options import of_plan
-from stiefelkit.cli.races import RowsFile, raced, three_digits
+from stiefelkit.cli.races import RowsFile, raced, table_of, three_digits
 from stiefelkit.measuring.races.scan_plan import ScanRace
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cyclopts import App
 from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, given
-from stiefelkit.cli.tasks import app_of_tasks, resume_line, with_options
+from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
@@ -109,3 +110,7 @@ def _ratio(error: float | None) -> str:
 
 
 app = app_of_tasks("compare", "Train several models on a task and compare them.", _command)
+
+
+def __getattr__(task: str) -> App:
+    return app_of_task(task, _command)

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from stiefelkit.cli.bar import Bar
-from stiefelkit.cli.figures import table_of
 from stiefelkit.cli.open_options import FigureOptions, built, of_plan
+from stiefelkit.cli.races import table_of
 from stiefelkit.measuring.drift.plan import DriftPlan
-from stiefelkit.training.display import Screen
+from stiefelkit.training.display import Bar, Screen
 from stiefelkit.training.figure import Figures
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ def show(name: str | None = None, /) -> int:
     Args:
         name: one of them, of which all is shown: options, shapes, image, cost, reference.
     """
-    from stiefelkit.cli import about, catalogue
+    from stiefelkit.cli import about
 
     console = Screen()
     if name is not None:
         about.show(name, console)
         return 0
-    for kind, registry in catalogue.tables().items():
-        rows = registry.map(lambda name, target, kind=kind: catalogue.in_short(kind, target))
+    for kind, registry in about.tables().items():
+        rows = registry.map(lambda name, target, kind=kind: about.in_short(kind, target))
         table = Table(kind, *COLUMNS.get(kind, ("what it is",)), "from", title=f"{kind.capitalize()}s")
         table.columns[0].no_wrap = True
         for column in table.columns[1:]:

@@ -3,7 +3,6 @@
 import keyword
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -17,15 +16,6 @@ __all__ = ["KINDS", "new_plugin"]
 
 SKELETONS = Path(__file__).parent / "skeletons"
 WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a plugin of a kind is announced by, and what its test file says."""
-
-    group: str
-    test: str
-    is_function: bool = False
 
 
 BY_CLASS = """\
@@ -47,22 +37,13 @@ def test_laws():
 """
 
 
-def _of_class(kind: str, decorator: str) -> Kind:
-    return Kind(f"stiefelkit.{kind}s", Template(BY_CLASS).safe_substitute(decorator=decorator))
-
-
-def _of_name(kind: str, is_function: bool = False) -> Kind:
-    return Kind(f"stiefelkit.{kind}s", Template(BY_NAME).safe_substitute(check=f"check_{kind}"), is_function)
-
-
 KINDS = {
-    "parametrization": _of_class("parametrization", "parametrize_with_checks"),
-    "optimizer": _of_class("optimizer", "parametrize_optimizers_with_checks"),
-    "minimizer": _of_class("minimizer", "parametrize_minimizers_with_checks"),
-    "activation": _of_name("activation"),
-    "model": _of_name("model", is_function=True),
-    "task": _of_name("task"),
+    "parametrization": "parametrize_with_checks",
+    "optimizer": "parametrize_optimizers_with_checks",
+    "minimizer": "parametrize_minimizers_with_checks",
+    **dict.fromkeys(("activation", "model", "task")),
 }
+"""Kinds of plugins, with the decorator of their test; those without have a check that takes the name."""
 PROJECT = """\
 [build-system]
 requires = ["setuptools>=77"]
@@ -112,7 +93,7 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
         out.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         try:
-            for path, text in _files(name, KINDS[kind], kind).items():
+            for path, text in _files(name, kind).items():
                 make_folder((folder / path).parent, out)
                 write_synced(folder / path, text.encode(), out)
         except BaseException:  # a full disk, or Ctrl-C
@@ -129,7 +110,7 @@ def _check_name(name: str, kind: str) -> None:
             "new-plugin needs a name of lower-case letters, digits and single _, a letter first and no word of Python, "
             f"got {name!r}."
         )
-    from stiefelkit.cli.catalogue import tables
+    from stiefelkit.cli.about import tables
 
     table = tables()[kind]
     if name in table.names():
@@ -148,21 +129,23 @@ def _skeleton(kind: str) -> str:
     return (SKELETONS / f"{kind}.py").read_text(encoding="utf-8")
 
 
-def _files(name: str, kind: Kind, title: str) -> dict[str, str]:
-    """The files of a package by their paths in it."""
+def _files(name: str, kind: str) -> dict[str, str]:
+    """Returns the files of a package by their paths in it."""
     cap = _class_name(name)
     words = {
         "name": name,
         "dashed": name.replace("_", "-"),
         "Name": cap,
-        "object": name if kind.is_function else cap,
-        "kind": title,
-        "group": kind.group,
+        "object": name if kind == "model" else cap,  # the one that is a function
+        "kind": kind,
+        "group": f"stiefelkit.{kind}s",
+        "decorator": KINDS[kind],
+        "check": f"check_{kind}",
         "version": __version__,
     }
     return {
         "pyproject.toml": Template(PROJECT).substitute(words),
         "README.md": Template(README).substitute(words),
-        f"stiefelkit_{name}.py": _skeleton(title).replace("Skeleton", cap).replace("skeleton", name),
-        "tests/testing/test_laws.py": Template(kind.test).substitute(words),
+        f"stiefelkit_{name}.py": _skeleton(kind).replace("Skeleton", cap).replace("skeleton", name),
+        "tests/test_laws.py": Template(BY_CLASS if KINDS[kind] else BY_NAME).substitute(words),
     }

@@ -4,7 +4,6 @@ cyclopts rounds 2.5 to an integer and reads 0.9 as 1 where either kind of number
 refused, or kept. Fields that are tuples are read from words with commas between them.
 """
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,33 +14,55 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from stiefelkit.cli.lists import integers_of, sizes_of, words_of
 from stiefelkit.cli.words import entries, sections, unwrapped
+from stiefelkit.errors import OptionError
 from stiefelkit.training.board import Board
+from stiefelkit.training.checks import listed
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.options import listed
-from stiefelkit.training.recipes import Option
+from stiefelkit.training.recipes import Option, literal
 
-__all__ = ["BoardOptions", "FigureOptions", "built", "given", "literal", "of_plan", "open_options", "whole"]
+__all__ = ["BoardOptions", "FigureOptions", "built", "given", "of_plan", "open_options", "whole", "words_of"]
+
+
+def words_of(listed: str) -> tuple[str, ...]:
+    """Returns the words, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
+
+
+def _each(read: Callable[[str], Any], needs: str) -> Callable[[str, str], Any]:
+    def reader(listed: str, option: str) -> tuple[Any, ...]:
+        values = []
+        for word in words_of(listed):
+            try:
+                values.append(read(word))
+            except ValueError as error:
+                raise OptionError(f"{option} needs {needs} separated by commas, got {word!r}.") from error
+        return tuple(values)
+
+    return reader
+
+
+def _size(word: str) -> tuple[int, int]:
+    rows, tall, columns = word.partition("x")
+    return int(rows), int(columns if tall else rows)
+
 
 READERS: dict[Any, Callable[[str, str], Any]] = {
     tuple[str, ...]: lambda words, option: words_of(words),
-    tuple[int, ...]: integers_of,
-    tuple[float, ...]: lambda words, option: tuple(map(float, integers_of(words, option))),
-    tuple[tuple[int, int], ...]: lambda words, option: sizes_of(words),
+    tuple[int, ...]: _each(int, "integers, as in 0,300,"),
+    tuple[float, ...]: _each(lambda word: float(int(word)), "integers, as in 0,300,"),
+    tuple[tuple[int, int], ...]: _each(_size, "n or NxP, as in 64,2048x32,"),
 }
 """Type of a field to what makes its value of the words after the option."""
+
+LITERAL = Parameter(converter=lambda hint, tokens: literal(tokens[0].value))
 
 
 def open_options(cls: type, filled: Callable[[str], str | None] = lambda name: None) -> type:
     """Returns a frozen dataclass with the fields and the help of `cls`, each of which may be None or empty.
 
-    The fields of a class come before those of its bases, with the words that the nearest docstring has for them.
-
-    Args:
-        cls: a dataclass whose fields are numbers, words, switches, tuples of them or dictionaries of options, with
-            defaults; `stiefelkit.training.options` says what else their metadata tell.
-        filled: from a field without a default to what is taken in its place, in words, when help is shown.
+    The fields of a class come before those of its bases, with the words that the nearest docstring has for them;
+    `training.checks` says what their metadata tell, and `filled` what help shows for a field without a default.
     """
     opened = [(name, *_opened(name, *facts, filled)) for name, facts in _facts(cls).items()]
     # left to itself, make_dataclass names the module "types", whose classes cyclopts does not open
@@ -93,7 +114,7 @@ def of_plan(cls: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
 
 
 def _facts(cls: type) -> dict[str, tuple[Any, Any, str, Mapping[str, Any]]]:
-    """Name to type, default, help and what else is told, of all that is to be an option."""
+    """Maps name to type, default, help and what else is told, of all that is to be an option."""
     hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
@@ -133,7 +154,7 @@ def _opened(
     if typing.get_origin(hint) is dict:
         value = typing.get_args(hint)[1]
         value = str if typing.get_origin(value) is dict else value  # a table in words
-        item = Annotated[value, Parameter(converter=literal)] if value == Option else value
+        item = Annotated[value, LITERAL] if value == Option else value
         return Annotated[dict[str, item], parameter], dataclasses.field(default_factory=dict)
     return Annotated[(str if typing.get_origin(hint) is tuple else hint) | None, parameter], None
 
@@ -153,15 +174,6 @@ def whole(hint: Any, tokens: Sequence[Token]) -> int:
         if not number.is_integer():
             raise ValueError(f"{tokens[0].value} is no integer") from None
         return int(number)
-
-
-def literal(hint: Any, tokens: Sequence[Token]) -> Any:
-    """Reads a number, true, false or a word, as the option of a dictionary may be."""
-    word = tokens[0].value
-    for reader in (int, float):
-        with contextlib.suppress(ValueError):
-            return reader(word)
-    return {"true": True, "false": False}.get(word.lower(), word)
 
 
 if TYPE_CHECKING:

@@ -1,20 +1,20 @@
 """What the commands of `stiefelkit bench` have in common: a race is run, shown table by table, and written down."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import RenderableType
+from rich.table import Table
 
-from stiefelkit.cli.bar import Bar
 from stiefelkit.errors import OptionError
-from stiefelkit.training.display import Screen
+from stiefelkit.training.display import Bar, Screen
 
 if TYPE_CHECKING:
     from stiefelkit.measuring.races.field import Watch
 
-__all__ = ["RowsFile", "raced", "three_digits"]
+__all__ = ["RowsFile", "raced", "table_of", "three_digits"]
 
 RowsFile = Annotated[Path | None, Parameter(help="file for the rows, overwritten.")]
 
@@ -68,3 +68,13 @@ def three_digits(value: float | None) -> str:
         return "-"
     decimals = next((d for d, bound in ((0, 99.5), (1, 9.95), (2, 0.995)) if abs(value) >= bound), 3)
     return f"{value:,.{decimals}f}"
+
+
+def table_of(title: str, caption: str, names: Iterable[str], figures: Iterable[str]) -> Table:
+    """Returns an empty table with columns of names, which are never broken, then of figures, flush right."""
+    table = Table(title=title, caption=caption)
+    for column in names:
+        table.add_column(column, no_wrap=True)
+    for column in figures:
+        table.add_column(column, justify="right")
+    return table

@@ -5,11 +5,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stiefelkit.cli.bar import Bar
 from stiefelkit.cli.open_options import of_plan
 from stiefelkit.errors import OptionError, RunError
 from stiefelkit.measuring.report.plan import ReportPlan
-from stiefelkit.training.display import Screen
+from stiefelkit.training.display import Bar, Screen
 
 __all__ = ["report"]
 

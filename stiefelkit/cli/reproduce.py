@@ -13,8 +13,7 @@ from stiefelkit.training.data import named
 from stiefelkit.training.display import Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, writable
-from stiefelkit.training.papers import Row, find, rows
-from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.papers import Reproduction, Row, find, rows
 
 if TYPE_CHECKING:
     from stiefelkit.training.reproduce import Finding, Score
@@ -121,64 +120,46 @@ def _list(out: Path) -> None:
             table.add_column("name", no_wrap=True, min_width=widest)
             for title, width in (("units", 5), ("paper", 6), ("here", 6), ("epochs", 10)):
                 table.add_column(title, justify="right", no_wrap=True, min_width=width)
-        finding = _finding(row, out / row.name)
-        figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
-        here, epochs = (
-            ("", "") if finding is None else (_figure(row, finding.best_test.test), f"{finding.epochs:.3g} of ")
-        )
+        found = _finding(row, out / row.name)
+        here, done = ("", "") if found is None else (row.said(found.best_test.test), f"{found.epochs:.3g} of ")
         units = str(row.settings.hidden_size)
-        tables[row.paper].add_row(row.name, units, figure, here, f"{epochs}{_epochs(row):g}")
+        tables[row.paper].add_row(row.name, units, row.printed, here, f"{done}{row.epochs:g}")
     console = Screen()
     for tables in papers.values():
         console.print(*tables.values(), sep="\n")
     console.print("Here: the best epoch on the held-out set, as the papers choose it.")
 
 
-def _epochs(row: Row) -> float:
-    return (row.settings.steps or 0) / row.epoch
-
-
-def _figure(row: Row, value: float) -> str:
-    return f"{value:.4f}" if row.build_task().headline == "accuracy" else f"{value:.3g}"
-
-
 def _finding(row: Row, path: Path) -> "Finding | None":
-    """What came of a run of the experiment; None where there is none that can be read."""
+    """Returns what came of a run of the experiment; None where there is none that can be read."""
     from stiefelkit.errors import RunError
-    from stiefelkit.training.reproduce import finding, require_settings
-    from stiefelkit.training.run_folder import RunFolder
+    from stiefelkit.training.reproduce import finding, opened
 
-    if not path.is_dir():
-        return None
     try:
-        require_settings(RunFolder.open(path), row)
-        return finding(path)
+        return finding(opened(path, row).path) if path.is_dir() else None
     except RunError:
         return None
 
 
 def _show(row: Row, path: Path) -> None:
-    finding = _finding(row, path)
-    if finding is None:
+    found = _finding(row, path)
+    if found is None:
         say(f"{row.name} has not been evaluated yet: give it more --epochs.")
         return
-    task, width = row.build_task(), row.epoch
-    word = "accuracy" if task.headline == "accuracy" else task.loss_label
+    task = row.build_task()
 
     def said(score: "Score") -> str:
-        return f"{_figure(row, score.test)} at epoch {score.step / width:.4g}"
+        return f"{row.said(score.test)} at epoch {score.step / row.epoch:.4g}"
 
-    say(f"{row.name}, {finding.epochs:.4g} of {_epochs(row):g} epochs; {word} on the held-out set:")
-    say(f"  best there, as papers report it:    {said(finding.best_test)}")
-    if finding.best_validation is None:
-        say("  best on validation, as one should:  nothing is set apart in this task")
-    else:
-        say(f"  best on validation, as one should:  {said(finding.best_validation)}")
-    say(f"  last:                               {said(finding.last)}")
-    figure = row.kind_of_figure if row.figure is None else _figure(row, row.figure)
-    say(f"  the paper:                          {figure} ({row.paper})")
+    word = "accuracy" if row.by_accuracy else task.loss_label
+    say(f"{row.name}, {found.epochs:.4g} of {row.epochs:g} epochs; {word} on the held-out set:")
+    say(f"  best there, as papers report it:    {said(found.best_test)}")
+    chosen = found.best_validation
+    say(f"  best on validation, as one should:  {said(chosen) if chosen else 'nothing is set apart in this task'}")
+    say(f"  last:                               {said(found.last)}")
+    say(f"  the paper:                          {row.printed} ({row.paper})")
     if task.known_baseline:
-        say(f"  without any memory:                 {_figure(row, task.known_baseline[task.headline])}")
+        say(f"  without any memory:                 {row.said(task.known_baseline[task.headline])}")
     if row.note:
         say(f"  note: {row.note}")
     say(f"The run is in {path}.")

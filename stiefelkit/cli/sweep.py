@@ -9,8 +9,8 @@ from stiefelkit.cli.open_options import of_plan
 from stiefelkit.cli.options_file import read_toml
 from stiefelkit.cli.tasks import resume_line
 from stiefelkit.training.data import named as data_in
-from stiefelkit.training.display import Screen, say
-from stiefelkit.training.sweep import Sweep, SweepPlan
+from stiefelkit.training.display import Screen, Terminal, say
+from stiefelkit.training.sweep import SweepPlan, checked, run_sweep, runs_of
 
 if TYPE_CHECKING:
     from stiefelkit.training.sweep import Cell
@@ -27,25 +27,21 @@ def sweep(file: Path, /, *, plan: SweepPlan, data: Path | None = None) -> int:
         plan: how.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
     """
-    runs = Sweep.of_options(read_toml("A sweep", file)).runs()
+    runs = runs_of(read_toml("A sweep", file))
     out = plan.out or Path("runs") / file.stem
-    from stiefelkit.training.display import Terminal
-    from stiefelkit.training.sweep_runs import checked, run_sweep
-
-    if plan.commands:
-        with data_in(data):
-            checked(runs)
-        for run in runs:
-            say(run.command(out, data))
-        return 0
     with data_in(data):
-        outcome = run_sweep(runs, out, jobs=plan.jobs, resuming=plan.resume, display=Terminal())
-    _print(outcome.cells)
-    if outcome.signal is not None:
+        if plan.commands:
+            checked(runs)
+            for run in runs:
+                say(run.command(out, data))
+            return 0
+        cells, signal = run_sweep(runs, out, Terminal(), jobs=plan.jobs, resuming=plan.resume)
+    _print(cells)
+    if signal is not None:
         words = "sweep", str(file), "--out", str(out), "--jobs", str(plan.jobs)
         say(f"Stopped and saved; resume with: {resume_line(*words, data=data)}")
-        return 128 + outcome.signal
-    return 1 if any(cell.failed for cell in outcome.cells) else 0
+        return 128 + signal
+    return 1 if any(cell.failed for cell in cells) else 0
 
 
 def _print(cells: "list[Cell]") -> None:

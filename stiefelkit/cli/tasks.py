@@ -1,40 +1,67 @@
 """One subcommand per task, with the options of that task: shared by `train` and `compare`."""
 
+import dataclasses
 import functools
 import os
+import re
 import shlex
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from stiefelkit.cli.app import DEFAULTS
-from stiefelkit.cli.open_options import open_options
-from stiefelkit.cli.recipes import filled, table
+from stiefelkit.cli.app import DEFAULTS, asked
+from stiefelkit.cli.open_options import open_options, words_of
 from stiefelkit.cli.words import with_plain_help
 from stiefelkit.training.board import Board
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, tasks
 
-__all__ = ["app_of_tasks", "resume_line", "with_options"]
+__all__ = ["app_of_task", "app_of_tasks", "filled", "resume_line", "table", "with_options"]
+
+Command = Callable[[type[Task]], Callable[..., Any]]
+"""From the class of a task to the function of its subcommand."""
 
 
-def app_of_tasks(name: str, title: str, command: Callable[[type[Task]], Callable[..., Any]]) -> App:
-    """Returns an app with a subcommand for each known task.
+class _TaskApp(App):
+    """The application of a task, which tabulates its recipes when help is drawn."""
 
-    Args:
-        name: of the app.
-        title: one line for its help.
-        command: from a task's class to the function of the subcommand.
-    """
+    task: type[Task]
+
+    @property
+    def help_epilogue(self) -> str:
+        return table(self.task)
+
+    @help_epilogue.setter
+    def help_epilogue(self, value: str | None) -> None:
+        pass
+
+
+def app_of_tasks(name: str, title: str, command: Command) -> App:
+    """Returns an app with a subcommand for each known task; its module gives each one by name (`app_of_task`)."""
     app = App(name=name, help=title, default_parameter=DEFAULTS)
+    # a plugin is looked at first: one that fails is left out
+    own = [task for task in tasks.names() if (tasks.origin(task) or "").startswith("stiefelkit ")]
+    for task in own:
+        app.command(f"stiefelkit.cli.{name}:{task}", name=task)
+    if len(own) < len(tasks.names()):
+        tasks.map(lambda task, cls: task in own or app.command(_subcommand(cls, command), name=task))
+    return app
 
-    def add(task: str, cls: type[Task]) -> None:
-        summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        app.command(with_plain_help(command(cls)), name=task, help=summary, help_epilogue=table(cls))
 
-    tasks.map(add)
+def app_of_task(name: str, command: Command) -> App:
+    """Returns the subcommand of a task, the attribute of a module; raises AttributeError if there is none."""
+    if name not in tasks.names():
+        raise AttributeError(name)
+    return _subcommand(tasks.get(name), command)
+
+
+def _subcommand(cls: type[Task], command: Command) -> App:
+    app = _TaskApp(name=cls.name, help=(cls.__doc__ or "").strip().partition("\n")[0], default_parameter=DEFAULTS)
+    app.task = cls
+    app.default(with_plain_help(command(cls)))
     return app
 
 
@@ -47,13 +74,7 @@ def with_options(run: Callable[..., int], cls: type[Task]) -> Callable[..., int]
 
 
 def resume_line(*words: str, data: Path | None, board: Board | None = None, ranks: int = 1) -> str:
-    """Returns the line that goes on with what was stopped.
-
-    Args:
-        words: of the command, without those below.
-        data: folder of the data, if it was named.
-        board: where the curves can be watched, of commands that say so.
-        ranks: processes that share the work.
+    """Returns the line that goes on with what was stopped, by so many ranks, with the data and the board it had.
 
     >>> resume_line("train", "chars", "--out", "my runs", data=Path("text"))
     "stiefelkit train chars --out 'my runs' --data text --resume"
@@ -63,3 +84,83 @@ def resume_line(*words: str, data: Path | None, board: Board | None = None, rank
     more = [] if data is None else ["--data", str(data)]
     more += ["--tensorboard"] if board is not None and board.tensorboard else []
     return shlex.join([*start, *words, *more, "--resume"])
+
+
+def filled(cls: type[Task], name: str) -> str:
+    """Returns the value of a setting that is left out, or where to look if that is not the same for all models."""
+    models = [model for model in _named(cls) if model in cls.recipes] or list(cls.recipes)
+    values = {_words(_settings(cls, model)[name]) for model in models}
+    return values.pop() if len(values) == 1 else "by model"
+
+
+def table(cls: type[Task]) -> str:
+    """Returns what the recipes of a task do not all fill in alike, model by model, in lines of 80 characters."""
+    recipes = {model: _settings(cls, model) for model in cls.recipes}
+    differ = [
+        name for name in _settings(cls, None) if len({_words(settings[name]) for settings in recipes.values()}) > 1
+    ]
+    if not differ:
+        return ""
+    lines = ["By model (with --model NAME before --help, the defaults above are those of NAME):"]
+    width = max(map(len, recipes), default=0) + 2
+    for model, settings in recipes.items():
+        pairs = ", ".join(filter(None, (_entries(name, settings[name]) for name in differ)))
+        held = pairs.replace(" ", "\0").replace(",\0", ", ")  # a name and its value stay on one line
+        held = re.sub('"[^"]*"', lambda words: words[0].replace("\0", " "), held)  # but for tables
+        start, indent = f"{model}:".ljust(width), " " * width
+        lines += textwrap.wrap(held, 78, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _settings(cls: type[Task], model: str | None) -> dict[str, Any]:
+    """Returns every setting of a model by its recipe; of a model without one if None."""
+    from stiefelkit.training.config import Config
+
+    settings = {
+        field.name: {} if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(Config)
+    }
+    recipe = cls.recipes[model].filled(Settings()) if model else Settings()
+    settings |= recipe.given()
+    return {field.name: settings[field.name] for field in dataclasses.fields(Settings)}
+
+
+def _entries(name: str, value: Any) -> str:
+    option = name.replace("_", "-")
+    if isinstance(value, dict):
+        return ", ".join(f"{option}.{key} {_words(item)}" for key, item in value.items())
+    return f"{option} {_words(value)}"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict) and "optimizer" in value:
+        options = (f"{key}={_words(item)}" for key, item in value.items() if key != "optimizer")
+        return f'"{" ".join([value["optimizer"], *options])}"'
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _named(cls: type[Task]) -> Sequence[str]:
+    """Returns the models that the command line names, or else the file that it names."""
+    words = asked.get()
+    for option in ("--model", "--models"):
+        given = _value(words, option)
+        if given is not None:
+            return words_of(given)
+    file = _value(words, "--config")
+    if file is None:
+        return ()
+    from stiefelkit.cli.options_file import read_options
+
+    options = read_options(Path(file)).of_task(cls.name)
+    return words_of(str(options.get("model", options.get("models", ""))))
+
+
+def _value(words: Sequence[str], option: str) -> str | None:
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == option:
+            return after
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cyclopts import App
+
 from stiefelkit.cli.open_options import BoardOptions, built, given
-from stiefelkit.cli.tasks import app_of_tasks, resume_line, with_options
+from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
 from stiefelkit.errors import OptionError
 from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
-from stiefelkit.training.ranks import Ranks, joined
+from stiefelkit.training.ranks import joined
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
 
@@ -45,40 +47,28 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             raise OptionError(
                 "Training needs a model, got none; name one of those that stiefelkit list shows, with --model."
             )
-        path, look = out or Path("runs") / f"{cls.name}-{model}", built(Board, board)
+        from stiefelkit.training.config import Config
+        from stiefelkit.training.display import Silent, Terminal
+        from stiefelkit.training.train import resume as go_on
+        from stiefelkit.training.train import train
+
+        path, look, chosen = out or Path("runs") / f"{cls.name}-{model}", built(Board, board), built(Settings, settings)
         with named(data), joined() as ranks:
-            chosen = built(Settings, settings)
+            display = Terminal() if ranks.is_first else Silent()
             if resume:
-                asked: dict[str, Any] = chosen.given() | {"task": cls.name}
+                asked: dict[str, Any] = {**chosen.given(), "task": cls.name}
                 asked |= {"model": model} if model else {}
                 asked |= {"task_options": given(task)} if given(task) else {}
-                outcome = _resumed(path, asked, look, ranks)
+                outcome = go_on(path, asked, display, board=look, ranks=ranks)
             else:
-                outcome = _trained(lambda: cls(**given(task)), model or "", chosen, path, look, ranks)
+                config = ranks.each(lambda: Config.resolve(cls(**given(task)), model or "", chosen))
+                outcome = train(config, path, display, board=look, ranks=ranks)
             if ranks.is_first:
                 line = resume_line("train", cls.name, "--out", str(path), data=data, board=look, ranks=ranks.size)
                 _tell(outcome, line)
         return 0 if outcome.signal is None else 128 + outcome.signal
 
     return with_options(run, cls)
-
-
-def _trained(
-    task: Callable[[], Task], model: str, settings: Settings, path: Path, board: Board, ranks: Ranks
-) -> "RunOutcome":
-    from stiefelkit.training.config import Config
-    from stiefelkit.training.display import Silent, Terminal
-    from stiefelkit.training.train import train
-
-    config = ranks.each(lambda: Config.resolve(task(), model, settings))
-    return train(config, path, Terminal() if ranks.is_first else Silent(), board=board, ranks=ranks)
-
-
-def _resumed(path: Path, asked: dict[str, Any], board: Board, ranks: Ranks) -> "RunOutcome":
-    from stiefelkit.training.display import Silent, Terminal
-    from stiefelkit.training.train import resume
-
-    return resume(path, asked, Terminal() if ranks.is_first else Silent(), board=board, ranks=ranks)
 
 
 def _tell(outcome: "RunOutcome", line: str) -> None:
@@ -97,3 +87,7 @@ def _tell(outcome: "RunOutcome", line: str) -> None:
 
 
 app = app_of_tasks("train", "Train one model on a task.", _command)
+
+
+def __getattr__(task: str) -> App:
+    return app_of_task(task, _command)

@@ -88,13 +88,7 @@ def _holds(samples: np.ndarray) -> str:
 
 
 def _lacking(sound: Any, head: bytes, count: int) -> str:
-    """Returns what a file says that it holds and does not, in words: decoders read what there is, and log the rest.
-
-    Args:
-        sound: the open `soundfile.SoundFile`.
-        head: first bytes of the file.
-        count: samples that were read of each channel.
-    """
+    """Returns what a file says that it holds and does not, in words: decoders read what there is, and log the rest."""
     log = sound.extra_info
     fields = head.partition(b"end_head")[0].decode("latin-1") if sound.format == "NIST" else log
     field = {"NIST": r"sample_count\s+-i", "RF64": r"  Frames\s+:"}.get(sound.format)

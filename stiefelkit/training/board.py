@@ -40,10 +40,8 @@ class Board:
 class Curves:
     """Writes the lines of a log as scalars: one curve for each number, by the kind of the line.
 
-    Args:
-        run: the folder of the run.
-        step: the one that it goes on from; points behind it, which will come again, are dropped from the curves.
-        before: the lines of the log up to it, for curves that lack the last of them, or all.
+    Points behind the step that it goes on from, which will come again, are dropped; what the curves lack of the lines
+    before is added.
     """
 
     def __init__(self, run: Path, step: int, before: Iterable[Mapping[str, Any]] = ()):
@@ -73,7 +71,7 @@ class Curves:
 
 
 def _last_step(folder: Path) -> int | None:
-    """The last step that the curves of a folder have a point of; None where there are no curves."""
+    """Returns the last step that the curves of a folder have a point of; None where there are no curves."""
     if not any(folder.glob("events.*")):
         return None
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

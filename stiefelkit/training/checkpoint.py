@@ -21,7 +21,7 @@ from torch import Tensor
 from stiefelkit.errors import RunError
 from stiefelkit.training.files import make_folder, parse_json, read_file, remove, rename, sync_directory, write_synced
 
-__all__ = ["checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
+__all__ = ["BROKEN", "checkpoints", "latest", "load", "pack", "save", "step_of", "unpack"]
 
 KEPT = 2
 LARGEST = 2**30
@@ -30,17 +30,12 @@ TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 NAME = re.compile(rf"{PREFIX}(\d{{8,}})", re.ASCII)
 HEAD, MIDDLE, TAIL = b'{"sha256": "', b'", "record": ', b"}"
-SHA = 64
+BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
+"""What comes of files that hold something else than they should."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Writes the checkpoint of a step and drops all but the last two.
-
-    Args:
-        folder: where the checkpoints of a run are; made if missing.
-        step: number of optimizer steps done.
-        state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None.
-    """
+    """Writes the checkpoint of a step: nested dicts, lists, tuples of tensors and plain values; keeps the last two."""
     make_folder(folder)
     tree, tensors = pack(state)
     content = save_tensors(tensors)
@@ -51,8 +46,8 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     try:
         make_folder(temporary, run)
         write_synced(temporary / TENSORS, content, run)
-        record = {"step": step, "tensors": _digest(content), "state": tree}
-        write_synced(temporary / STATE, _sealed(record), run)
+        record = {"step": step, "tensors": {"sha256": hashlib.sha256(content).hexdigest()}, "state": tree}
+        write_synced(temporary / STATE, _sealed(json.dumps(record).encode()), run)
         sync_directory(temporary)
         remove(final, run)  # a damaged one that was resumed past
         rename(temporary, final.name, run)
@@ -79,87 +74,59 @@ def step_of(path: Path) -> int:
 
 
 def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
-    """Returns step, state and notes of the last checkpoint that is whole, or None if there is none at all.
-
-    Args:
-        folder: where the checkpoints of a run are.
-
-    Returns:
-        The step, the state, and one sentence for each later checkpoint that was damaged and skipped.
+    """Returns step and state of the last whole checkpoint, and a sentence for each later one; None if there is none.
 
     Raises:
         RunError: there are checkpoints and all of them are damaged.
     """
-    damages = []
-    paths = checkpoints(folder)
-    for path in reversed(paths):
+    damages: list[str] = []
+    for path in reversed(checkpoints(folder)):
         try:
             step, state = load(path)
         except RunError as error:
             damages.append(str(error))
-            continue
-        return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
-    if paths:
+        else:
+            return step, state, [f"{damage} Resuming from step {step} instead." for damage in damages]
+    if damages:
         raise RunError(f"Resuming needs a whole checkpoint, got only damaged ones: {' '.join(damages)}")
     return None
 
 
 def load(path: Path) -> tuple[int, dict[str, Any]]:
-    """Returns step and state of one checkpoint.
-
-    Raises:
-        RunError: a file is missing or is not what was written.
-    """
+    """Returns step and state of one checkpoint; raises RunError if a file is missing or is not what was written."""
     try:
         run = path.parent.parent
         record = _unsealed(read_file(path / STATE, run, LARGEST))
         content = read_file(path / TENSORS, run)
-        if _digest(content) != record["tensors"]:
-            raise RunError(
-                f"Checkpoint {path} is damaged: {TENSORS} has {len(content)} of {record['tensors']['bytes']} bytes."
-                if len(content) != record["tensors"]["bytes"]
-                else f"Checkpoint {path} is damaged: the content of {TENSORS} has changed."
-            )
+        if record["tensors"]["sha256"] != hashlib.sha256(content).hexdigest():
+            raise RunError(f"Checkpoint {path} is damaged: the content of {TENSORS} has changed.")
         step, state = record["step"], unpack(record["state"], load_tensors(content))
         if type(step) is not int or not isinstance(state, dict):
             raise ValueError("no step or no state")
-    except FileNotFoundError as error:
-        raise RunError(f"Checkpoint {path} is damaged: {Path(error.filename).name} is missing.") from error
     except OSError as error:
         name = Path(error.filename).name if error.filename else "it"
         raise RunError(f"Checkpoint {path} is damaged: {name} cannot be read ({error.strerror}).") from error
-    except RunError:
-        raise
-    except _Changed as error:
-        raise RunError(f"Checkpoint {path} is damaged: the content of {STATE} has changed.") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise RunError(f"Checkpoint {path} is damaged: {STATE} cannot be read.") from error
+    except BROKEN as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(f"Checkpoint {path} is damaged: {STATE} is not what was written.") from error
     if step != step_of(path):
         raise RunError(f"Checkpoint {path} is damaged: it holds step {step}.")
     return step, state
 
 
-class _Changed(ValueError):
-    """The bytes of a record are not those that its digest is of."""
-
-
-def _digest(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _sealed(record: dict[str, Any]) -> bytes:
-    content = json.dumps(record).encode()
-    return HEAD + hashlib.sha256(content).hexdigest().encode() + MIDDLE + content + TAIL
+def _sealed(record: bytes) -> bytes:
+    return HEAD + hashlib.sha256(record).hexdigest().encode() + MIDDLE + record + TAIL
 
 
 def _unsealed(content: bytes) -> Any:
     if content.startswith(b'{"step": '):  # written before there were digests
         return parse_json(content)
-    inner = content[len(HEAD) + SHA + len(MIDDLE) : -len(TAIL)]
+    record = content[len(_sealed(b"")) - len(TAIL) : -len(TAIL)]
     # whatever differs differs in these bytes: framing and digest are compared with what the record makes of them
-    if content != HEAD + hashlib.sha256(inner).hexdigest().encode() + MIDDLE + inner + TAIL:
-        raise _Changed
-    return json.loads(inner)
+    if content != _sealed(record):
+        raise ValueError("it has changed")
+    return json.loads(record)
 
 
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -1,4 +1,12 @@
-"""The range checks that every dataclass of options makes, worded once."""
+"""What every dataclass of options shares: range checks, and the words of its fields on the command line.
+
+A plan's fields are the options of its command: each is written once, with its line in the docstring.
+
+What the command line has to know beyond that stands in the metadata of the field: "names", those of the option, with
+their dashes, the first for messages; "negative", the name that switches it off; "shown", the default in help where that
+is None; "read", from the words on the command line to the value; "fields", those of a dataclass that are options
+themselves; "hidden", True if Python alone can set it.
+"""
 
 import contextlib
 import math
@@ -15,6 +23,7 @@ __all__ = [
     "THREADS",
     "known_parametrizations",
     "known_words",
+    "listed",
     "of_type",
     "tall_sizes",
     "usable_device",
@@ -116,3 +125,19 @@ def within_memory(who: str, sizes: str) -> Iterator[None]:
         if isinstance(error, StiefelkitError) or not (is_told or isinstance(error, MemoryError)):
             raise
         raise OptionError(f"{who} needs sizes that fit into memory, got {sizes}.") from error
+
+
+def listed(values: tuple[Any, ...]) -> str:
+    """Returns the words for a tuple on the command line.
+
+    >>> listed(((64, 64), (2048, 32))), listed((1.0, 0.5))
+    ('64,2048x32', '1,0.5')
+    """
+    return ",".join(map(_word, values))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        n, p = value
+        return str(n) if n == p else f"{n}x{p}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

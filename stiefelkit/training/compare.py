@@ -25,13 +25,7 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
-
-    Args:
-        summaries: one for each model, in the order asked for; none if it was interrupted.
-        figures: the plots that were drawn; none if it was interrupted.
-        signal: number of the signal that stopped it early, or None.
-    """
+    """What `compare` found, model by model, unless a signal stopped it."""
 
     summaries: list[Summary]
     figures: list[Path]
@@ -108,7 +102,7 @@ def compare(
 
 
 def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict[str, Settings]:
-    """Model to the settings with those rates and optimizers only whose coordinate it has; each is some model's."""
+    """Maps a model to the settings with those rates and optimizers whose coordinate it has; each is some model's."""
     asked = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
     shared = dataclasses.replace(settings, **{table: {} for table in BY_COORDINATE})
     by_model, present = {}, set()

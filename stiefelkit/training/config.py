@@ -31,6 +31,9 @@ __all__ = ["BY_COORDINATE", "Config", "of_coordinates"]
 
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")
+SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1))
+WORDS = ("task", "model", "optimizer", "schedule", "device")
+TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 T = TypeVar("T")
@@ -73,14 +76,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        sizes = dict.fromkeys(
-            ("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), whole(1)
-        )
-        settle_(self, WHO, **sizes, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0))
-        of_type(WHO, str, {name: getattr(self, name) for name in ("task", "model", "optimizer", "schedule", "device")})
-        tables = ("task_options", "rates", "optimizers", "options", "optimizer_options")
-        of_type(WHO, dict, {name: getattr(self, name) for name in tables})
-        finite_tables(WHO, {name: getattr(self, name) for name in tables})
+        settle_(self, WHO, **SIZES, seed=SEED, threads=THREADS, lr=above(0), clip_norm=at_least(0))
+        tables = {name: getattr(self, name) for name in TABLES}
+        of_type(WHO, str, {name: getattr(self, name) for name in WORDS})
+        of_type(WHO, dict, tables)
+        finite_tables(WHO, tables)
         for coordinate, rate in self.rates.items():
             if coordinate in ("model", "lr", "weight_decay"):
                 raise UnknownNameError(f"{WHO} needs the name of a coordinate in rates, got {coordinate!r}.")
@@ -99,7 +99,8 @@ class Config:
     def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
-        Of the recipe's rates and optimizers those stay whose coordinate the model has, since its map may be another.
+        Where the settings name options, of the recipe's rates and optimizers those stay whose coordinate the model has,
+        since its map may be another.
 
         Raises:
             UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have.
@@ -108,8 +109,8 @@ class Config:
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
         config = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
-        if not config.rates and not config.optimizers:
-            return config
+        if not (asked.options or asked.rates or asked.optimizers) or not (config.rates or config.optimizers):
+            return config  # the recipe is that of the model as it is
         names = config.coordinate_names()
         tables = {table: of_coordinates(getattr(config, table), names) for table in BY_COORDINATE}
         for table in BY_COORDINATE:
@@ -145,8 +146,7 @@ class Config:
         """Returns the config to resume with: this one, but with other `steps` if asked and the schedule allows.
 
         Args:
-            asked: the fields that the new command names, whose dictionaries may name some keys only; or a config, of
-                which every field is meant.
+            asked: the fields that the new command names, with some keys of tables only; or all of a config.
             source: the run folder, for the message.
 
         Raises:
@@ -167,13 +167,13 @@ class Config:
         """Returns the task."""
         return create(self.task, self.task_options)
 
-    def build_model(self) -> nn.Module:
-        """Returns the model with the initial weights that the seed fixes, on its device."""
+    def build_model(self, task: Task | None = None) -> nn.Module:
+        """Returns the model with the initial weights that the seed fixes, on its device, for its task."""
         import torch
 
         from stiefelkit import models
 
-        task = self.build_task()
+        task = task or self.build_task()
         torch.manual_seed(self.seed)
         sizes = {"input_size": task.input_size, "hidden_size": self.hidden_size, "output_size": task.output_size}
         for option in self.options:
@@ -220,7 +220,7 @@ def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, 
 
 
 def _pairs(label: str, begun: Any, value: Any, whole: bool) -> Iterator[tuple[str, Any, Any]]:
-    """What was and what is asked for, field by field; tables may name some keys only, unless they are whole."""
+    """Yields what was and what is asked for, field by field; tables may name some keys only, unless they are whole."""
     if not isinstance(value, Mapping):
         yield label, begun, value
         return

@@ -2,17 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stiefelkit.errors import printable
 
-__all__ = ["Screen", "Silent", "Terminal", "say", "worst_ratio"]
+__all__ = ["Bar", "Screen", "Silent", "Terminal", "say", "worst_ratio"]
 
 REDRAWN = 0.1
 """Seconds between two drawings of the bar, at least."""
@@ -58,10 +57,67 @@ class Silent:
         """The run stopped, finished or not."""
 
 
+class Bar:
+    """Progress on a terminal, drawn when told of it and in no thread of its own, whose time would count.
+
+    Args:
+        console: where to; nothing is drawn where it is no terminal.
+        stays: whether its last state is left on the screen, and the time that remains is shown.
+    """
+
+    def __init__(self, console: Console, stays: bool = False):
+        self._console, self._stays, self._drawn = console, stays, 0.0
+        self._progress: _Progress | None = None
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.hide()
+
+    def show(self, what: str, done: int, rounds: int, words: Iterable[str] = (), at_once: bool = False) -> None:
+        """Moves the bar, with words under it, ten times a second at most unless it is to be at once."""
+        if not self._console.is_terminal or (not at_once and time.monotonic() - self._drawn < REDRAWN):
+            return
+        what = printable(what)
+        if self._progress is None:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(None), MofNCompleteColumn())
+            more = (TimeRemainingColumn(compact=True),) if self._stays else ()
+            self._progress = _Progress(
+                *columns,
+                *more,
+                console=self._console,
+                auto_refresh=False,
+                transient=not self._stays,
+                expand=self._stays,
+            )
+            self._task = self._progress.add_task(what, completed=done, total=rounds)
+            self._progress.start()
+        self._progress.words = "  ".join(words)
+        self._progress.update(self._task, description=what, completed=done, total=rounds)
+        self._progress.refresh()
+        self._drawn = time.monotonic()
+
+    def hide(self) -> None:
+        """Ends the bar, so that something can be printed."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class _Progress(Progress):
+    """A bar with words under it."""
+
+    words = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.words:
+            yield Text(self.words)
+
+
 class Terminal(Silent):
     """A bar with the figures under it on an interactive console; elsewhere a plain line for every evaluation.
-
-    It draws between the steps and in no thread of its own, so that the time of a step is the step's.
 
     Args:
         console: where to; standard output if left out.
@@ -69,38 +125,30 @@ class Terminal(Silent):
 
     def __init__(self, console: Console | None = None):
         self._console = console or Screen()
-        self._live: Live | None = None
-        self._title, self._steps, self._step, self._since, self._drawn = "", 0, 0, (0, 0.0), 0.0
+        self._bar = Bar(self._console, stays=True)
+        self._title, self._steps, self._step, self._since = "", 0, 0, (0, 0.0)
         self._last: dict[str, Any] = {}
 
     def begin(self, title: str, step: int, steps: int) -> None:
         """Draws the empty bar."""
         self._title, self._steps, self._step, self._last = title, steps, step, {}
         self._since = (step, time.monotonic())
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}", "bold", markup=False), BarColumn(None), MofNCompleteColumn())
-            self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=self._console, expand=True)
-            self._task = self._bar.add_task(printable(title), total=steps, completed=step)
-            self._live = Live(self._bar, console=self._console, auto_refresh=False)
-            self._live.start()
+        self._draw(at_once=True)
 
     def stepped(self, step: int, loss: float) -> None:
-        """Moves the bar, ten times a second at most."""
+        """Moves the bar."""
         self._step = step
         self._last["loss"] = loss
-        if self._live and time.monotonic() - self._drawn > REDRAWN:
-            self._draw()
+        self._draw()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Takes the figures over; without a bar, prints them at an evaluation."""
         if record["kind"] == "train":
             self._last |= {"accuracy": record.get("accuracy"), "ratio": worst_ratio(record["orthogonality"])}
-            return
-        if record["kind"] != "test":
-            return
-        self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
-        if not self._live:
-            self.note("  ".join([self._title, f"{record['step']}/{self._steps}", *self._words()]))
+        elif record["kind"] == "test":
+            self._last |= {"test_loss": record["loss"], "test_accuracy": record.get("accuracy")}
+            if not self._console.is_terminal:
+                self.note("  ".join([self._title, f"{record['step']}/{self._steps}", *self._words()]))
 
     def note(self, sentence: str) -> None:
         """Prints a sentence above the bar."""
@@ -109,19 +157,13 @@ class Terminal(Silent):
 
     def end(self) -> None:
         """Leaves the last state of the bar on the screen."""
-        live = self._live
-        if live:
-            self._draw()
-            self._live = None
-            with self._going_on():
-                live.stop()
+        self._draw(at_once=True)
+        with self._going_on():
+            self._bar.hide()
 
-    def _draw(self) -> None:
-        self._drawn = time.monotonic()
-        self._bar.update(self._task, completed=self._step)
-        if self._live:
-            with self._going_on():
-                self._live.update(Group(self._bar, Text("  ".join(self._words()))), refresh=True)
+    def _draw(self, at_once: bool = False) -> None:
+        with self._going_on():
+            self._bar.show(self._title, self._step, self._steps, self._words(), at_once)
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:

@@ -92,17 +92,9 @@ UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"
 
 @contextmanager
 def figure(path: Path, panels: int, width: float = 3.6, height: float = 2.9, dpi: int = DPI) -> Iterator[list["Axes"]]:
-    """Gives the axes of a row of panels and saves them; the same curves give the same file.
+    """Gives the axes of a row of panels and saves them; the same curves give the same file, of the kind of its ending.
 
-    Args:
-        path: the file, whose ending says what it is: .png, .pdf or .svg.
-        panels: number of panels.
-        width: of one panel, in inches.
-        height: of the figure, in inches.
-        dpi: dots per inch, for a PNG.
-
-    Raises:
-        RunError: the file cannot be written.
+    Sizes are in inches, the width that of one panel. Raises RunError if the file cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

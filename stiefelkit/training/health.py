@@ -1,6 +1,7 @@
 """Which layer was the first to give NaN or infinity."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,79 +16,57 @@ def all_finite(tensors: list[Tensor]) -> bool:
 
 
 def first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
-    """Runs a forward pass and names what first is not finite, in order of execution.
+    """Names the first parameter, or else output in the order of execution, that is not finite; None if all is.
 
-    Args:
-        model: its parameters are looked at first, then the output of each module as it is made.
-        forward: calls the model.
-
-    Returns:
-        A phrase such as `the output of "rnn"`, or None if all is finite.
+    `forward` calls the model; the name is a phrase such as `the output of "rnn"`.
     """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f'the parameter "{name}"'
     phrases: list[str] = []
 
-    def hook(name: str) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not phrases and not all_finite(list(_tensors(output))):
-                phrases.append(f'the output of "{name or type(module).__name__}"')
+    def look(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
+        if not all_finite(list(_tensors(output))):
+            phrases.append(f'the output of "{name or type(module).__name__}"')
 
-        return look
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
-    try:
-        with torch.no_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), _after_each(model, look):
+        forward()
     return phrases[0] if phrases else None
 
 
 def first_bad_gradient(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
-    """Runs a forward and a backward pass and names what first gives a gradient that is not finite.
+    """Names the first gradient that is not finite: those that modules pass back, as they arrive, then of parameters.
 
-    Args:
-        model: the gradients that its modules pass back are looked at as they arrive, then those of its parameters.
-        loss: calls the model and returns the loss.
-
-    Returns:
-        A phrase such as `the gradient that "rnn" passes back`, or None if all is finite.
+    `loss` calls the model; the name is a phrase such as `the gradient that "rnn" passes back`; None if all is finite.
     """
     phrases: list[str] = []
 
     def watch(value: Any, phrase: str) -> None:
-        def look(gradient: Tensor) -> None:
-            if not phrases and not gradient.isfinite().all():
-                phrases.append(phrase)
-
         for tensor in _tensors(value):
             if tensor.requires_grad:
-                tensor.register_hook(look)
+                tensor.register_hook(lambda gradient: None if gradient.isfinite().all() else phrases.append(phrase))
 
-    def hook(name: str) -> Callable[..., None]:
+    def attach(module: nn.Module, name: str, inputs: Any, output: Any) -> None:
         # after the forward, so that of two modules with one input the inner one is named
-        def attach(module: nn.Module, inputs: Any, output: Any) -> None:
-            watch(inputs, f'the gradient that "{name}" passes back')
-            if module is model:
-                watch(output, "the gradient of the loss itself")
+        watch(inputs, f'the gradient that "{name}" passes back')
+        if module is model:
+            watch(output, "the gradient of the loss itself")
 
-        return attach
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    try:
-        gradients = torch.autograd.grad(loss(), [parameter for _, parameter in named], allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if phrases:
-        return phrases[0]
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with _after_each(model, attach):
+        gradients = torch.autograd.grad(loss(), list(named.values()), allow_unused=True)
     # the last layer is the first that the backward pass meets
-    bad = [name for (name, _), g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
-    return f'the gradient of "{bad[-1]}"' if bad else None
+    bad = [name for name, g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
+    return next(iter([*phrases, *(f'the gradient of "{name}"' for name in reversed(bad))]), None)
+
+
+def _after_each(model: nn.Module, look: Callable[[nn.Module, str, Any, Any], None]) -> ExitStack:
+    """Returns a context in which `look` is called with each module that has run, its name, inputs and output."""
+    held = ExitStack()
+    for name, module in model.named_modules():
+        hook = module.register_forward_hook(lambda module, x, y, name=name: look(module, name, x, y))
+        held.enter_context(hook)
+    return held
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

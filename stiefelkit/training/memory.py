@@ -1,13 +1,16 @@
-"""How much memory a run has needed, and how it is kept from step to step."""
+"""What a run has of its machine: threads, the processor by its name, memory that is kept from step to step."""
 
 import contextlib
 import ctypes
+import platform
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-__all__ = ["kept_memory", "peak_memory"]
+__all__ = ["cpu", "kept_memory", "peak_memory", "processor", "threads"]
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 """Parameters of glibc's mallopt."""
@@ -58,8 +61,35 @@ def kept_memory() -> Iterator[bool]:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The process's C library where it is glibc."""
+    """Returns the process's C library where it is glibc."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "gnu_get_libc_version") else None
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Context in which torch uses this many threads on the CPU; the former number comes back after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def processor(device: str) -> str:
+    """Returns the name of what a run on `device` computes on: of the GPU, or of the CPU with its instructions."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"{cpu()} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def cpu() -> str:
+    """Returns the name of the CPU."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()

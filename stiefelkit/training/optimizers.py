@@ -26,12 +26,7 @@ IN_TABLE = ("optimizer", "lr")
 
 
 def check_table(coordinate: str, table: Any) -> None:
-    """Raises unless a coordinate's table names an optimizer, with a rate that can be one.
-
-    Raises:
-        OptionError: it is no table, or its rate is out of range.
-        UnknownNameError: no optimizer has this name.
-    """
+    """Raises OptionError or UnknownNameError unless a coordinate's table names an optimizer, with a possible rate."""
     if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
         raise OptionError(
             f'{WHO} needs optimizers.{coordinate} to be a table such as {{"optimizer": "rmsprop"}}, got {table!r}.'
@@ -99,11 +94,11 @@ def _built(
 
 
 def _is_switch(parameter: inspect.Parameter) -> bool:
-    """Whether an option is true or false, by its annotation: a word, "no" as well, would count as true."""
+    """Returns whether an option is true or false, by its annotation: a word, "no" as well, would count as true."""
     return parameter.annotation in (bool, bool | None, "bool", "bool | None")
 
 
 def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:
-    """Options of an optimizer of frames that the one which moves the other parameters does not have."""
+    """Returns options of an optimizer of frames that the one which moves the other parameters does not have."""
     plain = getattr(factory, "plain", None)
     return set() if plain is None else {*inspect.signature(factory).parameters} - {*inspect.signature(plain).parameters}

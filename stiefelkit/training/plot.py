@@ -1,38 +1,41 @@
 """Learning curves and orthogonality of runs, from their logs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError
 from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.figure import Figures, figure, legend, literal, log_scale, reference_line, styles
 from stiefelkit.training.files import reachable
-from stiefelkit.training.log import read
-from stiefelkit.training.run_folder import RunFolder, is_run
+from stiefelkit.training.run_folder import RunFolder, by_kind, is_run
 from stiefelkit.training.tasks import Task
 
-__all__ = ["find_runs", "plot"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Curve", "draw", "find_runs", "plot"]
 
 
 @dataclass(frozen=True)
-class Curves:
-    """The log of one run: its name in the legend, its task, and the lines written while training and at tests."""
+class Curve:
+    """What is drawn of a run: its name in the legend, its task, the lines of its log, and the unit of their steps."""
 
     label: str
     task: Task
-    train: list[dict[str, Any]]
-    test: list[dict[str, Any]]
+    records: dict[str, list[dict[str, Any]]]
+    unit: float = 1.0
+
+    def points(self, kind: str, value: Callable[[dict[str, Any]], float | None]) -> list[tuple[float, float]]:
+        """Returns steps, in units, and values, where there are any."""
+        found = ((record["step"] / self.unit, value(record)) for record in self.records[kind])
+        return [(step, number) for step, number in found if number is not None]
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the run folders among some paths; a folder that holds runs stands for all of them.
-
-    Raises:
-        RunError: a path is neither.
-    """
+    """Returns the runs among some paths; a folder that holds runs stands for all of them, and no other is taken."""
     runs: list[Path] = []
     for path in paths:
         with reachable("Plotting", path):
@@ -51,9 +54,6 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         out: folder for the figures; made if missing.
         figures: their format, which is also their ending; PNG if left out.
 
-    Returns:
-        The files drawn.
-
     Raises:
         RunError: a run is missing or damaged, or the runs are of different tasks.
     """
@@ -63,18 +63,66 @@ def plot(runs: Sequence[Path], out: Path, figures: Figures | None = None) -> lis
         raise RunError(f"A figure needs runs of one task, got runs of {', '.join(sorted(names)) or 'none'}.")
     curves = []
     for folder, label in zip(folders, _labels(folders), strict=True):
-        task = folder.config.build_task()
-        records = read(folder.log, task.scores)
-        train = [record for record in records if record["kind"] == "train"]
-        test = [record for record in records if record["kind"] == "test"]
-        if not train:
+        curves.append(Curve(label, folder.config.build_task(), by_kind(folder)))
+        if not curves[-1].records["train"]:
             raise RunError(f"Run {folder.path} needs lines in its log to be drawn, got none yet; train it further.")
-        curves.append(Curves(label, task, train, test))
     figures = figures or Figures()
-    drawn = [_learning(curves, figures.path(out, "learning"), figures.dpi)]
-    if any(worst_ratio(record["orthogonality"]) is not None for curve in curves for record in curve.train):
-        drawn.append(_orthogonality(curves, figures.path(out, "orthogonality"), figures.dpi))
+    drawn = [figures.path(out, "learning")]
+    with figure(drawn[0], 2, dpi=figures.dpi) as (left, right):
+        task = curves[0].task
+        draw(left, curves, "train", lambda record: record["loss"], marked=False)
+        _draw_scores(right, curves)
+        known = [curve.task.known_baseline for curve in curves]
+        for axes, key in ((left, "loss"), (right, task.headline)):
+            for value in {baseline[key] for baseline in known if baseline}:
+                reference_line(axes, value * (100 if axes is right and key == "accuracy" else 1), "baseline")
+        left.set(title="training", xlabel="step", ylabel=task.loss_label, xlim=(0, None))
+        log_scale(left)
+        right.set(title="held out", xlabel="step", xlim=(0, None))
+        if task.headline == "accuracy":
+            right.set_ylim(0, 102)
+        else:
+            log_scale(right)
+        legend(right)
+    if any(curve.points("train", _ratio) for curve in curves):
+        drawn.append(figures.path(out, "orthogonality"))
+        with figure(drawn[1], 1, width=4.2, dpi=figures.dpi) as (axes,):
+            draw(axes, curves, "train", _ratio)
+            reference_line(axes, 1.0, "rounding limit", below=True)
+            label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
+            axes.set(xlabel="step", ylabel=label, title="orthogonality", yscale="log", xlim=(0, None))
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
+            log_scale(axes)
+            legend(axes)
     return drawn
+
+
+def draw(
+    axes: "Axes",
+    curves: Sequence[Curve],
+    kind: str,
+    value: Callable[[dict[str, Any]], float | None],
+    marked: bool = True,
+) -> None:
+    """Draws something of the lines of a kind over their steps, for the runs that have any."""
+    for curve, look in zip(curves, styles(len(curves)), strict=True):
+        points = curve.points(kind, value)
+        if points:
+            every = max(1, len(points) // 12) if kind == "train" else 1
+            shown = {"label": literal(curve.label), "markevery": every, **look} if marked else {"color": look["color"]}
+            axes.plot(*zip(*points, strict=True), **shown)
+
+
+def _draw_scores(axes: "Axes", curves: Sequence[Curve]) -> None:
+    task = curves[0].task
+    scale = 100.0 if task.headline == "accuracy" else 1.0
+    draw(axes, curves, "test", lambda record: scale * record[task.headline])
+    axes.set_ylabel("accuracy (%)" if task.headline == "accuracy" else task.loss_label)
+
+
+def _ratio(record: dict[str, Any]) -> float | None:
+    return worst_ratio(record["orthogonality"])
 
 
 def _labels(folders: list[RunFolder]) -> list[str]:
@@ -87,57 +135,6 @@ def _labels(folders: list[RunFolder]) -> list[str]:
     except ValueError:  # on several drives
         return [str(path) for path in paths]
     return [os.path.relpath(path, above) for path in paths]
-
-
-def _learning(curves: list[Curves], path: Path, dpi: int) -> Path:
-    task = curves[0].task
-    by_accuracy = task.headline == "accuracy"
-    scale = 100.0 if by_accuracy else 1.0
-    with figure(path, 2, dpi=dpi) as (left, right):
-        for curve, look in zip(curves, styles(len(curves)), strict=True):
-            left.plot(*_points(curve.train, "loss"), color=look["color"])
-            steps, scores = _points(curve.test, task.headline)
-            scores = [scale * score for score in scores]
-            right.plot(steps, scores, label=literal(curve.label), **look)
-        baselines = [baseline for curve in curves if (baseline := curve.task.known_baseline)]
-        for axes, key, factor in ((left, "loss", 1.0), (right, task.headline, scale)):
-            for value in {baseline[key] for baseline in baselines}:
-                reference_line(axes, factor * value, "baseline")
-        left.set(title="training", xlabel="step", ylabel=task.loss_label)
-        log_scale(left)
-        right.set(title="held out", xlabel="step", ylabel="accuracy (%)" if by_accuracy else task.loss_label)
-        if by_accuracy:
-            right.set_ylim(0, 102)
-        else:
-            log_scale(right)
-        for axes in (left, right):
-            axes.set_xlim(left=0)
-        legend(right)
-    return path
-
-
-def _orthogonality(curves: list[Curves], path: Path, dpi: int) -> Path:
-    with figure(path, 1, width=4.2, dpi=dpi) as (axes,):
-        for curve, look in zip(curves, styles(len(curves)), strict=True):
-            points = [(record["step"], worst_ratio(record["orthogonality"])) for record in curve.train]
-            points = [(step, ratio) for step, ratio in points if ratio is not None]
-            if points:
-                every = max(1, len(points) // 12)
-                axes.plot(*zip(*points, strict=True), markevery=every, label=literal(curve.label), **look)
-        reference_line(axes, 1.0, "rounding limit", below=True)
-        axes.set(
-            xlabel="step", ylabel=r"$\Vert W^H W - I\Vert_F$ / rounding limit", title="orthogonality", yscale="log"
-        )
-        axes.set_xlim(left=0)
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 0.1), max(high, 10))  # so that noise at the limit looks like noise
-        log_scale(axes)
-        legend(axes)
-    return path
-
-
-def _points(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    return [record["step"] for record in records], [record[key] for record in records]
 
 
 def _lacks(path: Path) -> str:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stiefelkit.errors import OptionError, RunError, StiefelkitError
@@ -19,9 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from stiefelkit.training.config import Config
-    from stiefelkit.training.interruption import Interruption
 
-__all__ = ["Ranks", "is_first_of_launched", "joined", "launched"]
+__all__ = ["Interruption", "Ranks", "is_first_of_launched", "joined", "launched"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = datetime.timedelta(days=1)
@@ -70,16 +72,37 @@ def joined() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-class Ranks:
-    """What one of the processes knows of all, whose process group is torch's default one.
+class Interruption:
+    """Context in which the first SIGINT, SIGTERM or SIGHUP is only noted in `signal`, and a second one acts at once.
 
-    Args:
-        rank: its number.
-        size: how many there are.
-
-    Attributes:
-        interruption: the signals that this process notes, once there are some.
+    One that the process ignores, as under nohup, stays ignored. Outside the main thread, where Python allows no
+    handlers, it changes nothing.
     """
+
+    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            heeded = [number for number in self.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._note) for number in heeded}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+class Ranks:
+    """What one of the processes knows of all: its rank, their number, and the signals that it notes."""
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -162,18 +185,9 @@ class Ranks:
                 raise RunError(f"Training on several ranks needs the same {what} on each, got others on rank {rank}.")
 
     def average_(self, gradients: Sequence[Tensor], count: float, sums: Sequence[float]) -> list[float]:
-        """Makes gradients of a mean over `count` terms those of the mean over the terms of all ranks.
+        """Makes gradients of a mean over `count` terms those of the mean over the terms of all ranks, in place.
 
-        Args:
-            gradients: written to; as many, and of the same shapes, on each rank.
-            count: number of terms of the loss on this rank.
-            sums: other numbers, to be added up over the ranks.
-
-        Returns:
-            The number of terms of all ranks, then the sums.
-
-        Raises:
-            RunError: a rank has failed.
+        Returns the number of terms of all ranks, then `sums`, added up over them; raises RunError if one has failed.
         """
         import torch
         import torch.distributed as dist

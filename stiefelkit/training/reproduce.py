@@ -2,7 +2,7 @@
 
 import dataclasses
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,12 @@ from stiefelkit.training import checkpoint
 from stiefelkit.training.board import Board
 from stiefelkit.training.display import Silent
 from stiefelkit.training.files import parse_json, read_file, write_json
-from stiefelkit.training.log import read
-from stiefelkit.training.papers import Row
-from stiefelkit.training.processor import processor
-from stiefelkit.training.reproduction import Reproduction
-from stiefelkit.training.run_folder import CHECKPOINTS, PROCESSOR, RunFolder, is_run
+from stiefelkit.training.memory import processor
+from stiefelkit.training.papers import Reproduction, Row
+from stiefelkit.training.run_folder import CHECKPOINTS, PROCESSOR, RunFolder, by_kind, is_run
 from stiefelkit.training.train import RunOutcome, resume, train
 
-__all__ = ["DIVERGED", "Finding", "Score", "finding", "last_step", "made_by", "note", "reproduce", "require_settings"]
+__all__ = ["DIVERGED", "Finding", "Score", "finding", "last_step", "made_by", "note", "opened", "reproduce"]
 
 MADE = "reproduced.json"
 DIVERGED = "diverged"
@@ -26,12 +24,7 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Score:
-    """An evaluation that stands for a run.
-
-    Args:
-        test: on the held-out set, in the task's headline.
-        step: optimizer steps done then.
-    """
+    """An evaluation that stands for a run: the task's headline on the held-out set, and the steps done then."""
 
     test: float
     step: int
@@ -39,21 +32,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a run, by both ways to choose an evaluation.
+    """What came of a run: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
 
-    Args:
-        step: of the last evaluation.
-        best_test: that which is best on the held-out set itself, as papers report it: too good by the choice.
-        best_validation: that which is best on examples set apart to choose by; None where there are none.
-        last: the last one.
-        epochs: epochs of the training data done.
-    """
-
-    step: int
     best_test: Score
     best_validation: Score | None
     last: Score
     epochs: float
+    records: dict[str, list[dict[str, Any]]] = field(repr=False)
 
 
 def reproduce(
@@ -65,20 +50,14 @@ def reproduce(
 ) -> RunOutcome:
     """Trains as a row of a paper's table says, or goes on where a run of it stopped.
 
-    Args:
-        row: the experiment.
-        out: the folder of the run.
-        plan: how far, and on what; what it leaves open is as in the paper, or as the run began.
-        display: what to show; nothing if left out.
-        board: where its curves can be watched; nowhere if left out.
+    What the plan leaves open is as in the paper, or as the run began.
 
     Raises:
         RunError: the folder holds another run, or something else.
         DataError: the data are missing or damaged.
         DivergedError: as in `train`.
     """
-    plan = plan or Reproduction()
-    named = plan.settings(row)
+    named = (plan or Reproduction()).settings(row)
     config = row.config(named)
     if not is_run(out):
         return train(config, out, display, board=board)
@@ -98,57 +77,54 @@ def reproduce(
 
 def last_step(out: Path) -> int:
     """Returns the step of the last checkpoint of a run, whole or not; -1 where there is no run."""
-    saved = checkpoint.checkpoints(out / CHECKPOINTS)
-    return checkpoint.step_of(saved[-1]) if saved else -1
+    return max(map(checkpoint.step_of, checkpoint.checkpoints(out / CHECKPOINTS)), default=-1)
 
 
-def require_settings(folder: RunFolder, row: Row) -> None:
-    """Raises RunError unless a run has the settings of an experiment: all but seed, length, threads and device."""
+def opened(path: Path, row: Row) -> RunFolder:
+    """Returns the folder of a run of an experiment.
+
+    Raises:
+        RunError: there is none, or it differs from the experiment in more than seed, length, threads and device.
+    """
+    folder = RunFolder.open(path)
     free = {name: getattr(folder.config, name) for name in ("seed", "steps", "threads", "device")}
     begun, wanted = (vars(config) for config in (folder.config, dataclasses.replace(row.config(), **free)))
     for name, value in wanted.items():
         if begun[name] != value:
             raise RunError(
-                f"A run of {row.name} needs {name} = {value!r}, got {begun[name]!r} in {folder.path}; "
-                f"move it out of the folder of the experiments."
+                f"A run of {row.name} needs {name} = {value!r}, got {begun[name]!r} in {path}; move it out of the "
+                f"folder of the experiments."
             )
+    return folder
 
 
 def finding(path: Path) -> Finding:
-    """Returns what came of a run.
-
-    Raises:
-        RunError: the folder is missing, damaged, or the run has not been evaluated yet.
-    """
+    """Returns what came of a run; raises RunError if it is missing, damaged or has not been evaluated yet."""
     folder = RunFolder.open(path)
-    task = folder.config.build_task()
-    records = read(folder.log, task.scores)
+    task, records = folder.config.build_task(), by_kind(folder)
     sign = 1 if task.headline == "accuracy" else -1
-    test = {record["step"]: record[task.headline] for record in records if record["kind"] == "test"}
-    validation = {record["step"]: record[task.headline] for record in records if record["kind"] == "validation"}
+    scores = {
+        kind: {line["step"]: line[task.headline] for line in lines}
+        for kind, lines in records.items()
+        if kind in ("test", "validation")
+    }
+    test, validation = scores.get("test"), scores.get("validation", {})
     if not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")
     best = max(test, key=lambda step: sign * test[step])
     chosen = max(validation, key=lambda step: sign * validation[step], default=None)
     last = max(test)
     return Finding(
-        step=last,
         best_test=Score(test[best], best),
         best_validation=None if chosen is None else Score(test[chosen], chosen),
         last=Score(test[last], last),
         epochs=last / task.batches_per_epoch(folder.config.batch_size),
+        records=records,
     )
 
 
 def note(path: Path, row: Row, command: str, diverged: str = "") -> None:
-    """Writes into the folder of a run by which commands, commits of the package and processors it was made.
-
-    Args:
-        path: the run.
-        row: the experiment.
-        command: that which went on with it.
-        diverged: what was not finite, and at which step, where that ended it.
-    """
+    """Writes into the folder of a run which command went on with it, on what, and what was not finite at its end."""
     entry = {"command": command, "commit": _commit(), PROCESSOR: processor(RunFolder.open(path).config.device)}
     entry |= {DIVERGED: diverged} if diverged else {}
     begun = made_by(path)
@@ -166,7 +142,7 @@ def made_by(path: Path) -> list[dict[str, Any]]:
 
 
 def _commit() -> str:
-    """The commit of the package's source, with a + if it was changed since; empty outside of a checkout."""
+    """Returns the commit of the package's source, with a + if it was changed since; empty outside of a checkout."""
     here = Path(__file__).parent
     words = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:

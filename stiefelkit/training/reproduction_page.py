@@ -5,15 +5,18 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, printable
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import write_atomically
-from stiefelkit.training.log import read
 from stiefelkit.training.papers import Row, rows
-from stiefelkit.training.reproduce import DIVERGED, Finding, finding, made_by, require_settings
+from stiefelkit.training.plot import Curve, draw
+from stiefelkit.training.reproduce import DIVERGED, Finding, finding, made_by, opened
 from stiefelkit.training.run_folder import PROCESSOR, RunFolder, is_run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["write_page"]
 
@@ -26,41 +29,33 @@ score was best. CPU time is that of the steps, without evaluations; memory is th
 """
 
 
+LABELS: dict[str, dict[str, str]] = {
+    "drift": {"title": "orthogonality", "ylabel": r"$\Vert W^H W - I\Vert_F$"},
+    "gradients": {"title": "largest gradient since the last line", "ylabel": "norm"},
+}
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run, and what its log says.
-
-    Args:
-        row: the experiment.
-        folder: the run.
-        found: what came of it.
-        records: the lines of its log, by their kind.
-    """
+    """A run of an experiment, and what came of it."""
 
     row: Row
     folder: RunFolder
     finding: Finding
-    records: dict[str, list[dict[str, Any]]]
 
-    def epochs(self, record: dict[str, Any]) -> float:
-        """Epochs of the training data at a line of the log."""
-        return record["step"] / self.row.epoch
+    @property
+    def curve(self) -> Curve:
+        """What is drawn of it, over epochs."""
+        return Curve(self.row.label, self.row.build_task(), self.finding.records, self.row.epoch)
 
 
 def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
-    """Writes a Markdown page and its figures about every run in a folder that has been evaluated.
+    """Writes a Markdown page and its figures about every run in a folder that has been evaluated, and returns them.
 
-    Args:
-        out: folder of the runs.
-        place: folder of the page; made if missing.
-        figures: their format; PNG if left out.
-
-    Returns:
-        The page and the figures.
+    Runs that are damaged, or of other settings than the experiment, are named at the end of the page.
 
     Raises:
-        RunError: there is no such run, or the place cannot be written. Runs that are damaged, or of other settings
-            than the experiment, are named at the end of the page.
+        RunError: there is no such run, or the place cannot be written.
     """
     runs, left_out = _runs(out)
     if not runs:
@@ -71,11 +66,9 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
         members = [run for run in runs if run.row.group == group]
         stem = re.sub(r" \w+=", "-", group)
         parts += [f"## {group}\n", _table(members)]
-        for name, draw in FIGURES.items():
-            path = look.path(place, f"{stem}-{name}")
-            if draw(members, path, look.dpi):
-                drawn.append(path)
-                parts.append(f"![{group}: {name}]({path.name})\n")
+        for name, path in _drawn(members, look, place, stem).items():
+            drawn.append(path)
+            parts.append(f"![{group}: {name}]({path.name})\n")
         parts.append(_made(members))
     if left_out:
         parts += ["## Left out\n", *(f"- {name}: {_literal(why)}" for name, why in left_out.items()), ""]
@@ -85,87 +78,63 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
 
 
 def _runs(out: Path) -> tuple[list[Run], dict[str, str]]:
-    """The runs to show, and name to sentence of those that cannot be."""
+    """Returns the runs to show, and name to sentence of those that cannot be."""
     runs, left_out = [], {}
     for row in rows():
         path = out / row.name
-        if not is_run(path):
-            continue
-        try:
-            runs.append(_run(row, path))
-        except StiefelkitError as error:
-            left_out[row.name] = str(error)
+        if is_run(path):
+            try:
+                runs.append(Run(row, opened(path, row), finding(path)))
+            except StiefelkitError as error:
+                left_out[row.name] = str(error)
     return runs, left_out
 
 
-def _run(row: Row, path: Path) -> Run:
-    folder = RunFolder.open(path)
-    require_settings(folder, row)
-    by_kind: dict[str, list[dict[str, Any]]] = {}
-    for record in read(folder.log, folder.config.build_task().scores):
-        by_kind.setdefault(record["kind"], []).append(record)
-    return Run(row, folder, finding(path), by_kind)
-
-
 def _table(runs: list[Run]) -> str:
-    task = runs[0].row.build_task()
-    percent = task.headline == "accuracy"
-    word = "accuracy" if percent else task.loss_label
-    goal = runs[0].row.goal
+    row = runs[0].row
+    task, goal = row.build_task(), row.goal
+    word = "accuracy" if row.by_accuracy else task.loss_label
     second = "by validation" if goal is None else f"first below {goal:g}"
     titles = ("experiment", "parameters (as printed)", "epochs", f"best on test ({word})", second, "last", "the paper")
     lines = ["| " + " | ".join((*titles, "CPU minutes an epoch", "MB")) + " |", "|---" * 9 + "|"]
     for run in runs:
-        finding, row = run.finding, run.row
-        whole = (row.settings.steps or 0) / row.epoch
+        found, row = run.finding, run.row
+        chosen = "-" if found.best_validation is None else row.said(found.best_validation.test)
         cells = [
             row.name,
             f"{run.folder.parameters:,}" + (f" ({row.parameters:,})" if row.parameters else ""),
-            f"{finding.epochs:.4g} of {whole:.4g}",
-            f"{_said(finding.best_test.test, percent)} at {finding.best_test.step / row.epoch:.4g}",
-            _by_validation(finding, percent) if goal is None else _reached(run, goal),
-            _said(finding.last.test, percent),
-            row.kind_of_figure if row.figure is None else _said(row.figure, percent),
+            f"{found.epochs:.4g} of {row.epochs:.4g}",
+            f"{row.said(found.best_test.test)} at {found.best_test.step / row.epoch:.4g}",
+            chosen if goal is None else _reached(run, goal),
+            row.said(found.last.test),
+            row.printed,
             *_costs(run),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     notes = dict.fromkeys(run.row.note for run in runs if run.row.note)
     words = [f"{', '.join(run.row.name for run in runs if run.row.note == note)}: {note}." for note in notes]
-    words += [f"{run.row.name}: ended where {why}." for run in runs if (why := _diverged(run))]
+    ends = {run.row.name: _literal(made[-1].get(DIVERGED) or "") for run in runs if (made := made_by(run.folder.path))}
+    words += [f"{name}: ended where {why}." for name, why in ends.items() if why]
     if task.known_baseline:
-        words.insert(0, f"Without memory: {_said(task.known_baseline[task.headline], percent)}.")
+        words.insert(0, f"Without memory: {row.said(task.known_baseline[task.headline])}.")
     return "\n".join([*lines, "", " ".join(words), ""])
 
 
-def _by_validation(finding: Finding, percent: bool) -> str:
-    return "-" if finding.best_validation is None else _said(finding.best_validation.test, percent)
-
-
-def _diverged(run: Run) -> str:
-    """What was not finite where that ended a run."""
-    made = made_by(run.folder.path)
-    return _literal(made[-1].get(DIVERGED, "")) if made else ""
-
-
 def _reached(run: Run, goal: float) -> str:
-    """The first evaluation below a goal."""
-    scores = [(record["step"], record[run.row.build_task().headline]) for record in run.records["test"]]
-    return next((f"at step {step:,}" for step, score in scores if score < goal), "not yet")
-
-
-def _said(value: float, percent: bool) -> str:
-    return f"{value:.4f}" if percent else f"{value:.3g}"
+    """Returns where the first evaluation was below a goal."""
+    headline = run.row.build_task().headline
+    steps = [record["step"] for record in run.finding.records["test"] if record[headline] < goal]
+    return f"at step {steps[0]:,}" if steps else "not yet"
 
 
 def _costs(run: Run) -> tuple[str, str]:
-    epochs = run.records.get("epoch", [])
+    """Returns CPU minutes of an epoch, and the most memory."""
+    epochs, train = run.finding.records["epoch"], run.finding.records["train"]
     if not epochs:
-        if "train" not in run.records:
-            return "-", "-"
-        per_step = statistics.median(record["ms_per_step"] for record in run.records["train"])
-        return f"{per_step * run.row.epoch / 6e4:.2f}", "-"
+        times = [record["ms_per_step"] for record in train]
+        return f"{statistics.median(times) * run.row.epoch / 6e4:.2f}" if times else "-", "-"
     minutes = statistics.median(record["cpu_seconds"] for record in epochs) / 60
-    peak = max((record.get("peak_bytes", 0) for record in epochs), default=0)
+    peak = max(record.get("peak_bytes", 0) for record in epochs)
     return f"{minutes:.2f}", f"{peak / 1e6:.0f}" if peak else "-"
 
 
@@ -197,71 +166,49 @@ def _command(words: object) -> str:
     return _literal(shown) if "`" in shown else f"`{shown}`"
 
 
-def _curves(runs: list[Run], path: Path, dpi: int) -> bool:
-    """Held-out scores over epochs, with what guessing scores and the papers' figures."""
+def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, Path]:
+    """Draws scores, drift and gradients of the runs of one group over epochs, where there are any."""
+    curves, headline, drawn = [run.curve for run in runs], runs[0].row.build_task().headline, {}
+    shown: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
+        "scores": ("test", lambda record: record[headline]),
+        "drift": ("train", lambda record: _largest_error(record) or None),
+        "gradients": ("train", lambda record: record["gradient_norm"] or None),
+    }
+    for name, (kind, value) in shown.items():
+        if not any(curve.points(kind, value) for curve in curves):
+            continue
+        drawn[name] = look.path(place, f"{stem}-{name}")
+        with figure(drawn[name], 1, width=5.4, dpi=look.dpi) as (axes,):
+            draw(axes, curves, kind, value)
+            axes.set_xlabel("epoch")
+            if name == "scores":
+                _finish_scores(axes, runs)
+            else:
+                axes.set(**LABELS[name], yscale="log", xlim=(0, None))
+                low, high = axes.get_ylim()
+                axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
+                log_scale(axes)
+            legend(axes)
+    return drawn
+
+
+def _finish_scores(axes: "Axes", runs: list[Run]) -> None:
+    """Adds what guessing scores, and the papers' figures, to curves of held-out scores."""
     task = runs[0].row.build_task()
-    percent = task.headline == "accuracy"
-    with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
-        for run, look in zip(runs, styles(len(runs)), strict=True):
-            records = run.records["test"]
-            every = max(1, len(records) // 12)
-            points = [record[task.headline] for record in records]
-            axes.plot([run.epochs(record) for record in records], points, label=run.row.label, markevery=every, **look)
-            if run.row.figure is not None:
-                axes.axhline(run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
-        if not percent and task.known_baseline:  # a guess at ten classes would press the curves together
-            reference_line(axes, task.known_baseline[task.headline], "without memory")
-        axes.set(xlabel="epoch", ylabel="accuracy (%)" if percent else task.loss_label)
-        axes.set_title("held out; dotted: the papers" if percent else "held out")
-        if percent:  # runs of two epochs stand beside others of fifty
-            accuracy_scale(axes)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:g}")
-        else:
-            axes.set_xlim(left=0)
-            log_scale(axes)
-        legend(axes)
-    return True
+    for run, look in zip(runs, styles(len(runs)), strict=True):
+        if run.row.figure is not None:
+            axes.axhline(run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
+    if task.headline == "accuracy":  # runs of two epochs stand beside others of fifty
+        axes.set(title="held out; dotted: the papers", ylabel="accuracy (%)")
+        accuracy_scale(axes)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        return
+    if task.known_baseline:  # a guess at ten classes would press the curves together
+        reference_line(axes, task.known_baseline[task.headline], "without memory")
+    axes.set(title="held out", ylabel=task.loss_label, xlim=(0, None))
+    log_scale(axes)
 
 
-def _of_train(runs: list[Run], path: Path, dpi: int, words: tuple[str, str], value: Callable[[Any], Any]) -> bool:
-    """Something of the lines of training over epochs, on a logarithmic scale; False if no line has it."""
-    curves = [
-        [(run.epochs(record), value(record)) for record in run.records.get("train", []) if value(record)]
-        for run in runs
-    ]
-    if not any(curves):
-        return False
-    with figure(path, 1, width=5.4, dpi=dpi) as (axes,):
-        for run, points, look in zip(runs, curves, styles(len(runs)), strict=True):
-            if points:
-                xs, ys = zip(*points, strict=True)
-                axes.plot(xs, ys, label=run.row.label, markevery=max(1, len(xs) // 12), **look)
-        title, unit = words
-        axes.set(xlabel="epoch", ylabel=unit, title=title, yscale="log")
-        low, high = axes.get_ylim()
-        axes.set_ylim(low / 2, high * 2)  # so that noise looks like noise
-        axes.set_xlim(left=0)
-        log_scale(axes)
-        legend(axes)
-    return True
-
-
-def _drift(runs: list[Run], path: Path, dpi: int) -> bool:
-    def largest(record: dict[str, Any]) -> float:
-        return max((weight["error"] for weight in record["orthogonality"].values()), default=0.0)
-
-    return _of_train(runs, path, dpi, ("orthogonality", r"$\Vert W^H W - I\Vert_F$"), largest)
-
-
-def _gradients(runs: list[Run], path: Path, dpi: int) -> bool:
-    words = ("largest gradient since the last line", "norm")
-    return _of_train(runs, path, dpi, words, lambda record: record["gradient_norm"])
-
-
-FIGURES: dict[str, Callable[[list[Run], Path, int], bool]] = {
-    "scores": _curves,
-    "drift": _drift,
-    "gradients": _gradients,
-}
-"""Name to what draws the runs of one group into a file, and says whether it did."""
+def _largest_error(record: dict[str, Any]) -> float:
+    return max((weight["error"] for weight in record["orthogonality"].values()), default=0.0)

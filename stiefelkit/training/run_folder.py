@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, log.jsonl and checkpoints/, and who may write there.
+"""The folder of a run: config.json, log.jsonl, a JSON object a line, and checkpoints/, and who may write there.
 
 config.json carries the digest of what it says, not of its layout. It cannot lie in the checkpoints alone: the steps of
 a run may be raised on resuming, and a kill between the two writes must leave both of them right.
@@ -8,10 +8,10 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import platform
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,20 @@ from stiefelkit._version import __version__
 from stiefelkit.errors import RunError
 from stiefelkit.training import checkpoint
 from stiefelkit.training.config import Config
-from stiefelkit.training.files import (
-    open_file,
-    parse_json,
-    reachable,
-    read_file,
-    remove,
-    sync_directory,
-    write_atomically,
-    write_synced,
-)
-from stiefelkit.training.processor import processor
+from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_atomically
+from stiefelkit.training.memory import processor
 
-__all__ = ["CHECKPOINTS", "PROCESSOR", "RunFolder", "is_run", "versions"]
+__all__ = ["CHECKPOINTS", "MEASURED", "PROCESSOR", "Log", "RunFolder", "by_kind", "is_run", "read_log", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
 LARGEST = 2**24
 """Bytes of a config at most."""
 REMEDY = "put it back, or start another run with another --out"
+MEASURED = ("ms_per_step", "cpu_seconds", "wall_seconds", "peak_bytes", "peak_device_bytes")
+"""Keys of a line that tell of the machine, and may differ where all else is the same."""
+LAST_STEP = 2**53
+"""Up to here a float holds every integer."""
 
 
 def is_run(path: Path) -> bool:
@@ -50,12 +45,8 @@ def is_run(path: Path) -> bool:
 
 def versions(device: str) -> dict[str, str]:
     """Returns the versions, and the processor, on which the last bits of a run on `device` depend."""
-    return {
-        "python": platform.python_version(),
-        "stiefelkit": __version__,
-        "torch": torch.__version__,
-        PROCESSOR: processor(device),
-    }
+    numbers = {"python": platform.python_version(), "stiefelkit": __version__, "torch": torch.__version__}
+    return {**numbers, PROCESSOR: processor(device)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +57,7 @@ class RunFolder:
         path: the folder.
         config: what the run was started with.
         parameters: number of trainable parameters of its model.
-        versions: versions of Python, torch and stiefelkit, and the processor, that the run was started with; without a
-            processor in runs older than that.
+        versions: of Python, torch and stiefelkit, and the processor, that it was started with; older runs lack that.
         sealed: config.json holds its digest; False in runs that began before there were digests.
         data: digest of the user's files that it was started with; None without any, or in runs older than that.
     """
@@ -101,28 +91,21 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config, parameters: int, data: str | None = None) -> "RunFolder":
-        """Makes the folder of a new run: it appears at once, with its config.
+        """Makes the folder of a new run, which is one as soon as its config is there, whole.
 
         Raises:
             RunError: something is there already, or the place cannot be written.
         """
         cls.refuse_existing(path)
         folder = cls(path, config, parameters, versions(config.device), data=data)
-        with reachable("A new run", path):
-            if path.exists():
-                write_atomically(path / CONFIG, folder._content())
-                return folder
-        temporary = path.with_name(f".{path.name}.tmp")
+        with writable("A new run", path):
+            path.mkdir(parents=True, exist_ok=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            remove(temporary)
-            temporary.mkdir()
-            write_synced(temporary / CONFIG, folder._content())
-            os.rename(temporary, path)
-            sync_directory(path.parent)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise RunError(f"A new run needs a place that can be written, got {path}: {error.strerror}.") from error
+            write_atomically(path / CONFIG, folder._content())
+        except RunError:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            raise
         return folder
 
     @classmethod
@@ -135,23 +118,22 @@ class RunFolder:
         with reachable("Resuming or reading a run", path):
             if not path.exists():
                 raise RunError(f"Resuming or reading a run needs its folder, got {path}, which does not exist.")
+        damaged = RunError(f"A run needs a whole {CONFIG}, but {path / CONFIG} is damaged; {REMEDY}.")
         try:
-            content = parse_json(read_file(path / CONFIG, most=LARGEST))
-            sealed = DIGEST in content
-            record = {name: content[name] for name in ("config", "parameters", "versions")}
-            record |= {DATA: content[DATA]} if DATA in content else {}
-            count = len(record) + sealed
+            record = parse_json(read_file(path / CONFIG, most=LARGEST))
+            digest = record.pop(DIGEST, None)
+            facts = [record[name] for name in ("config", "parameters", "versions")]
+            data = record.get(DATA, "")
         except OSError as error:
             raise RunError(f"A run needs {CONFIG} in its folder, got none in {path}: {error.strerror}.") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"A run needs a whole {CONFIG}, but {path / CONFIG} is damaged; {REMEDY}.") from error
-        if len(content) != count or (sealed and content[DIGEST] != _digest(record)):
+        except checkpoint.BROKEN as error:
+            raise damaged from error
+        if not record.keys() <= {"config", "parameters", "versions", DATA} or digest not in (None, _digest(record)):
             raise RunError(f"Run {path} needs {CONFIG} as it was written, got {_edited(path, record)}; {REMEDY}.")
-        config = Config.from_json(record["config"], str(path / CONFIG))
-        whole = isinstance(record["versions"], dict) and type(record["parameters"]) is int
-        if not whole or not isinstance(record.get(DATA, ""), str):
-            raise RunError(f"A run needs a whole {CONFIG}, but {path / CONFIG} is damaged; {REMEDY}.")
-        return cls(path, config, record["parameters"], record["versions"], sealed, record.get(DATA))
+        config = Config.from_json(facts[0], str(path / CONFIG))
+        if not isinstance(facts[2], dict) or type(facts[1]) is not int or not isinstance(data, str):
+            raise damaged
+        return cls(path, config, facts[1], facts[2], digest is not None, data or None)
 
     def with_config(self, config: Config) -> "RunFolder":
         """Returns this folder with another config, written to the disk if it differs or has no digest."""
@@ -162,30 +144,33 @@ class RunFolder:
 
     def record(self) -> dict[str, Any]:
         """Returns what config.json says, as JSON gives it back; a checkpoint holds a copy."""
-        record = {
-            "config": dataclasses.asdict(self.config),
-            "parameters": self.parameters,
-            "versions": self.versions,
-            **({} if self.data is None else {DATA: self.data}),
-        }
-        return json.loads(json.dumps(record))
+        record = {name: vars(self)[name] for name in ("parameters", "versions", DATA) if vars(self)[name] is not None}
+        return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **record}))
 
-    def check(self, recorded: Mapping[str, Any], step: int) -> None:
-        """Compares config.json with the copy in a checkpoint; more steps are no difference where they may be raised.
+    def check(self, state: Mapping[str, Any], step: int) -> None:
+        """Compares config.json and the log with what the state of a checkpoint knows of them.
+
+        More steps are no difference where they may be raised, and fields that are newer than the run get their
+        defaults.
 
         Raises:
             RunError: they differ; the message names the field.
         """
-        written = Config.from_json(recorded["config"], "The checkpoint")  # fields that are newer get their defaults
-        facts = {name: recorded.get(name) for name in ("parameters", "versions", DATA)}
-        copy = dataclasses.replace(self, config=written, **facts)
+        written, mark = state["config"], state["log"]
+        facts = {name: written.get(name) for name in ("parameters", "versions", DATA)}
+        copy = dataclasses.replace(self, config=Config.from_json(written["config"], "The checkpoint"), **facts)
         changes = _differences(copy.record(), self.record())
         if self.config.may_be_prolonged:
             changes.pop("steps", None)
-        if not self.sealed:
-            raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got one without {DIGEST}; {REMEDY}.")
-        if changes:
-            raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {_first(changes, step)}; {REMEDY}.")
+        if changes or not self.sealed:
+            got = _first(changes, step) if self.sealed else f"one without {DIGEST}"
+            raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {got}; {REMEDY}.")
+        content = _read(self.log, mark["bytes"])[: mark["bytes"]]
+        if hashlib.sha256(content).hexdigest() != mark["sha256"]:
+            raise RunError(
+                f"Log {self.log} needs the {mark['bytes']} bytes that its checkpoint counts as they were written, got "
+                f"a change; {REMEDY}."
+            )
 
     def check_data(self, digest: str | None) -> None:
         """Raises RunError if the user's files are not those that the run was started with, as far as that is known."""
@@ -208,10 +193,8 @@ class RunFolder:
         except ImportError:  # no such lock outside POSIX
             yield
             return
-        try:
+        with writable("A run", self.path):
             file = os.fdopen(open_file(self.path / LOCK, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
-        except OSError as error:
-            raise RunError(f"Run {self.path} cannot be written: {error.strerror}.") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,30 +214,130 @@ def _digest(record: dict[str, Any]) -> str:
 def _edited(path: Path, record: dict[str, Any]) -> str:
     """Says which field of an edited config.json is not that of a checkpoint."""
     for saved in reversed(checkpoint.checkpoints(path / CHECKPOINTS)):
-        try:
+        with contextlib.suppress(RunError, KeyError):
             step, state = checkpoint.load(saved)
-        except RunError:
-            continue
-        if "config" in state:
             changes = _differences(state["config"], record)
             return _first(changes, step) if changes else f"a {DIGEST} that is not of its content"
     return f"content that its {DIGEST} is not of"
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], within: str = "") -> dict[str, tuple[Any, Any]]:
+def _differences(before: Any, now: Any) -> dict[str, tuple[str, str]]:
     """Maps the name of each field that differs, also in its type, to what it was and what it is."""
-    changes = {}
-    for name in [*before, *(name for name in now if name not in before)]:
-        label = "" if not within and name == "config" else f"{within}{name}"
-        old, new = before.get(name, "nothing"), now.get(name, "nothing")
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes |= _differences(old, new, f"{label}." if label else "")
-        elif (name in before) != (name in now) or json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
-            changes[label or name] = (old, new)
-    return changes
+    old, new = _flat(before), _flat(now)
+    pairs = {name: (old.get(name, "nothing"), new.get(name, "nothing")) for name in {**old, **new}}
+    return {name.removeprefix("config."): pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _first(changes: dict[str, tuple[Any, Any]], step: int) -> str:
+def _flat(value: Any, label: str = "") -> dict[str, str]:
+    if not isinstance(value, dict) or not value:
+        return {label: json.dumps(value)}
+    start = f"{label}." if label else ""
+    return {name: word for key, item in value.items() for name, word in _flat(item, f"{start}{key}").items()}
+
+
+def _first(changes: dict[str, tuple[str, str]], step: int) -> str:
     # steps last: they may differ from those of a checkpoint without an edit
     label, (before, now) = min(changes.items(), key=lambda change: change[0] == "steps")
-    return f"{label} = {now!r} where the checkpoint of step {step} has {before!r}"
+    return f"{label} = {now} where the checkpoint of step {step} has {before}"
+
+
+class Log:
+    """An append-only JSONL file that is cut back to the `keep` bytes that a checkpoint counts; made if missing.
+
+    Raises:
+        RunError: the file is shorter than that, or cannot be written.
+    """
+
+    def __init__(self, path: Path, keep: int = 0):
+        kept = _read(path, keep)[:keep]
+        self._size, self._sha = len(kept), hashlib.sha256(kept)
+        with writable("A log", path):
+            # without a buffer: what a full disk refused must not come again when the file is closed
+            self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
+            self._file.truncate(keep)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends one line, or nothing."""
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        try:
+            left = line
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            raise
+        self._size += len(line)
+        self._sha.update(line)
+
+    def sync(self) -> dict[str, Any]:
+        """Waits until all lines are on the disk, and returns what `RunFolder.check` knows them by."""
+        os.fsync(self._file.fileno())
+        return {"bytes": self._size, "sha256": self._sha.hexdigest()}
+
+    def close(self) -> None:
+        """Closes the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def lines(path: Path) -> int:
+    """Returns the number of whole lines of a log, none if there is no log; raises RunError if it cannot be read."""
+    return _read(path, 0).count(b"\n")
+
+
+def read_log(path: Path, scores: Collection[str] = ("loss",)) -> list[dict[str, Any]]:
+    """Returns the records of a log, whose evaluations hold `scores`; a last line that is being written is left out.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        content = read_file(path)
+    except OSError as error:
+        raise RunError(f"Run {path.parent} has no readable {path.name}; is it a run folder?") from error
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            record = parse_json(line)
+            _check_record(record, scores)
+        except checkpoint.BROKEN as error:
+            raise RunError(f"Log {path} is damaged at line {number}.") from error
+        records.append(record)
+    return records
+
+
+def by_kind(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
+    """Returns the records of the log of a run by their kind: train, test, validation, epoch."""
+    kinds: dict[str, list[dict[str, Any]]] = {"train": [], "test": [], "validation": [], "epoch": []}
+    for record in read_log(folder.log, folder.config.build_task().scores):
+        kinds[record["kind"]].append(record)
+    return kinds
+
+
+def _check_record(record: dict[str, Any], scores: Collection[str]) -> None:
+    kinds = {
+        "train": ("loss", "gradient_norm", "ms_per_step"),
+        "epoch": ("epoch", "cpu_seconds", "wall_seconds"),
+        **dict.fromkeys(("test", "validation"), scores),
+    }
+    numbers = [record[name] for name in kinds[record["kind"]]]
+    for weight in record["orthogonality"].values() if record["kind"] == "train" else ():
+        numbers += [weight["error"], weight["limit"], weight["error"] / weight["limit"]]
+    if type(record["step"]) is not int or not 0 <= record["step"] <= LAST_STEP:
+        raise ValueError("no step")
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        raise ValueError("no number")
+
+
+def _read(path: Path, least: int) -> bytes:
+    """Returns a log of so many bytes or more; one that is not there is empty."""
+    try:
+        content = read_file(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not least and not path.is_symlink():
+            return b""
+        raise RunError(f"Log {path} needs to be a file that can be read, got {error.strerror!r}; {REMEDY}.") from error
+    if len(content) < least:
+        raise RunError(f"Log {path} needs the {least} bytes that its checkpoint counts, got {len(content)}; {REMEDY}.")
+    return content

@@ -24,15 +24,7 @@ __all__ = ["Session", "Window"]
 
 @dataclass
 class Window:
-    """Sums over the steps since the last line of the log.
-
-    Args:
-        steps: number of steps.
-        loss: sum of the losses.
-        correct: sum of the accuracies.
-        gradient_norm: largest norm of the gradient, in which frames count with their Riemannian gradient.
-        seconds: process CPU time spent in the steps.
-    """
+    """Sums over the steps since the last line of the log, CPU time among them, and the largest norm of a gradient."""
 
     steps: int = 0
     loss: float = 0.0
@@ -43,12 +35,7 @@ class Window:
 
 @dataclass
 class Epoch:
-    """What the steps since the last epoch of training data took.
-
-    Args:
-        cpu_seconds: process CPU time of the steps.
-        wall_seconds: time on the clock of the steps.
-    """
+    """What the steps since the last epoch of training data took, on the CPU and on the clock."""
 
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -56,18 +43,7 @@ class Epoch:
 
 @dataclass
 class Session:
-    """Everything that training changes.
-
-    Args:
-        config: what to do.
-        task: the task of the config.
-        model: the model.
-        optimizer: its optimizer.
-        step: optimizer steps done.
-        window: sums for the next line of the log.
-        epoch: sums for the line of the epoch.
-        ranks: the processes that share the batches; this one alone if left out.
-    """
+    """Everything that training changes, and the processes that share the batches."""
 
     config: Config
     task: Task
@@ -86,9 +62,9 @@ class Session:
     @classmethod
     def start(cls, config: Config, ranks: Ranks | None = None) -> "Session":
         """Returns the session at step 0."""
-        model = config.build_model()
-        optimizer = config.build_optimizer(model)
-        return cls(config, config.build_task(), model, optimizer, ranks=ranks or Ranks())
+        task = config.build_task()
+        model = config.build_model(task)
+        return cls(config, task, model, config.build_optimizer(model), ranks=ranks or Ranks())
 
     @property
     def parameters(self) -> int:

@@ -6,24 +6,17 @@ from pathlib import Path
 
 from stiefelkit.errors import RunError
 from stiefelkit.training.display import worst_ratio
-from stiefelkit.training.log import read
-from stiefelkit.training.run_folder import RunFolder
+from stiefelkit.training.run_folder import RunFolder, by_kind
 
 __all__ = ["Summary", "summarise"]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table says about a run.
+    """What a table says about a run: last scores on the held-out set, and on what is set apart to choose by, if any.
 
-    Args:
-        model: name of the model.
-        step: step of the last evaluation.
-        test: last scores on the held-out set.
-        validation: last scores on the examples set apart to choose by; empty where the task has none.
-        parameters: number of trainable parameters.
-        ms_per_step: median over the log of the process CPU time per optimizer step, in milliseconds.
-        orthogonality: worst error over limit, over all weights and the whole log; None without such weights.
+    `ms_per_step` is the median of the process CPU time of a step, `orthogonality` the worst error over limit of all
+    weights and the whole log, None without such weights.
     """
 
     model: str
@@ -36,20 +29,13 @@ class Summary:
 
 
 def summarise(path: Path) -> Summary:
-    """Returns the figures of a run.
-
-    Raises:
-        RunError: the folder is missing, damaged, or the run has not been evaluated yet.
-    """
+    """Returns the figures of a run; raises RunError if it is missing, damaged or has not been evaluated yet."""
     folder = RunFolder.open(path)
-    scores = folder.config.build_task().scores
-    records = read(folder.log, scores)
-    train = [record for record in records if record["kind"] == "train"]
-    test = [record for record in records if record["kind"] == "test"]
-    validation = [record for record in records if record["kind"] == "validation"]
+    records, scores = by_kind(folder), folder.config.build_task().scores
+    train, test, validation = (records[kind] for kind in ("train", "test", "validation"))
     if not train or not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it with --resume.")
-    ratios = [worst_ratio(record["orthogonality"]) for record in train]
+    ratios = [ratio for record in train if (ratio := worst_ratio(record["orthogonality"])) is not None]
     return Summary(
         model=folder.config.model,
         step=test[-1]["step"],
@@ -57,5 +43,5 @@ def summarise(path: Path) -> Summary:
         validation={key: validation[-1][key] for key in scores} if validation else {},
         parameters=folder.parameters,
         ms_per_step=statistics.median(record["ms_per_step"] for record in train),
-        orthogonality=max((ratio for ratio in ratios if ratio is not None), default=None),
+        orthogonality=max(ratios, default=None),
     )

@@ -5,34 +5,45 @@ folder of its own, so a sweep that was stopped goes on where it was. Past one ma
 run is one line of `stiefelkit train`, which `Run.command` gives.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
 import math
+import multiprocessing
+import os
 import shlex
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.errors import OptionError, RunError, StiefelkitError, did_you_mean
 from stiefelkit.numbers import settle_, whole
+from stiefelkit.training import data
 from stiefelkit.training.config import Config
+from stiefelkit.training.files import reachable, refuse_links, write_atomically
+from stiefelkit.training.ranks import Interruption
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.summary import Summary
 from stiefelkit.training.tasks import create, tasks
 
-__all__ = ["Cell", "Run", "Sweep", "SweepPlan", "cells"]
+if TYPE_CHECKING:
+    from stiefelkit.training.display import Silent
+    from stiefelkit.training.summary import Summary
+
+__all__ = ["Cell", "Run", "SweepPlan", "checked", "run_sweep", "runs_of"]
 
 WHO = "A sweep"
-SEED = "seed"
-LONGEST_NAME = 100
-MOST = 10_000
-"""Runs of a sweep at most."""
+SUMMARY = "sweep.json"
+LONGEST_NAME, MOST = 100, 10_000
+"""Characters of the name of a run, but for a digest, and runs of a sweep, at most."""
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 TABLES = {name for name, item in FIELDS.items() if item.default_factory is dict}
+Spread = dict[str, tuple[float, float | None]]
+"""Mean and standard deviation by the name of a score; one run has no deviation."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +69,8 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Run:
-    """One combination.
+    """One combination: `chosen` of each option that varies, and all that the file gives; the recipe closes the rest."""
 
-    Args:
-        name: of its folder, "lr=0.001,seed=2".
-        chosen: what it has of each option that varies.
-        task: the registry name.
-        task_options: the fields of the task that the file gives.
-        model: the name.
-        settings: what the file gives; the recipe closes the rest.
-    """
-
-    name: str
     chosen: dict[str, Any]
     task: str
     task_options: dict[str, Any]
@@ -77,14 +78,19 @@ class Run:
     settings: Settings
 
     @property
+    def name(self) -> str:
+        """Name of its folder, "lr=0.001,seed=2"."""
+        return _name(self.chosen) or self.model
+
+    @property
     def config(self) -> Config:
         """The whole description of the run."""
         return Config.resolve(create(self.task, self.task_options), self.model, self.settings)
 
-    def command(self, out: Path, data: Path | None = None) -> str:
-        """The line that runs it alone, with the folder of the data if it is named."""
+    def command(self, out: Path, place: Path | None = None) -> str:
+        """Returns the line that runs it alone, with the folder of the data if it is named."""
         words = ["stiefelkit", "train", self.task, "--model", self.model, "--out", str(out / self.name)]
-        words += [] if data is None else ["--data", str(data)]
+        words += [] if place is None else ["--data", str(place)]
         for key, value in {**self.task_options, **self.settings.given()}.items():
             for inner, item in value.items() if isinstance(value, dict) else [("", value)]:
                 option = (f"{key}.{inner}" if inner else key).replace("_", "-")
@@ -96,119 +102,48 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What a file asks for.
-
-    Args:
-        fixed: the options that all runs have.
-        vary: option, "lr" or "rates.skew", to the values that it takes.
-    """
-
-    fixed: Mapping[str, Any]
-    vary: Mapping[str, list[Any]] = field(default_factory=dict)
-
-    @classmethod
-    def of_options(cls, options: Mapping[str, Any]) -> "Sweep":
-        """Returns the sweep that the content of a file describes.
-
-        Raises:
-            OptionError: `[vary]` is no table of lists, or one is empty or holds a value twice.
-        """
-        fixed = {key.replace("-", "_"): value for key, value in options.items()}
-        vary = fixed.pop("vary", {})
-        if not isinstance(vary, Mapping):
-            raise OptionError(f"{WHO} needs a table [vary] of lists, got {vary!r}.")
-        lists = {}
-        for key, values in _flat(vary).items():
-            if not isinstance(values, list) or not values:
-                raise OptionError(f"{WHO} needs a list of values for vary.{key}, got {values!r}.")
-            if len({json.dumps(value) for value in values}) < len(values):
-                raise OptionError(f"{WHO} needs different values for vary.{key}, got {values!r}.")
-            lists[key] = values
-        return cls(fixed, lists)
-
-    def runs(self) -> list[Run]:
-        """Every run, the last list fastest.
-
-        Raises:
-            OptionError: there is no such option, or no task or model, or there are more runs than a sweep may have.
-            UnknownNameError: no task has this name.
-        """
-        count = math.prod(map(len, self.vary.values()))
-        if count > MOST:
-            raise OptionError(f"{WHO} needs {MOST:,} combinations at most, got {count:,}; shorten the lists of [vary].")
-        runs = []
-        for values in itertools.product(*self.vary.values()):
-            chosen = dict(zip(self.vary, values, strict=True))
-            runs.append(_run(self.fixed, chosen))
-        return runs
-
-
-@dataclass(frozen=True)
 class Cell:
-    """The runs of a sweep that differ by their seed alone.
+    """The runs of a sweep that differ by their seed alone: the finished ones, and why others have failed, by name.
 
-    Args:
-        name: what they have in common of what varies.
-        runs: names of the finished ones.
-        failed: name to sentence of those that could not be finished.
-        scores: mean and standard deviation over the seeds on the held-out set, by the name of the score; one run has no
-            deviation.
-        validation: the same on the examples set apart to choose by; empty where the task has none.
-        orthogonality: worst error over limit of all; None without orthogonal weights.
-        ms_per_step: median; None where no run is finished.
+    `scores` are of the held-out set, `validation` of what is set apart to choose by; `orthogonality` is the worst error
+    over limit, None without orthogonal weights, and `ms_per_step` the median, None where no run is finished.
     """
 
     name: str
     runs: list[str]
     failed: dict[str, str]
-    scores: dict[str, tuple[float, float | None]]
-    validation: dict[str, tuple[float, float | None]]
+    scores: Spread
+    validation: Spread
     orthogonality: float | None
     ms_per_step: float | None
 
 
-def cells(runs: list[Run], summaries: Mapping[str, Summary], failed: Mapping[str, str]) -> list[Cell]:
-    """Returns the table of a sweep, in the order of its runs.
+def runs_of(options: Mapping[str, Any]) -> list[Run]:
+    """Returns every run that the content of a file describes, the last list of `[vary]` fastest.
 
-    Args:
-        runs: all runs.
-        summaries: name to summary of those that are finished.
-        failed: name to sentence of those that failed.
+    Raises:
+        OptionError: `[vary]` is no table of lists that hold different values, there is no such option, no task or
+            model, or there are more runs than a sweep may have.
+        UnknownNameError: no task has this name.
     """
-    varied = [key for key in runs[0].chosen if len({json.dumps(run.chosen[key]) for run in runs}) > 1] if runs else []
-    groups: dict[str, list[str]] = {}
-    for run in runs:
-        apart = {key: run.chosen[key] for key in varied if key != SEED}
-        groups.setdefault(_name(apart) or run.model, []).append(run.name)
-    return [_cell(name, names, summaries, failed) for name, names in groups.items()]
-
-
-def _cell(name: str, names: list[str], summaries: Mapping[str, Summary], failed: Mapping[str, str]) -> Cell:
-    finished = [summaries[run] for run in names if run in summaries]
-    ratios = [summary.orthogonality for summary in finished if summary.orthogonality is not None]
-    return Cell(
-        name,
-        [run for run in names if run in summaries],
-        {run: failed[run] for run in names if run in failed},
-        _spreads([summary.test for summary in finished]),
-        _spreads([summary.validation for summary in finished]),
-        max(ratios, default=None),
-        statistics.median(summary.ms_per_step for summary in finished) if finished else None,
-    )
-
-
-def _spreads(scores: list[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
-    """Mean and standard deviation of each score."""
-    columns = {key: [score[key] for score in scores] for key in (scores[0] if scores else ())}
-    return {
-        key: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-        for key, values in columns.items()
-    }
+    fixed = _flat({key: value for key, value in options.items() if key != "vary"})
+    vary = options.get("vary", {})
+    if not isinstance(vary, Mapping):
+        raise OptionError(f"{WHO} needs a table [vary] of lists, got {vary!r}.")
+    lists = _flat(vary)
+    for key, values in lists.items():
+        if not isinstance(values, list) or not values:
+            raise OptionError(f"{WHO} needs a list of values for vary.{key}, got {values!r}.")
+        if len({json.dumps(value) for value in values}) < len(values):
+            raise OptionError(f"{WHO} needs different values for vary.{key}, got {values!r}.")
+    count = math.prod(map(len, lists.values()))
+    if count > MOST:
+        raise OptionError(f"{WHO} needs {MOST:,} combinations at most, got {count:,}; shorten the lists of [vary].")
+    return [_run(fixed, dict(zip(lists, values, strict=True))) for values in itertools.product(*lists.values())]
 
 
 def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
-    asked = _flat(fixed) | chosen
+    asked = {**fixed, **chosen}
     task, model = asked.pop("task", None), asked.pop("model", None)
     if not isinstance(task, str) or not isinstance(model, str):
         raise OptionError(f'{WHO} needs task = "..." and model = "..." in its file, got {task!r} and {model!r}.')
@@ -226,18 +161,18 @@ def _run(fixed: Mapping[str, Any], chosen: dict[str, Any]) -> Run:
         else:
             known = [*(FIELDS.keys() - TABLES), *of_task, *(f"{name}.NAME" for name in sorted(TABLES))]
             raise OptionError(f"{WHO} of {task} knows no option {key!r}{did_you_mean(key, known)}")
-    return Run(_name(chosen) or model, chosen, task, task_options, model, Settings(**settings))
+    return Run(chosen, task, task_options, model, Settings(**settings))
 
 
 def _word(value: Any) -> str:
-    """The word of a value on the command line; an optimizer with its options is one word, "rmsprop lr=0.001"."""
+    """Returns the word of a value on the command line; an optimizer with its options is one, "rmsprop lr=0.001"."""
     if isinstance(value, Mapping):
         return " ".join([value["optimizer"], *(f"{k}={_word(v)}" for k, v in value.items() if k != "optimizer")])
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of tables under names with a dot, and underscores for dashes."""
+    """Returns options with those of tables under names with a dot, and underscores for dashes."""
     flat = {}
     for key, value in _underscored(options).items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
@@ -245,7 +180,6 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _underscored(value: Any) -> Any:
-    """Tables with underscores for dashes in their keys, however deep they lie."""
     if isinstance(value, list):
         return [_underscored(item) for item in value]
     if not isinstance(value, Mapping):
@@ -254,8 +188,183 @@ def _underscored(value: Any) -> Any:
 
 
 def _name(chosen: Mapping[str, Any]) -> str:
-    """A folder's name for a combination: readable, and cut with a digest where it would be too long."""
+    """Returns a folder's name for a combination: readable, and cut with a digest where it would be too long."""
     words = ",".join(f"{key}={value}" for key, value in chosen.items()).replace("/", "_")
     if len(words) <= LONGEST_NAME:
         return words
     return f"{words[:LONGEST_NAME]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+
+
+def checked(runs: list[Run]) -> dict[str, Config]:
+    """Returns the config of each run by its name; raises what `train` would of its options, or of the data."""
+    configs = {run.name: run.config for run in runs}
+    for config in configs.values():
+        config.build_task().batches_per_epoch(config.batch_size)
+        config.build_optimizer(config.build_model())
+    return configs
+
+
+def run_sweep(
+    runs: list[Run], out: Path, display: "Silent", *, jobs: int = 1, resuming: bool = False
+) -> tuple[list[Cell], int | None]:
+    """Runs what is not finished, `jobs` at a time, and writes sweep.json into the folder after each.
+
+    Every run, and the data, are checked before the first begins. One that fails is noted, and the others go on. The
+    first SIGINT or SIGTERM has the runs at work save and stop.
+
+    Args:
+        runs: of `runs_of`.
+        out: folder with one run each; new or empty unless `resuming`.
+        display: is told a sentence for each run.
+        jobs: processes.
+        resuming: keep finished runs, continue the others, begin those that are missing.
+
+    Returns:
+        The table of what is finished, and the number of the signal that stopped it early, or None.
+
+    Raises:
+        RunError: `out` holds something and `resuming` is False, or a run in it has other settings.
+        OptionError: a run has an option that is unknown or out of range, or two have one name.
+        UnknownNameError: a run has a model, optimizer or coordinate that is unknown.
+        DataError: the data are missing or damaged.
+    """
+    from stiefelkit.training.checkpoint import checkpoints, step_of
+    from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
+    from stiefelkit.training.summary import summarise
+
+    with reachable(WHO, out):
+        if out.exists() and (not out.is_dir() or is_run(out) or (not resuming and any(out.iterdir()))):
+            raise RunError(f"{WHO} needs a new or empty folder, got {out}; add --resume to continue what is there.")
+    configs = checked(runs)
+    if len(configs) < len(runs):
+        raise OptionError(f"{WHO} needs runs with different names, got two of one name.")
+    for config in {json.dumps([config.task, config.task_options]): config for config in configs.values()}.values():
+        with config.within_memory():
+            config.build_task().held_out()
+    for name, config in configs.items():
+        with reachable(WHO, out / name):
+            refuse_links(out / name, out)
+        begun = None
+        with contextlib.suppress(RunError):  # one that cannot be read fails by itself
+            begun = RunFolder.open(out / name).config if is_run(out / name) else None
+        if begun is not None:
+            begun.continued(config, str(out / name))
+    with reachable(WHO, out):
+        out.mkdir(parents=True, exist_ok=True)
+
+    def is_begun(name: str) -> bool:
+        saved = checkpoints(out / name / CHECKPOINTS)
+        return not saved or step_of(saved[-1]) < configs[name].steps
+
+    summaries: dict[str, Summary] = {}
+    failed: dict[str, str] = {}
+    with Interruption() as interruption:
+        ordered = {name: configs[name] for name in sorted(configs, key=is_begun)}  # a stop leaves what is finished
+        for name, sentence in _outcomes(ordered, out, jobs, interruption):
+            if sentence is None:
+                try:
+                    summaries[name] = summarise(out / name)
+                except StiefelkitError as error:
+                    sentence = str(error)
+            if sentence is not None and interruption.signal is None:
+                failed[name] = sentence
+            table = _cells(runs, summaries, failed)
+            content = json.dumps([dataclasses.asdict(cell) for cell in table], indent=2) + "\n"
+            write_atomically(out / SUMMARY, content.encode())
+            if interruption.signal is None:
+                done = f"{len(summaries) + len(failed)}/{len(runs)}"
+                display.note(f"{done}  {name}: {sentence or _scores(summaries[name])}")
+    return _cells(runs, summaries, failed), interruption.signal
+
+
+def _outcomes(
+    configs: dict[str, Config], out: Path, jobs: int, interruption: Interruption
+) -> Iterator[tuple[str, str | None]]:
+    """Yields each run as it ends: its name, and None if it is finished, else why not."""
+    context = multiprocessing.get_context("spawn")
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        # a server that has imported torch starts each run by a fork of itself, which has no thread yet
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["stiefelkit.training.train", "stiefelkit.models"])
+    at_work: dict[Connection, Any] = {}
+    waiting, is_told = list(configs), False
+    try:
+        while waiting or at_work:
+            while waiting and len(at_work) < jobs:
+                name = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                words = (configs[name], out / name, data.place(), theirs)
+                process = context.Process(target=_train, args=words, name=name)
+                process.start()
+                theirs.close()
+                at_work[ours] = process
+            ended = wait(list(at_work), 0.5)  # without a timeout a signal would wake nobody
+            for ours in [ours for ours in at_work if ours in ended]:
+                process = at_work.pop(ours)
+                yield process.name, _answer(ours, process)
+            if interruption.signal is not None:
+                waiting = []
+                for process in () if is_told else at_work.values():
+                    process.terminate()
+                is_told = True
+    finally:
+        for process in at_work.values():
+            process.kill()
+
+
+def _answer(ours: Connection, process: Any) -> str | None:
+    """Returns what a process said at its end; one that was killed says nothing."""
+    with ours, contextlib.suppress(EOFError):
+        return ours.recv()
+    process.join()
+    return f"its process ended with {process.exitcode}"
+
+
+def _train(config: Config, path: Path, place: Path | None, answer: Connection) -> None:
+    """Trains or resumes one run, and answers None if it is finished, else with a sentence."""
+    from stiefelkit.training.run_folder import is_run
+    from stiefelkit.training.train import resume, train
+
+    if hasattr(os, "setsid"):
+        os.setsid()  # a Ctrl-C on the terminal is the parent's, who passes it on once
+    try:
+        with data.named(place):
+            outcome = resume(path, config) if is_run(path) else train(config, path)
+    except StiefelkitError as error:
+        return answer.send(str(error))
+    answer.send(None if outcome.signal is None else f"stopped at step {outcome.step}")
+
+
+def _scores(summary: "Summary") -> str:
+    """Returns the scores to choose by: of validation, where there are any."""
+    return ", ".join(f"{key} {value:.4f}" for key, value in (summary.validation or summary.test).items())
+
+
+def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[str, str]) -> list[Cell]:
+    """Returns the table of a sweep, in the order of its runs."""
+    varied = [key for key in runs[0].chosen if len({json.dumps(run.chosen[key]) for run in runs}) > 1] if runs else []
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        apart = {key: run.chosen[key] for key in varied if key != "seed"}
+        groups.setdefault(_name(apart) or run.model, []).append(run.name)
+    cells = []
+    for name, names in groups.items():
+        finished = {run: summaries[run] for run in names if run in summaries}
+        ratios = [ratio for summary in finished.values() if (ratio := summary.orthogonality) is not None]
+        cells.append(
+            Cell(
+                name,
+                list(finished),
+                {run: failed[run] for run in names if run in failed},
+                _spreads([summary.test for summary in finished.values()]),
+                _spreads([summary.validation for summary in finished.values()]),
+                max(ratios, default=None),
+                statistics.median(summary.ms_per_step for summary in finished.values()) if finished else None,
+            )
+        )
+    return cells
+
+
+def _spreads(scores: list[dict[str, float]]) -> Spread:
+    columns = {key: [score[key] for score in scores] for key in (scores[0] if scores else ())}
+    return {key: (statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else None) for key, c in columns.items()}

@@ -12,27 +12,17 @@ from stiefelkit.training import checkpoint, data
 from stiefelkit.training.board import Board, Curves
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
-from stiefelkit.training.interruption import Interruption
-from stiefelkit.training.log import Log, check, lines, read
-from stiefelkit.training.memory import kept_memory
-from stiefelkit.training.ranks import Ranks
-from stiefelkit.training.run_folder import RunFolder, versions
+from stiefelkit.training.memory import kept_memory, threads
+from stiefelkit.training.ranks import Interruption, Ranks
+from stiefelkit.training.run_folder import Log, RunFolder, lines, read_log, versions
 from stiefelkit.training.session import Session
-from stiefelkit.training.threads import threads
 
 __all__ = ["RunOutcome", "resume", "train"]
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `train` or `resume` ended.
-
-    Args:
-        path: the run folder.
-        step: optimizer steps done.
-        signal: number of the signal that stopped it early, or None.
-        already: the run had been finished before, and nothing was done.
-    """
+    """How a call of `train` or `resume` ended: the steps done, the signal that stopped it early, nothing left to do."""
 
     path: Path
     step: int
@@ -43,16 +33,14 @@ class RunOutcome:
 def train(
     config: Config, out: Path, display: Silent | None = None, *, board: Board | None = None, ranks: Ranks | None = None
 ) -> RunOutcome:
-    """Trains a new model.
-
-    Everything that can be refused is refused before the folder appears.
+    """Trains a new model; all that can be refused is refused before the folder appears.
 
     Args:
         config: what to do.
         out: the folder of the run, which must be new or empty.
-        display: what to show; nothing if left out.
-        board: where its curves can be watched; nowhere if left out.
-        ranks: the processes that share the work, each of which calls this; this one alone if left out.
+        display: what to show; nothing if left out, as for the two below.
+        board: where its curves can be watched.
+        ranks: the processes that share the work, each of which calls this.
 
     Raises:
         RunError: the folder holds something, or another rank has failed.
@@ -91,15 +79,14 @@ def resume(
 ) -> RunOutcome:
     """Continues a run from its last whole checkpoint, to the same bits that an uninterrupted run gives.
 
-    A run that died before its first checkpoint starts again.
+    A run that died before its first checkpoint starts again. Another number of ranks changes the last bits.
 
     Args:
         out: the folder of the run.
-        asked: fields of `Config` that the user named, or a config, all of it; they must be what the run was started
-            with.
-        display: what to show; nothing if left out.
-        board: where its curves can be watched; nowhere if left out.
-        ranks: the processes that share the work; another number of them changes the last bits.
+        asked: fields of `Config` that the user named, or a config, all of it: as the run was started with.
+        display: as for `train`.
+        board: the same.
+        ranks: the same.
 
     Raises:
         RunError: there is no such run, it was started with other settings or data, its config or its log is not what
@@ -119,7 +106,11 @@ def resume(
             if last is None:
                 return folder, config, None
             step, state, notes = last
-            notes += _unchanged(folder, step, state)
+            if "log" in state:
+                folder.check(state, step)
+            else:
+                what = "whether it was changed since, nobody can tell"
+                notes.append(f"Run {out} was saved before there were digests: {what}.")
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
             for note in [*notes, *_changes(folder)] if step < config.steps else ():
@@ -149,7 +140,7 @@ def _restored(
         try:
             session.restore(step, state)
             kept = int(state["log"]["bytes"] if "log" in state else state["log_bytes"])
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except checkpoint.BROKEN as error:
             raise RunError(
                 f"Resuming run {folder.path} needs a whole checkpoint, got one without its parts."
             ) from error
@@ -183,17 +174,6 @@ def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
             f"put the checkpoints back, or remove {folder.log} to start again at step 0."
         )
     return latest
-
-
-def _unchanged(folder: RunFolder, step: int, state: Mapping[str, Any]) -> list[str]:
-    """Compares config and log with what the checkpoint knows of them, and returns what the user should know."""
-    if "log" not in state:
-        return [
-            f"Run {folder.path} was saved before there were digests: whether it was changed since, nobody can tell."
-        ]
-    folder.check(state["config"], step)
-    check(folder.log, state["log"])
-    return []
 
 
 def _changes(folder: RunFolder) -> list[str]:
@@ -272,7 +252,7 @@ def _due(session: Session, every: int) -> bool:
 def _curves(folder: RunFolder, step: int, board: Board) -> Curves | None:
     if not board.tensorboard:
         return None
-    before = read(folder.log, folder.config.build_task().scores) if step else ()
+    before = read_log(folder.log, folder.config.build_task().scores) if step else ()
     with _writing(folder):
         return Curves(folder.path, step, before)
 

@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.cli import main
+from stiefelkit.cli.about import kinds
 from stiefelkit.cli.app import asked
-from stiefelkit.cli.bench_growth import _growth
-from stiefelkit.cli.catalogue import kinds
+from stiefelkit.cli.bench import _growth
 from stiefelkit.cli.open_options import built, open_options
 from stiefelkit.cli.options_file import read_options
-from stiefelkit.cli.recipes import filled
+from stiefelkit.cli.tasks import filled
 from stiefelkit.contract import table
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
@@ -322,3 +324,37 @@ def test_long_lists_of_numbers_and_words_with_dots_are_read() -> None:
     numbers = ", ".join(f"0.{i}" for i in range(1, 2000))
     Path("options.toml").write_text(f'lr = [{numbers}]\nfile = "{"a/b.c-" * 40}"\na.b."c.d" = 1\n')
     assert len(read_options(Path("options.toml")).options["lr"]) == 1999
+
+
+TINY = ["--T", "1", "--train-size", "2", "--test-size", "2", "--hidden-size", "2", "--batch-size", "2", "--steps", "1"]
+
+
+def test_help_is_drawn_when_it_is_asked_for(monkeypatch, tmp_path):
+    def refuse(*names):
+        raise LookupError(names)
+
+    monkeypatch.setattr("stiefelkit.cli.tasks._settings", refuse)
+    assert main(["train", "copying", "--model", "scornn", *TINY, "--out", str(tmp_path / "run")]) == 0
+    with pytest.raises(LookupError):
+        main(["train", "copying", "--help"])
+
+
+def test_a_run_begins_within_two_thousand_calls(tmp_path):
+    home, calls = str(Path(sk.__file__).parent), Counter()
+
+    def count(frame, event, argument):
+        code = frame.f_code
+        begun = code.co_name == "advance" and code.co_filename.endswith("session.py")
+        if event == "call" and not calls["begun"] and code.co_name != "<module>" and code.co_filename.startswith(home):
+            calls["begun" if begun else "before"] += 1
+
+    for name in ("one", "two"):  # the first imports what it needs
+        calls.clear()
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            assert main(["train", "copying", "--model", "scornn", *TINY, "--out", str(tmp_path / name)]) == 0
+        finally:
+            sys.setprofile(before)
+    assert calls["begun"] == 1
+    assert calls["before"] <= 2000

@@ -1,5 +1,6 @@
 """What commands do: they train, compare, draw, stop and resume, and tell what they did."""
 
+import io
 import json
 import os
 import shutil
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import stiefelkit
 from stiefelkit.cli import main
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint
+from stiefelkit.training.display import Terminal
 
 SMALL = (
     f"--seed {seeds.seed()} --T 2 --train-size 30 --test-size 20 --hidden-size 5 --steps 6 --batch-size 8"
@@ -73,7 +76,7 @@ def test_a_damaged_run_is_refused_in_one_sentence(finished: Path, capsys: pytest
     shutil.copytree(finished, "run")
     for path in checkpoint.checkpoints(Path("run/checkpoints")):
         (path / checkpoint.STATE).unlink()
-    assert "missing" in refused("train copying --out run --resume", capsys)
+    assert "cannot be read" in refused("train copying --out run --resume", capsys)
     Path("run/log.jsonl").write_text("garbage\n")
     assert "line 1" in refused("plot run", capsys)
     Path("run/log.jsonl").unlink()
@@ -225,3 +228,17 @@ def test_log_ticks_between_powers_of_ten_say_so() -> None:
         "$10^{31}$",
         r"$5 \cdot 10^{31}$",
     ]
+
+
+def test_the_bar_of_a_terminal_has_the_figures_under_it_and_stays() -> None:
+    screen = io.StringIO()
+    shown = Terminal(Console(file=screen, force_terminal=True, width=80))
+    shown.begin("[task] model", 2, 5)
+    shown.stepped(5, 0.25)
+    shown.record({"kind": "test", "step": 5, "loss": 0.5, "accuracy": 0.125})
+    shown.note("a note")
+    shown.end()
+    *_, bar, figures, _ = screen.getvalue().splitlines()
+    assert "[task] model" in bar
+    assert "5/5" in bar
+    assert "loss 0.2500  test loss 0.5000  test 12.5%" in figures

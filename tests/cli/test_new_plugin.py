@@ -11,7 +11,7 @@ import pytest
 
 from stiefelkit import errors
 from stiefelkit.cli import main
-from stiefelkit.cli.catalogue import tables
+from stiefelkit.cli.about import tables
 from stiefelkit.cli.new_plugin import KINDS
 from stiefelkit.scan import activations
 from stiefelkit.testing import (
@@ -35,7 +35,7 @@ def installed(monkeypatch, tmp_path):
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         ((group, points),) = project["entry-points"].items()
         table = tables()[kind]
-        assert table.group == group == KINDS[kind].group
+        assert table.group == group == f"stiefelkit.{kind}s"
         for held in ("_targets", "_loaded"):
             monkeypatch.setattr(table, held, dict(getattr(table, held)))
         monkeypatch.setattr(activations, "_by_name", {})

@@ -35,7 +35,7 @@ def test_readme_names_what_the_registries_hold():
 
 def test_the_demo_of_all_models_trains_every_model():
     from stiefelkit import models
-    from stiefelkit.training.recipes.digits import RECIPES
+    from stiefelkit.training.tasks.digits import RECIPES
 
     (listed,) = re.findall(r"^MODELS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert sorted(listed.split(",")) == models.names() == sorted(RECIPES)

@@ -34,7 +34,7 @@ from stiefelkit.optim import minimizers, optimizers
 from stiefelkit.testing import seeds
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.papers import Reproduction
 from stiefelkit.training.sweep import SweepPlan
 from stiefelkit.training.tasks import tasks
 

@@ -9,7 +9,7 @@ import pytest
 import stiefelkit as sk
 from stiefelkit import models
 from stiefelkit.cli import main
-from stiefelkit.cli.recipes import table
+from stiefelkit.cli.tasks import table
 from stiefelkit.measuring import moved_frames
 from stiefelkit.measuring.races import frames, peers, plan, recurrences, scan
 from stiefelkit.measuring.races.scan_cases import ScanCase

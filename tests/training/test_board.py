@@ -9,7 +9,7 @@ from tiny_runs import Killed, killed_at, small
 
 from stiefelkit.cli import main
 from stiefelkit.training.board import Board, scalars
-from stiefelkit.training.log import read
+from stiefelkit.training.run_folder import read_log
 from stiefelkit.training.train import resume, train
 
 BOARD = Board(tensorboard=True)
@@ -27,7 +27,7 @@ def shown(run: Path) -> Points:
 
 def logged(run: Path) -> Points:
     points: Points = {}
-    for record in read(run / "log.jsonl"):
+    for record in read_log(run / "log.jsonl"):
         for name, value in scalars(record).items():
             points.setdefault(f"{record['kind']}/{name}", []).append((record["step"], pytest.approx(value, rel=1e-6)))
     return points

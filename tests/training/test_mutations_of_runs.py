@@ -28,8 +28,8 @@ from stiefelkit.testing.seeds import seed
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
 from stiefelkit.training.display import Silent
-from stiefelkit.training.log import MEASURED, read
 from stiefelkit.training.plot import plot
+from stiefelkit.training.run_folder import MEASURED, read_log
 from stiefelkit.training.summary import summarise
 
 torch.set_num_threads(1)
@@ -78,7 +78,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ending(path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What two finished runs must share: the last tensors, and the log without times."""
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
     return (checkpoint.checkpoints(path / "checkpoints")[-1] / checkpoint.TENSORS).read_bytes(), log
 
 

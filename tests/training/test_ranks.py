@@ -20,9 +20,8 @@ from stiefelkit.errors import DataError, NonFiniteError, OptionError, RunError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, data
 from stiefelkit.training.config import Config
-from stiefelkit.training.interruption import Interruption
-from stiefelkit.training.log import MEASURED, read
-from stiefelkit.training.ranks import VARIABLES, Ranks
+from stiefelkit.training.ranks import VARIABLES, Interruption, Ranks
+from stiefelkit.training.run_folder import MEASURED, read_log
 from stiefelkit.training.session import Session
 from stiefelkit.training.train import resume, train
 
@@ -83,12 +82,12 @@ def run_as_one(folder: Path, rank: int) -> None:
         for key, value in two.items():
             if value.is_floating_point() or value.is_complex():
                 assert torch.allclose(value, one[key], rtol=0, atol=1e-6), (case, key)
-        lines = [numbers(read(folder / f"{name}{k}/log.jsonl")) for name in ("two", "one")]
+        lines = [numbers(read_log(folder / f"{name}{k}/log.jsonl")) for name in ("two", "one")]
         assert lines[0] == pytest.approx(lines[1], rel=1e-4, abs=1e-6)
 
 
 def content(path: Path) -> tuple[list[dict[str, Any]], bytes]:
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
     return log, (checkpoint.checkpoints(path / "checkpoints")[-1] / checkpoint.TENSORS).read_bytes()
 
 
@@ -192,4 +191,4 @@ def test_the_command_trains_once_and_one_process_speaks(tmp_path: Path) -> None:
     assert (tmp_path / "said1").read_text() == ""
     said = (tmp_path / "said0").read_text().splitlines()
     assert [line.split()[0] for line in said] == ["copying", "copying", "Finished", "Error:"]
-    assert [line["step"] for line in read(tmp_path / "run" / "log.jsonl") if line["kind"] == "test"] == [2, 4]
+    assert [line["step"] for line in read_log(tmp_path / "run" / "log.jsonl") if line["kind"] == "test"] == [2, 4]

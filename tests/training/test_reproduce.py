@@ -18,15 +18,13 @@ from stiefelkit.errors import DivergedError, RunError, UnknownNameError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, papers, train
 from stiefelkit.training.figure import Figures
-from stiefelkit.training.log import read
-from stiefelkit.training.papers import Row
+from stiefelkit.training.memory import processor
+from stiefelkit.training.papers import Reproduction, Row
 from stiefelkit.training.papers.mnist import PERMUTED
-from stiefelkit.training.processor import processor
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.reproduce import Score, finding, made_by, reproduce, require_settings
-from stiefelkit.training.reproduction import Reproduction
+from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce
 from stiefelkit.training.reproduction_page import write_page
-from stiefelkit.training.run_folder import RunFolder
+from stiefelkit.training.run_folder import RunFolder, read_log
 from stiefelkit.training.session import Session
 
 ROWS = papers.rows()
@@ -144,7 +142,7 @@ RUNS = [p.parent for place in ("papers", "underway") for p in ROOT.glob(f"benchm
 @pytest.mark.skipif(not RUNS, reason="runs are part of a checkout")
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_experiments_of_runs_that_are_kept_mean_what_they_meant(path: Path) -> None:
-    require_settings(RunFolder.open(path), papers.find(path.name))
+    opened(path, papers.find(path.name))
 
 
 def test_a_recipe_of_mnist_is_the_row_of_sixteen_thousand_parameters() -> None:
@@ -160,7 +158,7 @@ def test_a_reproduction_stops_goes_on_and_is_finished(tmp_path: Path) -> None:
     assert reproduce(row, path).already
     assert reproduce(row, path, Reproduction(epochs=1)).already
     train.train(row.config(), tmp_path / "whole")
-    scores = [read(each / "log.jsonl")[-1]["loss"] for each in (path, tmp_path / "whole")]
+    scores = [read_log(each / "log.jsonl")[-1]["loss"] for each in (path, tmp_path / "whole")]
     assert scores[0] == scores[1]
     assert RunFolder.open(path).config == row.config()
     with pytest.raises(RunError, match="seed"):
@@ -190,7 +188,7 @@ def test_both_ways_to_choose_an_epoch_are_told_apart(tmp_path: Path) -> None:
         Score(0.8, 2200),
         Score(0.8, 2200),
     )
-    assert (found.step, found.epochs) == (2200, 2.0)
+    assert (found.last.step, found.epochs) == (2200, 2.0)
 
 
 def test_the_best_loss_is_the_least_and_nothing_is_set_apart_for_it(tmp_path: Path) -> None:
@@ -244,7 +242,7 @@ def test_the_list_is_a_table_for_each_table_of_a_paper_and_a_line_for_each_exper
 
 def test_epochs_are_in_the_log_with_their_time_and_memory(tmp_path: Path) -> None:
     reproduce(papers.find("tiny-copying-2"), tmp_path / "run")
-    records = read(tmp_path / "run" / "log.jsonl")
+    records = read_log(tmp_path / "run" / "log.jsonl")
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [(record["epoch"], record["step"]) for record in epochs] == [(1, 4), (2, 8), (3, 12)]
     assert all(record["cpu_seconds"] > 0 and record["wall_seconds"] > 0 for record in epochs)

@@ -19,9 +19,8 @@ from stiefelkit.errors import RunError
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
 from stiefelkit.training.config import Config
-from stiefelkit.training.log import MEASURED, read
-from stiefelkit.training.processor import processor
-from stiefelkit.training.run_folder import versions
+from stiefelkit.training.memory import processor
+from stiefelkit.training.run_folder import MEASURED, is_run, read_log, versions
 from stiefelkit.training.summary import summarise
 
 
@@ -48,7 +47,7 @@ def small(**changes: Any) -> Config:
 
 def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
     """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
     last = checkpoint.checkpoints(path / "checkpoints")[-1]
     _, state = checkpoint.load(last)
     return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]
@@ -82,7 +81,7 @@ def test_a_run_killed_while_writing_resumes_to_the_same_bits(
     except Killed:
         pass
     monkeypatch.undo()
-    if path.exists():
+    if is_run(path):
         train.resume(path)
     else:
         train.train(small(), path)

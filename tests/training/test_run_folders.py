@@ -14,8 +14,8 @@ from tiny_runs import Killed, Watching, edit, flip, killed_at, killed_by, latest
 from stiefelkit.cli import main
 from stiefelkit.errors import RunError, StiefelkitError
 from stiefelkit.training import checkpoint, run_folder, train
-from stiefelkit.training.log import read
 from stiefelkit.training.plot import find_runs, plot
+from stiefelkit.training.run_folder import read_log
 from stiefelkit.training.summary import summarise
 
 pytest_plugins = ("tiny_runs",)
@@ -83,33 +83,30 @@ def test_a_config_laid_out_otherwise_is_the_same_config(run: Path, whole: Path) 
 
 
 @pytest.mark.parametrize("line", [1, 2, 5])
-def test_a_changed_line_of_the_log_is_named(line: int, run: Path) -> None:
+def test_a_changed_line_of_the_log_is_refused(line: int, run: Path) -> None:
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     start = sum(len(each) for each in lines[: line - 1])
     flip(run / "log.jsonl", start + lines[line - 1].index(b"step") + 7)
-    sentence = refused(run)
-    assert "log.jsonl" in sentence
-    assert f"line {line}," in sentence
-    assert f"byte {start}" in sentence
+    assert "log.jsonl" in refused(run)
 
 
 def test_swapped_lines_of_the_log_are_noticed(run: Path) -> None:
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     lines[1], lines[2] = lines[2], lines[1]
     (run / "log.jsonl").write_bytes(b"".join(lines))
-    assert "line 2," in refused(run)
+    assert "got a change" in refused(run)
 
 
 def test_a_log_that_is_not_even_text_is_refused(run: Path) -> None:
     size = (run / "log.jsonl").stat().st_size
     (run / "log.jsonl").write_bytes(b"\xff\xfe" * size)
-    assert "line 1," in refused(run)
+    assert "got a change" in refused(run)
 
 
 def test_a_log_of_a_finished_run_is_looked_at_too(whole: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(whole, tmp_path / "run"))
     flip(path / "log.jsonl", 30)
-    assert "line 1," in refused(path)
+    assert "got a change" in refused(path)
 
 
 def test_a_prolonged_run_can_be_resumed_from_either_side_of_a_crash(
@@ -367,6 +364,6 @@ def test_a_state_of_an_earlier_version_with_wrong_types_is_refused(run: Path) ->
 
 
 def test_a_log_is_read_line_by_line(run: Path) -> None:
-    records = read(run / "log.jsonl")
+    records = read_log(run / "log.jsonl")
     assert [record["step"] for record in records if record["kind"] == "train"] == [1, 2, 3, 4]
     assert find_runs([run.parent]) == [run]

@@ -21,12 +21,9 @@ from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.summary import summarise
 from stiefelkit.training.tasks.speech import Speech
-from stiefelkit.training.tasks.speech.corpus import Corpus, corpus
-from stiefelkit.training.tasks.speech.layout import recordings
-from stiefelkit.training.tasks.speech.line import Line
-from stiefelkit.training.tasks.speech.quality import quality
-from stiefelkit.training.tasks.speech.spectra import levels, rebuilt
-from stiefelkit.training.tasks.speech.timit import CORE_TEST, DEVELOPMENT
+from stiefelkit.training.tasks.speech.corpus import Corpus, corpus, levels, rebuilt
+from stiefelkit.training.tasks.speech.layout import CORE_TEST, DEVELOPMENT, recordings
+from stiefelkit.training.tasks.speech.quality import Line, quality
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +228,9 @@ def test_a_run_learns_goes_on_and_is_read_where_its_data_are_not(
 
 
 def _test_lines(run: Path) -> list[dict[str, float]]:
-    from stiefelkit.training.log import read as lines
+    from stiefelkit.training.run_folder import read_log
 
-    return [record for record in lines(run / "log.jsonl", ("loss",)) if record["kind"] == "test"]
+    return [record for record in read_log(run / "log.jsonl", ("loss",)) if record["kind"] == "test"]
 
 
 @pytest.fixture

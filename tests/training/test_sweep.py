@@ -11,17 +11,17 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.testing import seeds
-from stiefelkit.training import sweep_runs
 from stiefelkit.training.config import Config
 from stiefelkit.training.run_folder import RunFolder, is_run
 from stiefelkit.training.summary import summarise
-from stiefelkit.training.sweep import Sweep
+from stiefelkit.training.sweep import _answer, runs_of
 
 ONE, TWO = seeds.seed(1), seeds.seed(2)
 FILE = f"""
@@ -72,7 +72,7 @@ def test_each_combination_is_the_run_of_its_line_and_seeds_are_a_spread(file, tm
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was(file, tmp_path, capsys):
     out = tmp_path / "runs"
-    run = Sweep.of_options({"task": "adding", "model": "scornn"}).runs()[0]
+    run = runs_of({"task": "adding", "model": "scornn"})[0]
     assert run.name == "scornn"
     assert main(["sweep", str(file), "--out", str(out)]) == 0
     whole = (out / "sweep.json").read_text()
@@ -142,11 +142,11 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(file, tmp_path, capsys):
 def test_a_process_that_was_killed_is_a_run_that_failed():
     ours, theirs = multiprocessing.Pipe(duplex=False)
     theirs.close()
-    assert sweep_runs._answer(ours, -9) == "its process ended with -9"
+    assert _answer(ours, mock.Mock(exitcode=-9)) == "its process ended with -9"
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with theirs:
         theirs.send(None)
-        assert sweep_runs._answer(ours, 0) is None
+        assert _answer(ours, mock.Mock(exitcode=0)) is None
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_the_line_of_a_run_is_that_run(file, tmp_path, capsys, fresh):
     assert main(["sweep", str(file), "--out", str(out), "--commands"]) == 0
     line = capsys.readouterr().out.splitlines()[0]
     assert main(shlex.split(line)[1:]) == 0
-    run = Sweep.of_options(tomllib.loads(file.read_text())).runs()[0]
+    run = runs_of(tomllib.loads(file.read_text()))[0]
     assert RunFolder.open(out / run.name).config == run.config
     assert run.config.task_options["fresh"] == fresh
     assert run.config.optimizers["skew"]["eps_inside"]
@@ -240,12 +240,12 @@ def test_damaged_data_are_said_before_anything_runs(tmp_path, capsys):
 def test_tables_of_a_file_are_those_of_train():
     own = {"skew": {"optimizer": "rmsprop", "lr": 1e-4, "eps_inside": True}}
     tables = {"rates": {"phase": 1e-4}, "options": {"trainable_h0": True}, "optimizers": own}
-    (run,) = Sweep.of_options({"task": "copying", "model": "scurnn", **tables}).runs()
+    (run,) = runs_of({"task": "copying", "model": "scurnn", **tables})
     assert run.settings.given() == tables
     assert '--optimizers.skew "rmsprop lr=0.0001 eps_inside=true"' in run.command(Path("x")).replace("'", '"')
     with pytest.raises(errors.OptionError, match="a table"):
-        Sweep.of_options({"task": "adding", "model": "scornn", "vary": 3})
-    (run,) = Sweep.of_options({"task": "adding", "model": "scornn", "vary": {"rates": {"skew": [1e-4]}}}).runs()
+        runs_of({"task": "adding", "model": "scornn", "vary": 3})
+    (run,) = runs_of({"task": "adding", "model": "scornn", "vary": {"rates": {"skew": [1e-4]}}})
     assert isinstance(run.config, Config)
     assert run.config.rates["skew"] == 1e-4
 

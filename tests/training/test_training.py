@@ -15,9 +15,9 @@ from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, health, train
 from stiefelkit.training import plot as plotting
 from stiefelkit.training.config import Config
-from stiefelkit.training.log import MEASURED, read
 from stiefelkit.training.plot import find_runs, plot
 from stiefelkit.training.recipes import Settings
+from stiefelkit.training.run_folder import MEASURED, read_log
 from stiefelkit.training.session import Session
 from stiefelkit.training.summary import summarise
 
@@ -45,7 +45,7 @@ def small(**changes: Any) -> Config:
 
 def content(path: Path) -> tuple[list[dict[str, Any]], bytes, Any]:
     """What two runs must share: the log without times, and the last checkpoint without counts of bytes and times."""
-    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read(path / "log.jsonl")]
+    log = [{key: value for key, value in line.items() if key not in MEASURED} for line in read_log(path / "log.jsonl")]
     last = checkpoint.checkpoints(path / "checkpoints")[-1]
     _, state = checkpoint.load(last)
     return log, (last / checkpoint.TENSORS).read_bytes(), state["optimizer"]["param_groups"]
@@ -95,7 +95,7 @@ def test_training_stops_before_a_step_that_is_not_finite(
 ) -> None:
     seeds.reseed()
     model = Failing(7, where)
-    monkeypatch.setattr(Config, "build_model", lambda self: model)
+    monkeypatch.setattr(Config, "build_model", lambda self, task=None: model)
     path = tmp_path / "run"
     seen: list[dict[str, Tensor]] = []
     watching = Watching(lambda step: seen.append({k: v.clone() for k, v in model.state_dict().items()}))
@@ -205,7 +205,7 @@ def test_a_run_that_moves_a_frame_resumes_to_the_same_bits(
         train.train(config, tmp_path / "run", killed_at(10))
     assert train.resume(tmp_path / "run").step == 12
     assert content(tmp_path / "run") == content(tmp_path / "whole")
-    last = [line for line in read(tmp_path / "run/log.jsonl") if line["kind"] == "train"][-1]
+    last = [line for line in read_log(tmp_path / "run/log.jsonl") if line["kind"] == "train"][-1]
     orthogonality = last["orthogonality"]["rnn.weight_hh_l0"]
     assert orthogonality["error"] <= 2 * orthogonality["limit"] + torch.finfo(torch.float32).eps
 
@@ -242,7 +242,7 @@ def test_only_two_checkpoints_are_kept(whole: Path) -> None:
 
 
 def test_the_log_tells_loss_scores_orthogonality_and_time(whole: Path) -> None:
-    log = read(whole / "log.jsonl")
+    log = read_log(whole / "log.jsonl")
     assert [line["step"] for line in log if line["kind"] == "train"] == [2, 4, 6, 8, 10, 12]
     assert [line["step"] for line in log if line["kind"] == "test"] == [5, 10, 12]
     line = log[0]

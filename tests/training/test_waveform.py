@@ -13,8 +13,8 @@ from stiefelkit.errors import DataError, OptionError
 from stiefelkit.testing import seeds
 from stiefelkit.training import data, train
 from stiefelkit.training.config import Config
-from stiefelkit.training.log import read
 from stiefelkit.training.recipes import Settings
+from stiefelkit.training.run_folder import read_log
 from stiefelkit.training.summary import summarise
 from stiefelkit.training.tasks.waveform import Waveform
 
@@ -82,4 +82,4 @@ def test_a_run_learns_and_logs_no_epoch_of_one_step(tmp_path: Path) -> None:
     config = Config.resolve(task, "scurnn", Settings(hidden_size=12, steps=80, lr=1e-2, seed=seeds.seed()))
     train.train(config, tmp_path / "run")
     assert summarise(tmp_path / "run").test["loss"] < 0.7
-    assert {line["kind"] for line in read(tmp_path / "run" / "log.jsonl", task.scores)} == {"train", "test"}
+    assert {line["kind"] for line in read_log(tmp_path / "run" / "log.jsonl", task.scores)} == {"train", "test"}

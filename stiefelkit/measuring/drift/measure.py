@@ -12,7 +12,7 @@ from stiefelkit.measuring.drift.run import DriftCurve, run
 from stiefelkit.measuring.moved_frames import peer_optimizers
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import writable, write_json
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["DriftOutcome", "Skipped", "measure", "outcomes"]
 

@@ -15,7 +15,7 @@ from stiefelkit.measuring.races.contenders import OPERATIONS, our_contenders
 from stiefelkit.measuring.races.field import Field, Race, Row, Watch, quiet, seeded
 from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.nn import OrthogonalRNN
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 from stiefelkit.weights.attach import available
 
 __all__ = ["PRODUCT", "PowerLaw", "fit", "races"]

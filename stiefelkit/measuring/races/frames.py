@@ -18,7 +18,7 @@ from stiefelkit.measuring.races.frame_problem import FrameProblem
 from stiefelkit.measuring.races.plan import FramePlan, NormPlan, OptimizerRace, ParametrizationRace
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.unread import READS
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 
 __all__ = ["GRADIENTS", "counts_of", "races"]
 

@@ -38,7 +38,7 @@ from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.models import SequenceModel
 from stiefelkit.optim import parameter_groups
-from stiefelkit.training.threads import threads
+from stiefelkit.training.memory import threads
 from stiefelkit.weights.change import bake
 
 __all__ = ["LOSSES", "heats", "races", "resident_bytes", "whole_and_scan"]

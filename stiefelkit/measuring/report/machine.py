@@ -11,7 +11,7 @@ import subprocess
 import torch
 
 from stiefelkit._version import __version__
-from stiefelkit.training.processor import cpu
+from stiefelkit.training.memory import cpu
 
 __all__ = ["clocks", "machine"]
 

@@ -10,8 +10,7 @@ from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.plan import NormPlan, ParametrizationRace
 from stiefelkit.measuring.races.scan_plan import ScanRace
 from stiefelkit.numbers import settle_
-from stiefelkit.training.checks import known_parametrizations, known_words, usable_place
-from stiefelkit.training.options import listed
+from stiefelkit.training.checks import known_parametrizations, known_words, listed, usable_place
 
 __all__ = ["SECTIONS", "ReportPlan", "Scale"]
 

@@ -16,9 +16,9 @@ from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
 from stiefelkit.training.files import writable, write_json
 from stiefelkit.training.gradients.plan import WHO, GradientPlan
+from stiefelkit.training.memory import threads
 from stiefelkit.training.session import Session
 from stiefelkit.training.tasks import Task
-from stiefelkit.training.threads import threads
 
 __all__ = ["GradientCurve", "draw", "gradient_norms", "measure"]
 
@@ -30,14 +30,7 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class GradientCurve:
-    """The gradients of one model at one moment.
-
-    Args:
-        model: its name.
-        iteration: optimizer steps done.
-        loss: of the batch.
-        norms: for each step t of the sequence, ||dL/dh_t||_2 averaged over the sequences of the batch.
-    """
+    """The gradients of one model at one moment: for each step t, ||dL/dh_t||_2 averaged over the batch."""
 
     model: str
     iteration: int
@@ -48,16 +41,10 @@ class GradientCurve:
 def measure(
     plan: GradientPlan, out: Path, watch: Watch = lambda words, done, steps: None, figures: Figures | None = None
 ) -> tuple[list[GradientCurve], list[Path]]:
-    """Trains every model, and writes `gradients.json` and `gradients.png`; both are replaced if they exist.
+    """Trains every model, and writes `gradients.json` and `gradients.png` into `out`; both are replaced if they exist.
 
-    Args:
-        plan: what to train, and when to look.
-        out: folder for the two files; made if missing.
-        watch: called with the model's name, the number of steps done, and of all, after each step.
-        figures: the format of the figure, which is also its ending; PNG if left out.
-
-    Returns:
-        The curves, model by model, and the files.
+    `watch` is called with the model's name, the number of steps done, and of all, after each step. Returns the curves,
+    model by model, and the files.
 
     Raises:
         OptionError: it does not fit into memory.

@@ -2,9 +2,9 @@
 
 from stiefelkit.errors import UnknownNameError, did_you_mean
 from stiefelkit.registry import Registry
-from stiefelkit.training.papers.row import Row
+from stiefelkit.training.papers.row import Reproduction, Row
 
-__all__ = ["Row", "find", "rows", "tables"]
+__all__ = ["Reproduction", "Row", "find", "rows", "tables"]
 
 tables = Registry(
     "stiefelkit.papers",

@@ -4,11 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
-from stiefelkit.training.papers.beside import beside
-from stiefelkit.training.papers.row import Row
-from stiefelkit.training.recipes import Settings
-from stiefelkit.training.recipes.adding import RECIPES
-from stiefelkit.training.recipes.papers import AUTHORS_RMSPROP, TENSORFLOW_RMSPROP
+from stiefelkit.training.papers.row import Row, beside
+from stiefelkit.training.recipes import AUTHORS_RMSPROP, TENSORFLOW_RMSPROP, Settings
+from stiefelkit.training.tasks.adding import RECIPES
 
 __all__ = ["ROWS"]
 
@@ -47,18 +45,10 @@ def _row(
     parameters: int = ABOUT,
     **settings: Any,
 ) -> Row:
-    return Row(
-        f"{model}-adding-{length}".replace("_", "-"),
-        "adding",
-        model,
-        Settings(**{"optimizer": "adam", "lr": 1e-3, **settings}, hidden_size=n, steps=epochs * EPOCH, **COMMON),
-        paper,
-        task_options=_options(model, length),
-        goal=GOAL,
-        note=note,
-        in_paper=in_paper,
-        parameters=parameters if in_paper else None,
-    )
+    given = {"optimizer": "adam", "lr": 1e-3, **settings, "steps": epochs * EPOCH, **COMMON}
+    printed = parameters if in_paper else None
+    facts: dict[str, Any] = {"note": note, "in_paper": in_paper, "parameters": printed, "goal": GOAL}
+    return Row.of(model, "adding", n, paper, given, length, task_options=_options(model, length), **facts)
 
 
 def _scornn(length: int) -> Row:

@@ -7,7 +7,6 @@ its figures are not here.
 from typing import Any
 
 from stiefelkit.training.papers.row import Row
-from stiefelkit.training.recipes import Settings
 
 __all__ = ["ROWS"]
 
@@ -16,28 +15,22 @@ NOTE = "needs the Penn Treebank, its first 42,000 lines; size and rate have not 
 LINES, EPOCHS = 42_000, 20
 
 
+COMMON: dict[str, Any] = {
+    "batch_size": 1,
+    "steps": EPOCHS * LINES,
+    "optimizer": "adam",
+    "lr": 1e-4,
+    "seed": 5544,
+    "eval_every": LINES,
+    "log_every": LINES // 20,
+    "checkpoint_every": LINES // 20,
+}
+
+
 def _row(model: str, n: int, ahead: int, note: str = "", **settings: Any) -> Row:
-    own = "" if ahead == 1 else f"-ahead-{ahead}"
-    return Row(
-        f"{model}-chars{own}-{n}",
-        "chars",
-        model,
-        Settings(
-            **settings,
-            hidden_size=n,
-            batch_size=1,
-            steps=EPOCHS * LINES,
-            optimizer="adam",
-            lr=1e-4,
-            seed=5544,
-            eval_every=LINES,
-            log_every=LINES // 20,
-            checkpoint_every=LINES // 20,
-        ),
-        MHAMMEDI,
-        task_options={"reset": "line", "ahead": ahead, "train_size": LINES},
-        note=NOTE + note,
-    )
+    end = n if ahead == 1 else f"ahead-{ahead}-{n}"
+    options = {"reset": "line", "ahead": ahead, "train_size": LINES}
+    return Row.of(model, "chars", n, MHAMMEDI, {**settings, **COMMON}, end, task_options=options, note=NOTE + note)
 
 
 ROWS = tuple(

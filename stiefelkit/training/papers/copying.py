@@ -3,8 +3,7 @@
 from typing import Any
 
 from stiefelkit.training.papers.row import Row
-from stiefelkit.training.recipes import Settings
-from stiefelkit.training.recipes.papers import (
+from stiefelkit.training.recipes import (
     ADAGRAD,
     AUTHORS_ADAGRAD,
     AUTHORS_RMSPROP,
@@ -37,6 +36,9 @@ PLAIN: dict[str, Any] = {"optimizer": "rmsprop", "lr": 2e-4, "rates": {"skew": 2
 ADAM: dict[str, Any] = {"optimizer": "adam"}
 
 
+COMMON: dict[str, Any] = {"seed": 5544, "eval_every": 100, "log_every": 25, "checkpoint_every": 250}
+
+
 def _row(
     model: str,
     n: int,
@@ -47,24 +49,9 @@ def _row(
     parameters: int | None = ABOUT,
     **settings: Any,
 ) -> Row:
-    return Row(
-        f"{model}-copying-{delay}".replace("_", "-"),
-        "copying",
-        model,
-        Settings(
-            **{"steps": 10_000, "batch_size": 20, "lr": 1e-3, **settings},
-            hidden_size=n,
-            seed=5544,
-            eval_every=100,
-            log_every=25,
-            checkpoint_every=250,
-        ),
-        paper,
-        task_options={"T": delay, **sizes},
-        goal=1e-3,
-        note=note,
-        parameters=parameters,
-    )
+    given = {"steps": 10_000, "batch_size": 20, "lr": 1e-3, **settings, **COMMON}
+    facts: dict[str, Any] = {"note": note, "parameters": parameters, "goal": 1e-3}
+    return Row.of(model, "copying", n, paper, given, delay, task_options={"T": delay, **sizes}, **facts)
 
 
 def _table(skew: str, phase: str) -> dict[str, dict[str, Any]]:

@@ -3,11 +3,9 @@
 import dataclasses
 from typing import Any
 
-from stiefelkit.training.papers.beside import beside
-from stiefelkit.training.papers.row import Row
-from stiefelkit.training.recipes import Settings
-from stiefelkit.training.recipes.mnist import PERMUTED, RECIPES, TRAIN
-from stiefelkit.training.recipes.papers import ADAGRAD, AUTHORS_RMSPROP
+from stiefelkit.training.papers.row import Row, beside
+from stiefelkit.training.recipes import ADAGRAD, AUTHORS_RMSPROP, Settings
+from stiefelkit.training.tasks.mnist import ALL_TRAIN, PERMUTED, RECIPES
 
 __all__ = ["ROWS"]
 
@@ -58,7 +56,7 @@ def _scurnn(skew: float, phase: float) -> dict[str, Any]:
 
 def _exprnn(n: int, figures: tuple[float, float], parameters: int, rates: tuple[float, float]) -> list[Row]:
     """Rows of expRNN: torch's RMSprop as it is, A at a tenth of the rate, batches of 128."""
-    epoch = TRAIN // 128
+    epoch = ALL_TRAIN // 128
     settings: dict[str, Any] = {
         "batch_size": 128,
         "steps": 70 * epoch,
@@ -118,7 +116,7 @@ def _epsilon(row: Row) -> Row:
 
 
 def _along_cosine(batch_size: int, epochs: int = 30, **settings: Any) -> Settings:
-    epoch = TRAIN // batch_size
+    epoch = ALL_TRAIN // batch_size
     return Settings(
         schedule="cosine",
         batch_size=batch_size,

@@ -1,16 +1,20 @@
-"""A line of a table in a paper: what was trained, and what came of it."""
+"""A line of a table in a paper: what was trained, what came of it, and the options by which it is run again."""
 
 import re
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.training.recipes import Settings
+from stiefelkit.numbers import optional, settle_, whole
+from stiefelkit.training.checks import SEED, THREADS
+from stiefelkit.training.recipes import Recipe, Settings
 from stiefelkit.training.tasks import Task, create
 
 if TYPE_CHECKING:
     from stiefelkit.training.config import Config
 
-__all__ = ["Row"]
+__all__ = ["Reproduction", "Row", "beside"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,14 @@ class Row:
     in_paper: bool = True
     parameters: int | None = None
 
+    @classmethod
+    def of(
+        cls, model: str, task: str, n: int, paper: str, settings: Mapping[str, Any], end: Any = "", **fields: Any
+    ) -> "Row":
+        """Returns the row of a model of n units; `end`, or else n, ends its name, and `fields` are further ones."""
+        name = f"{model}-{task}-{end or n}".replace("_", "-")
+        return cls(name, task, model, Settings(hidden_size=n, **settings), paper, **fields)
+
     def build_task(self) -> Task:
         """Returns the task."""
         return create(self.task, self.task_options)
@@ -61,11 +73,20 @@ class Row:
         return re.sub(r"(\d{4}).*", r"\1", self.paper)
 
     @property
-    def kind_of_figure(self) -> str:
-        """What stands where a figure in numbers would."""
-        if not self.in_paper:
-            return "none"
-        return "curve" if self.goal is not None else "table"
+    def printed(self) -> str:
+        """The figure of the paper, or what stands in its place."""
+        if self.figure is not None:
+            return self.said(self.figure)
+        return "none" if not self.in_paper else "curve" if self.goal is not None else "table"
+
+    @property
+    def by_accuracy(self) -> bool:
+        """Whether figures are accuracies, and not losses."""
+        return self.build_task().headline == "accuracy"
+
+    def said(self, value: float) -> str:
+        """Returns a score in words."""
+        return f"{value:.4f}" if self.by_accuracy else f"{value:.3g}"
 
     @property
     def label(self) -> str:
@@ -83,3 +104,74 @@ class Row:
     def epoch(self) -> int:
         """Steps of an epoch of the training data."""
         return self.build_task().batches_per_epoch(self.settings.batch_size or 0)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of the paper."""
+        return (self.settings.steps or 0) / self.epoch
+
+
+PAPERS = {
+    "full_urnn": "Wisdom et al. 2016",
+    "restricted_urnn": "Arjovsky, Shah, Bengio 2016",
+    "ornn": "Mhammedi et al. 2017",
+    "eurnn": "Jing et al. 2017",
+    "exprnn": "Lezcano-Casado, Martinez-Rubio 2019",
+    "goru": "Jing et al. 2019",
+    "lie_urnn": "Hyland, Ratsch 2017",
+    "margin_rnn": "Vorontsov et al. 2017",
+    "irnn": "Le, Jaitly, Hinton 2015",
+    "henaff_rnn": "Henaff, Szlam, LeCun 2016",
+    "gru": "Cho et al. 2014",
+}
+
+
+def beside(
+    model: str,
+    task: str,
+    recipes: Mapping[str, Recipe],
+    settings: Settings | None = None,
+    size: int | None = None,
+    **row: Any,
+) -> Row:
+    """Returns the row of a system by the recipe of a task, under `settings`; `size`, or its units, ends its name."""
+    filled = recipes[model].filled(settings or Settings())
+    name = f"{model}-{task}-{size or filled.hidden_size}".replace("_", "-")
+    return Row(
+        name, task, model, filled, PAPERS[model], note="not in the paper: rates of its kin", in_paper=False, **row
+    )
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How an experiment is run again.
+
+    Args:
+        epochs: of the training data, in all; a run of fewer may go on later.
+        seed: fixes the initial weights and the training data.
+        threads: CPU threads; another number may change the last bits.
+        device: cpu, cuda, cuda:1, ...
+    """
+
+    epochs: int | None = field(default=None, metadata={"shown": "as many as in the paper"})
+    seed: int | None = field(default=None, metadata={"shown": "that of the paper"})
+    threads: int | None = field(default=None, metadata={"shown": 1})
+    device: str | None = field(default=None, metadata={"shown": "cpu"})
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        settle_(self, "A reproduction", epochs=optional(whole(1)), seed=optional(SEED), threads=optional(THREADS))
+
+    def settings(self, row: Row) -> Settings:
+        """Returns what differs from the settings of the paper."""
+        steps = None if self.epochs is None else self.epochs * row.epoch
+        return Settings(steps=steps, seed=self.seed, threads=self.threads, device=self.device)
+
+    def command(self, name: str) -> str:
+        """Returns the line that runs an experiment so, wherever its options have come from.
+
+        >>> Reproduction(epochs=2).command("scornn-mnist-170")
+        'stiefelkit reproduce scornn-mnist-170 --epochs 2'
+        """
+        given = ((f"--{option}", str(value)) for option, value in vars(self).items() if value is not None)
+        return shlex.join(["stiefelkit", "reproduce", name, *(word for pair in given for word in pair)])

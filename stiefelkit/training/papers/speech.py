@@ -7,8 +7,7 @@ system. Neither the epochs nor the batches of scoRNN and scuRNN were published: 
 from typing import Any
 
 from stiefelkit.training.papers.row import Row
-from stiefelkit.training.recipes import Settings
-from stiefelkit.training.recipes.papers import TENSORFLOW_RMSPROP, THEANO_RMSPROP
+from stiefelkit.training.recipes import TENSORFLOW_RMSPROP, THEANO_RMSPROP
 
 __all__ = ["ROWS"]
 
@@ -34,25 +33,10 @@ def _row(
     **settings: Any,
 ) -> Row:
     epoch = RECORDINGS // batch_size
-    return Row(
-        f"{model}-speech-{n}".replace("_", "-"),
-        "speech",
-        model,
-        Settings(
-            **settings,
-            hidden_size=n,
-            batch_size=batch_size,
-            steps=epochs * epoch,
-            seed=5544,
-            eval_every=epoch,
-            log_every=epoch // 4,
-            checkpoint_every=epoch,
-        ),
-        paper,
-        task_options={"train_size": RECORDINGS},
-        note=NOTE + note,
-        parameters=parameters,
-    )
+    every = {"eval_every": epoch, "log_every": epoch // 4, "checkpoint_every": epoch}
+    given = {**settings, "batch_size": batch_size, "steps": epochs * epoch, "seed": 5544, **every}
+    options = {"train_size": RECORDINGS}
+    return Row.of(model, "speech", n, paper, given, task_options=options, note=NOTE + note, parameters=parameters)
 
 
 def _scornn(n: int, parameters: int, skew: float) -> Row:

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.recipes.adding import RECIPES
-from stiefelkit.training.tasks.drawn import Drawn
+from stiefelkit.training.tasks.task import Drawn
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 __all__ = ["Adding"]
+
+_of = functools.partial(Recipe.of, steps=8000, batch_size=50)
+RECIPES = {
+    "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 2}),
+    "scurnn": _of(116, rates={"skew": 1e-3}),
+    "full_urnn": _of(116, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
+    "restricted_urnn": _of(128),
+    "ornn": _of(128, 1e-2, options=lambda n: {"reflections": n // 8}),
+    "eurnn": _of(128, options=lambda n: {"layers": 2}),
+    "exprnn": _of(170, rates={"skew": 1e-4}),
+    "lie_urnn": _of(116),
+    "margin_rnn": _of(128, rates={"skew": 1e-4}),
+    "goru": _of(128),
+    "irnn": _of(100, 1e-4, clip_norm=1.0),
+    "henaff_rnn": _of(128, clip_norm=1.0),
+    "gru": _of(60, 1e-2, clip_norm=1.0),
+    "lstm": _of(60, 1e-2, clip_norm=1.0),
+}
+"""Four of the papers' ten epochs."""
 
 
 @dataclass(frozen=True)

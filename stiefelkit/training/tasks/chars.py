@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -11,7 +12,6 @@ from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import known_words, of_type
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.recipes.chars import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
 
 if TYPE_CHECKING:
@@ -22,6 +22,29 @@ if TYPE_CHECKING:
 __all__ = ["Chars"]
 
 RESETS = ("window", "line")
+
+_of = functools.partial(Recipe.of, steps=6000, batch_size=50, eval_every=500, checkpoint_every=500)
+RECIPES = {
+    "scornn": _of(297, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 10}),
+    "scurnn": _of(185, rates={"skew": 1e-4}),
+    "full_urnn": _of(185, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
+    "restricted_urnn": _of(307),
+    "ornn": _of(384, options=lambda n: {"reflections": n // 4}),
+    "eurnn": _of(410, options=lambda n: {"layers": 2}),
+    "exprnn": _of(297, rates={"skew": 1e-4}),
+    "lie_urnn": _of(185),
+    "margin_rnn": _of(230, rates={"skew": 1e-4}),
+    "goru": _of(128),
+    "irnn": _of(230, clip_norm=1.0),
+    "henaff_rnn": _of(230, clip_norm=1.0),
+    "gru": _of(128, 3e-3, clip_norm=1.0),
+    "lstm": _of(108, 3e-3, clip_norm=1.0),
+}
+"""About 83,000 parameters for a text of 65 characters.
+
+oRNN's paper has 512 units, 345 reflections, Adam at 1e-4 and one line at a time, which these settings say, too:
+--reset line --hidden-size 512 --options.reflections 345 --lr 1e-4 --batch-size 1.
+"""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.recipes.copying import RECIPES
-from stiefelkit.training.tasks.drawn import Drawn
+from stiefelkit.training.tasks.task import Drawn
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["Copying"]
 
 SYMBOLS = 10
+
+_of = functools.partial(Recipe.of, optimizer="rmsprop", steps=1000, batch_size=20, optimizer_options={"alpha": 0.9})
+RECIPES = {
+    "scornn": _of(64, 2e-3, rates={"skew": 2e-4}, options=lambda n: {"negative": n // 2}),
+    "scurnn": _of(64, rates={"skew": 1e-4}),
+    "full_urnn": _of(64, optimizer="multiplicative_cayley", optimizer_options={}, rates={"stiefel": 1e-3}),
+    "restricted_urnn": _of(64),
+    "ornn": _of(64),
+    "eurnn": _of(64, options=lambda n: {"layers": 2}),
+    "exprnn": _of(64, 2e-3, rates={"skew": 2e-4}),
+    "lie_urnn": _of(64),
+    "margin_rnn": _of(64, rates={"skew": 1e-4}),
+    "goru": _of(64),
+    "irnn": _of(64, clip_norm=1.0),
+    "henaff_rnn": _of(64, clip_norm=1.0),
+    "gru": _of(68, clip_norm=1.0),
+    "lstm": _of(68, clip_norm=1.0),
+}
 
 
 @dataclass(frozen=True)

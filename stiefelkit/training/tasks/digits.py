@@ -10,21 +10,74 @@ from typing import TYPE_CHECKING, ClassVar
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.recipes.digits import RECIPES
 from stiefelkit.training.tasks.task import Task, shuffle
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Digits"]
+__all__ = ["DigitTask", "Digits"]
 
 TEST_SIZE = 360
 ALL_TRAIN = 1797 - TEST_SIZE
 PERMUTATION_SEED = 92916
 
+_of = functools.partial(Recipe.of, steps=2400, batch_size=64, schedule="cosine")
+RMSPROP, CAYLEY = {"alpha": 0.9}, {"precondition": "rmsprop"}
+RECIPES = {
+    "scornn": _of(
+        96,
+        3e-3,
+        optimizer="rmsprop",
+        optimizer_options=RMSPROP,
+        rates={"skew": 3e-4},
+        options=lambda n: {"negative": n // 10},
+    ),
+    "scurnn": _of(64, 2e-3, rates={"skew": 1e-3}),
+    "full_urnn": _of(
+        64, 2e-3, optimizer="multiplicative_cayley", optimizer_options=CAYLEY, rates={"stiefel": 3e-4}, batch_size=32
+    ),
+    "restricted_urnn": _of(64, 2e-3, steps=1600),
+    "ornn": _of(96, 2e-3, options=lambda n: {"reflections": n // 4}),
+    "eurnn": _of(64, 2e-3, options=lambda n: {"layers": 8}),
+    "exprnn": _of(96, 2e-3, rates={"skew": 3e-4}),
+    "lie_urnn": _of(64, 2e-3, rates={"skew": 1e-3}),
+    "margin_rnn": _of(96, rates={"skew": 3e-4}),
+    "irnn": _of(96, 2e-3, steps=6000, clip_norm=1.0),
+    "henaff_rnn": _of(96, clip_norm=1.0),
+    "goru": _of(64, 3e-3),
+    "gru": _of(64, 5e-3, clip_norm=1.0),
+    "lstm": _of(96, 3e-3, clip_norm=1.0),
+}
+"""docs/models.md says what each reaches."""
+
+
+class DigitTask(Task):
+    """Names a digit out of ten from pixels that are read one by one."""
+
+    input_size: ClassVar[int] = 1
+    output_size: ClassVar[int] = 10
+    last_only: ClassVar[bool] = True
+    headline: ClassVar[str] = "accuracy"
+    loss_label: ClassVar[str] = "cross-entropy (nats)"
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """Uniform guesses."""
+        return {"loss": math.log(10), "accuracy": 1 / 10}
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of the last output."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output, y)
+
+    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
+        """Share of images whose likeliest class is right."""
+        return (output.argmax(-1) == y).double().mean()
+
 
 @dataclass(frozen=True)
-class Digits(Task):
+class Digits(DigitTask):
     """Names a handwritten digit from its 8 x 8 pixels, read one after the other in 64 steps.
 
     The 1797 images are real and ship with scikit-learn (Alpaydin and Kaynak 1998): nothing is downloaded. A fixed
@@ -39,21 +92,11 @@ class Digits(Task):
     train_size: int = ALL_TRAIN
 
     name: ClassVar[str] = "digits"
-    input_size: ClassVar[int] = 1
-    output_size: ClassVar[int] = 10
-    last_only: ClassVar[bool] = True
-    headline: ClassVar[str] = "accuracy"
-    loss_label: ClassVar[str] = "cross-entropy (nats)"
     recipes: ClassVar[dict[str, Recipe]] = RECIPES
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
         settle_(self, "Digits", train_size=whole(1, ALL_TRAIN))
-
-    @property
-    def baseline(self) -> dict[str, float]:
-        """Uniform guesses."""
-        return {"loss": math.log(10), "accuracy": 1 / 10}
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
@@ -65,16 +108,6 @@ class Digits(Task):
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the 360 test images."""
         return _images(self.permuted, data.device())[1]
-
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of the last output."""
-        from torch.nn import functional as F
-
-        return F.cross_entropy(output, y)
-
-    def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of images whose likeliest class is right."""
-        return (output.argmax(-1) == y).double().mean()
 
 
 @functools.cache

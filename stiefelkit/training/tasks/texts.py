@@ -25,14 +25,9 @@ UNSEEN = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Pieces of a text that are read one by one.
+    """Pieces of a text, read one by one: where each begins, and how many inputs, and targets `ahead` of them, it has.
 
-    Args:
-        codes: the text, (characters,), with `size` for characters that the training part lacks.
-        starts: where each piece begins.
-        steps: how many inputs, and as many targets, it has.
-        ahead: from an input to its target.
-        size: number of characters that are known.
+    `codes` has `size`, the number of characters that are known, for those that the training part lacks.
     """
 
     codes: Tensor
@@ -138,12 +133,9 @@ class Text:
 
 @functools.lru_cache(maxsize=2)
 def text(folder: Path, file: str, by_line: bool) -> Text:
-    """Reads one file, and cuts it in three, or three files with the names of the parts in theirs.
+    """Reads one file and cuts it in three, or three files with the names of the parts in theirs.
 
-    Args:
-        folder: of the files.
-        file: a name, or a pattern; "*.txt" if empty.
-        by_line: as `Text` has it.
+    `file` is a name or a pattern, "*.txt" if empty.
 
     Raises:
         DataError: there are no such files, or others besides, or they hold no text in UTF-8.

@@ -12,13 +12,31 @@ from stiefelkit.numbers import at_least, settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.checks import of_type
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.recipes.waveform import RECIPES
 from stiefelkit.training.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Waveform"]
+
+_of = functools.partial(Recipe.of, steps=2000, batch_size=1, clip_norm=1.0)
+RECIPES = {
+    "scornn": _of(64, rates={"skew": 1e-4}, options=lambda n: {"negative": n // 2}),
+    "scurnn": _of(48, rates={"skew": 1e-4}),
+    "full_urnn": _of(48, optimizer="multiplicative_cayley", rates={"stiefel": 1e-3}),
+    "restricted_urnn": _of(128),
+    "ornn": _of(64, options=lambda n: {"reflections": n}),
+    "eurnn": _of(64, options=lambda n: {"layers": 8}),
+    "exprnn": _of(64, rates={"skew": 1e-4}),
+    "lie_urnn": _of(48),
+    "margin_rnn": _of(48, rates={"skew": 1e-4}),
+    "goru": _of(32),
+    "irnn": _of(48),
+    "henaff_rnn": _of(48),
+    "gru": _of(28),
+    "lstm": _of(24),
+}
+"""Small nets, a step for each reading of the one sequence."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The recordings of a folder as spectra, read once."""
+"""The recordings of a folder as short-time spectra, read once: levels in decibels, and back with true phases."""
 
 import functools
 from collections.abc import Sequence
@@ -13,19 +13,31 @@ from stiefelkit.errors import DataError
 from stiefelkit.training import data
 from stiefelkit.training.audio import read
 from stiefelkit.training.tasks.speech.layout import recordings
-from stiefelkit.training.tasks.speech.spectra import BINS, HOP, RATE, WINDOW, levels
 
-__all__ = ["Corpus", "batch_of", "corpus", "digest", "examples", "scales"]
+__all__ = [
+    "BINS",
+    "HOP",
+    "RATE",
+    "WINDOW",
+    "Corpus",
+    "batch_of",
+    "corpus",
+    "digest",
+    "examples",
+    "levels",
+    "rebuilt",
+    "scales",
+]
+
+RATE, WINDOW, HOP = 8000, 256, 128
+BINS = WINDOW // 2 + 1
+FLOOR = 1e-5
+"""Of a power |X|^2, for samples in [-1, 1]: silence is at -50 dB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Levels of each recording, (frames, 129) in decibels, by split.
-
-    Args:
-        paths: split to files, in the order of `frames`: that of names in "train", else the shortest first.
-        frames: split to levels.
-    """
+    """Files and levels of each recording, (frames, 129) in decibels, by split: the shortest first, but in "train"."""
 
     paths: dict[str, list[Path]]
     frames: dict[str, list[Tensor]]
@@ -101,3 +113,37 @@ def _levels(path: Path) -> Tensor:
             f"{path}; remove it, or put a whole one there."
         )
     return levels(samples)
+
+
+def levels(samples: Tensor) -> Tensor:
+    """Returns 10 log10(|X|^2 + 1e-5) of each whole window, (frames, 129): none begins before or ends after the signal.
+
+    Args:
+        samples: (length,), at 8 kHz, in [-1, 1].
+    """
+    return 10 * torch.log10(_spectra(samples).abs().square() + FLOOR)
+
+
+def rebuilt(samples: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a signal from its second frame on, and what it becomes with predicted magnitudes and its own phases.
+
+    `predicted` has the levels of all frames but the first. Frames are added by weighted overlap (Griffin and Lim 1984),
+    which gives the samples themselves back if the levels are the true ones.
+    """
+    true = _spectra(samples)[1:]
+    magnitudes = (10 ** (predicted / 10) - FLOOR).clamp_min(0).sqrt()
+    return _signal(true), _signal(torch.polar(magnitudes, true.angle()))
+
+
+@functools.cache
+def _window() -> Tensor:
+    return torch.hann_window(WINDOW, periodic=True)
+
+
+def _spectra(samples: Tensor) -> Tensor:
+    return torch.fft.rfft(samples.unfold(0, WINDOW, HOP) * _window())
+
+
+def _signal(spectra: Tensor) -> Tensor:
+    # centred, istft leaves out half a window at each end, where one frame alone, near zero, says what is there
+    return torch.istft(spectra.mT, WINDOW, HOP, window=_window(), center=True)

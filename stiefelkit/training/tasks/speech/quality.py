@@ -1,18 +1,19 @@
-"""How close a rebuilt recording sounds to the true one: SegSNR, STOI, PESQ."""
+"""How well frames are predicted: by ear, SegSNR, STOI and PESQ; and the baseline, a line for each bin."""
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stiefelkit.errors import DataError
 from stiefelkit.training.audio import needed
-from stiefelkit.training.tasks.speech.corpus import Corpus
-from stiefelkit.training.tasks.speech.spectra import RATE, rebuilt
+from stiefelkit.training.tasks.speech.corpus import BINS, RATE, Corpus, rebuilt
 
-__all__ = ["SCORES", "installed", "judged", "quality", "require_judgeable"]
+__all__ = ["SCORES", "Line", "installed", "judged", "line_scores", "quality", "require_judgeable"]
 
 SCORES = ("segsnr", "stoi", "pesq")
 UNJUDGED = "Quality {} needs a recording that is long and loud enough to be judged, got none."
@@ -71,13 +72,7 @@ def require_judgeable(corpus: Corpus, split: str) -> None:
 
 
 def judged(corpus: Corpus, split: str, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Returns the quality of recordings with predicted levels and true phases.
-
-    Args:
-        corpus: the recordings.
-        split: which of them.
-        predict: from all frames of one but the last, (frames - 1, 129), to those that follow.
-    """
+    """Returns the quality of recordings of a split with levels that `predict` makes of all frames but the last."""
     recordings = zip(corpus.samples(split), corpus.frames[split], strict=True)
     # of two frames one is predicted, which has no other to be added to
     rebuilds = (rebuilt(samples, predict(frames[:-1])) for samples, frames in recordings if len(frames) > 2)
@@ -111,3 +106,36 @@ def _pesq(true: np.ndarray, heard: np.ndarray) -> float | None:
 
     score = pesq(RATE, true, heard, "nb", on_error=PesqError.RETURN_VALUES)
     return float(score) if score > 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The best prediction of a level from that of the same bin one frame before, a straight line for each bin."""
+
+    slope: Tensor
+    offset: Tensor
+
+    @classmethod
+    def fitted(cls, frames: Sequence[Tensor]) -> "Line":
+        """Returns the lines of least squares over some recordings."""
+        sums = torch.zeros(5, BINS, dtype=torch.float64)
+        for recording in frames:
+            x, y = recording[:-1].double(), recording[1:].double()
+            sums += torch.stack([torch.ones_like(x).sum(0), x.sum(0), y.sum(0), (x * x).sum(0), (x * y).sum(0)])
+        count, x, y, xx, xy = sums
+        slope = (xy - x * y / count) / (xx - x * x / count).clamp_min(1e-12 * count)
+        return cls(slope.float(), ((y - slope * x) / count).float())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the predictions, of the shape of the frames before."""
+        return self.slope * x + self.offset
+
+
+@functools.lru_cache(maxsize=2)
+def line_scores(corpus: Corpus, chosen: Sequence[int], quality: bool) -> dict[str, float]:
+    """Returns what lines fitted to the chosen training recordings score on the test set; by ear, too, if asked."""
+    line, test = Line.fitted([corpus.frames["train"][i] for i in chosen]), corpus.frames["test"]
+    total = sum(float((line(recording[:-1]) - recording[1:]).square().sum()) for recording in test)
+    real = sum(len(recording) - 1 for recording in test)
+    scores = {"loss": total / (real * BINS), "padded": total / (len(test) * corpus.longest * BINS)}
+    return scores | (judged(corpus, "test", line) if quality else {})

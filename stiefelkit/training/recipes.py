@@ -1,5 +1,6 @@
-"""Settings that may be left open, and the recipes that close them."""
+"""How each model is trained on each task: settings that may be left open, and the recipes that close them."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 from stiefelkit.errors import OptionError
 from stiefelkit.optim import names_in_words
 
-__all__ = ["Option", "Recipe", "Settings", "tables_of"]
+__all__ = ["Option", "Recipe", "Settings"]
 
 Option = int | float | bool | str
 """What an option of a model or an optimizer may be on the command line and in a file."""
@@ -30,17 +31,16 @@ def tables_of(words: Mapping[str, str]) -> dict[str, dict[str, Option]]:
             raise OptionError(
                 f'--optimizers.{coordinate} needs a name and options, as in "rmsprop lr=1e-4 alpha=0.9", got {text!r}.'
             )
-        options = {pair.partition("=")[0].replace("-", "_"): _literal(pair.partition("=")[2]) for pair in pairs}
+        options = {pair.partition("=")[0].replace("-", "_"): literal(pair.partition("=")[2]) for pair in pairs}
         optimizers[coordinate] = {"optimizer": name, **options}
     return optimizers
 
 
-def _literal(word: str) -> Option:
+def literal(word: str) -> Option:
+    """Returns the number of a word, true or false, or the word itself."""
     for reader in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return reader(word)
-        except ValueError:
-            continue
     return {"true": True, "false": False}.get(word.lower(), word)
 
 
@@ -145,3 +145,28 @@ class Recipe:
         if merged.hidden_size is None or "parametrization" in settings.options:
             return merged
         return dataclasses.replace(merged, options={**self.options(merged.hidden_size), **merged.options})
+
+    @classmethod
+    def of(
+        cls,
+        hidden_size: int,
+        lr: float = 1e-3,
+        *,
+        optimizer: str = "adam",
+        options: Callable[[int], dict[str, Any]] = lambda n: {},
+        **settings: Any,
+    ) -> "Recipe":
+        """Returns the recipe of a model with so many units; `settings` are further fields of `Settings`."""
+        return cls(Settings(hidden_size=hidden_size, lr=lr, optimizer=optimizer, **settings), options)
+
+
+TENSORFLOW_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
+"""TensorFlow 1: epsilon under the root, mean squares that begin at one, which makes for a slow start."""
+THEANO_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 0.0, "init_acc": 1e-3}
+"""That of the uRNNs' authors: no epsilon, mean squares that begin at a thousandth."""
+AUTHORS_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-8, "eps_inside": True}
+"""That of scuRNN's authors, for A: as TensorFlow's, but from zero."""
+ADAGRAD: dict[str, Option] = {"initial_accumulator_value": 0.1}
+"""TensorFlow 1's."""
+AUTHORS_ADAGRAD: dict[str, Option] = {"eps": 1e-8}
+"""That of scuRNN's authors, for A: from zero."""
