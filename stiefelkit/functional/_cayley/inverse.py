@@ -8,18 +8,30 @@ from stiefelkit.functional._packing import check_tall, pack_skew
 __all__ = ["cayley_inverse"]
 
 _SLACK = 1e-6
-"""How far above 1 the entries of A may stay, and how near to the best a move counts as no worse."""
-_ROUNDING = 1e-12
-"""A pivot so small is rounding alone, and its phase means nothing."""
+"""How far above 1 entries of A may be."""
+_ROUNDING = 1e-10
+"""Moves that gain so little more than another are no better, and the phase of so small a pivot means nothing."""
 
 
 def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Finds coordinates and a diagonal D with Q = cayley(v) D, for any frame Q.
 
     D is found by Gaussian elimination on I + Q1 E that picks each e_j so that its pivot has modulus >= 1 (the Schur
-    complements stay contractions), so that every frame, eigenvalue -1 included, has a well-conditioned preimage; then
-    entries of D change, one or two at a time, until every |a_ij| <= 1 (square and real: O'Dorney 2014; Kahan 2006)
-    and every column of A21 has norm <= 1, up to 1e-6.
+    complements stay contractions), so that every frame, eigenvalue -1 included, has a well-conditioned preimage. Then
+    entries of D change, one or two at a time, until every |a_ij| <= 1 and every column of A21 has norm <= 1, up to
+    1e-6. For square frames 1 is the least bound: two exchanged columns have |a_12| >= 1 for every D.
+
+    Why this ends, with B = Q D^H and X = (I + B1)^-1: A11 is the skew part of 2X - I, and I + A21^H A21 = X + X^H.
+    Multiplying entries S of D^H by a diagonal U multiplies det(I + B1) by det(X_SS + U (I - X_SS)). In modulus it grows
+
+    * by |x_jj| + |1 - x_jj| where entry j is turned to the best u; this is at least ||A21 e_j||^2, and at least
+      (1 + |a_jj|^2)^(1/2);
+    * by |det(I - 2 X_SS)| >= |a_ij|^2 - |a_ii a_jj| where entries i and j are negated.
+
+    If no such move gains more than g, then |a_ij|^2 <= g^2 + g - 1. So all are <= 1 where |det(I + B1)| is largest; and
+    an entry above 1 + s leaves a move that gains more than 1 + 2s/3, of which there are finitely many, since
+    |det(I + B1)| is at least 1 after elimination and at most 2^p. For signs, which have no turns, this is the theorem
+    of O'Dorney (2014; Kahan 2006); Maduranga, Helfrich and Ye (2019) state it for phases.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -74,18 +86,7 @@ def _pivot_phases(t: Tensor) -> Tensor:
 
 
 def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Changes D and X = (I + B1)^-1, B = Q D^H, in place until every |a_ij| <= 1 and every ||A21 e_j||^2 <= 1, or nearly so.
-
-    A11 is the skew part of 2X - I, and I + A21^H A21 = X + X^H. Where entries S of D^H are multiplied by a diagonal U,
-    det(I + B1) is multiplied by det(X_SS + U (I - X_SS)). There are two kinds of moves:
-
-    * turning phase j to the best u multiplies |det(I + B1)| by |x_jj| + |1 - x_jj|, which is at least ||A21 e_j||^2 and
-      at least (1 + |a_jj|^2)^(1/2);
-    * negating phases i and j multiplies it by |det(I - 2 X_SS)| >= |a_ij|^2 - |a_ii a_jj|.
-
-    If neither multiplies it by more than g, then |a_ij|^2 <= g^2 + g - 1: where |det(I + B1)| is largest, no entry is
-    above 1, and an entry above 1 + s leaves a move with g > 1 + 2s/3. Since 1 <= |det(I + B1)| <= 2^p, moves end.
-    """
+    """Makes the moves that `cayley_inverse` tells of, for the largest entry each time; overwrites X and D."""
     p, y = x.shape[-1], x
     left, both = torch.arange(len(x), device=x.device), torch.arange(2, device=x.device)
     while True:
@@ -116,4 +117,4 @@ def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 def _first_of_largest(values: Tensor) -> Tensor:
     """The first, along each row, of those that equal its largest but for rounding."""
-    return (values >= (1 - _SLACK) * values.amax(1, keepdim=True)).byte().argmax(1)
+    return (values >= (1 - _ROUNDING) * values.amax(1, keepdim=True)).byte().argmax(1)
