@@ -30,8 +30,8 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
     If no such move gains more than g, then |a_ij|^2 <= g^2 + g - 1. So all are <= 1 where |det(I + B1)| is largest; and
     an entry above 1 + s leaves a move that gains more than 1 + 2s/3, of which there are finitely many, since
-    |det(I + B1)| is at least 1 after elimination and at most 2^p. For signs, which have no turns, this is the theorem
-    of O'Dorney (2014; Kahan 2006); Maduranga, Helfrich and Ye (2019) state it for phases.
+    |det(I + B1)| is at least 1 after elimination and at most 2^p. Square real frames, whose a_jj are 0, need pairs
+    alone: the theorem of O'Dorney (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
