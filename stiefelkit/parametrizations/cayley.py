@@ -28,8 +28,9 @@ class Cayley(OrthogonalParam):
     the first p columns of the n x n transform, at the cost of one p x p inverse.
 
     Image: every frame, by the choice of D; with D fixed, all but those where W D^H has the eigenvalue -1, and for
-    square real W only det W = det D. Cost: one inverse in float64 and two p x p products backward. Not for weights
-    that must cross from one component of O(n) to the other.
+    square real W only det W = det D. An assigned frame gets a D that leaves every entry of A at most 1 in
+    modulus, unless signs are given; `stiefelkit.functional.cayley_inverse` has the proof. Cost: one inverse in float64
+    and two p x p products backward. Not for weights that must cross from one component of O(n) to the other.
 
     The coordinates are laid out as `stiefelkit.functional.unpack_skew` tells.
 

@@ -9,7 +9,8 @@ import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.functional import cayley, cayley_inverse, pack_skew, skew_size, spread_band, unpack_skew
 from stiefelkit.functional._cayley.accretive import inverse_of_accretive
-from stiefelkit.metrics import orthogonality_error, permitted_error
+from stiefelkit.functional._cayley.inverse import _eliminate
+from stiefelkit.metrics import orthogonality_error, permitted_error, permitted_return
 from stiefelkit.testing import seeds
 
 Cayley = sk.parametrizations.Cayley
@@ -78,19 +79,83 @@ def test_complex_gradient_is_theorem_2_of_maduranga():
     assert torch.allclose(phase, 2 * (1j * (wirtinger.mT @ k).diagonal() * d).real, atol=1e-13)
 
 
-@pytest.mark.parametrize("n", [2, 5, 16, 33, 64, 128])
-def test_the_preimage_of_a_real_square_frame_is_bounded_by_one(n):
-    for seed in range(3):
-        q = sk.init.haar((n, n), generator=seeds.generator(seed))
-        v, _ = cayley_inverse(q)
-        assert v.abs().max() <= 1 + 2e-6
+def frames_to_invert(dtype):
+    """Frames of many kinds by name: those that elimination alone leaves above 1, and those whose pivots are 0."""
+    generator = seeds.generator(1)
+
+    def haar(*shape):
+        return sk.init.haar(shape, dtype=dtype, generator=generator)
+
+    def permutation(n):
+        return torch.eye(n, dtype=dtype)[torch.randperm(n, generator=generator)] * torch.sgn(haar(n, 1)).mT
+
+    def reflection(n):
+        u = haar(n, 1)
+        return torch.eye(n, dtype=dtype) - 2 * u @ u.mH
+
+    def hadamard(n):
+        h = torch.ones(1, 1, dtype=dtype)
+        while len(h) < n:
+            h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)]) / 2**0.5
+        return h
+
+    frames = {f"haar {n}": haar(n, n) for n in (1, 2, 3, 5, 16, 33, 64, 128)}
+    frames |= {f"tall {n} {p}": haar(n, p) for n, p in ((5, 1), (8, 2), (40, 12), (33, 32), (64, 63), (128, 64))}
+    frames |= {f"reflection {n}": reflection(n) for n in (4, 9, 32)} | {f"hadamard {n}": hadamard(n) for n in (2, 64)}
+    frames |= {f"permutation {n}": permutation(n) for n in (2, 9, 32)} | {"cycle": torch.eye(6, dtype=dtype).roll(1, 0)}
+    frames |= {
+        "sum": permutation(32) @ torch.block_diag(*haar(8, 4, 4)) @ permutation(32),
+        "minus": -haar(3, 3) @ haar(3, 3),
+    }
+    t = torch.pi + 1e-3 * torch.randn(24, dtype=torch.float64, generator=generator)
+    v = haar(24, 24)
+    if dtype.is_complex:
+        for n in (3, 16, 64):
+            k = torch.arange(n, dtype=torch.float64)
+            frames[f"dft {n}"] = torch.exp(-2j * torch.pi / n * (k[:, None] * k % n)) / n**0.5
+        frames["dft 64, tall"] = frames["dft 64"][:, :63]
+        frames["dft 64, turned"] = permutation(64) @ frames["dft 64"] @ permutation(64)
+        t = torch.pi + 1e-3 * torch.randn(24, dtype=torch.float64, generator=generator)
+        v = haar(24, 24)
+        frames["near -I"] = (v * torch.exp(1j * t)) @ v.mH
+    return frames
 
 
-def test_the_preimage_of_a_tall_real_frame_is_bounded_by_one():
-    q = sk.init.haar((40, 12))
-    a11, a21 = unpack_skew(cayley_inverse(q)[0], 40, 12, False)
-    assert a11.abs().max() <= 1 + 2e-6
-    assert torch.linalg.vector_norm(a21, dim=0).max() <= 1 + 2e-6
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_every_entry_of_a_is_at_most_one_for_the_chosen_d(dtype):
+    alone = 0.0
+    for name, q in frames_to_invert(dtype).items():
+        n, p = q.shape
+        v, d = cayley_inverse(q)
+        a11, a21 = unpack_skew(v, n, p, dtype.is_complex)
+        assert a11.abs().max() <= 1 + 2e-6, name
+        assert torch.linalg.vector_norm(a21, dim=0).max() <= 1 + 2e-6, name
+        back = cayley(v, n, p, phase=d.angle()) if dtype.is_complex else cayley(v, n, p, signs=d)
+        assert torch.linalg.matrix_norm(back - q) <= permitted_return(q.shape, dtype), name
+        left = cayley_inverse(q, _eliminate(q[None])[0])[0]
+        alone = max(alone, unpack_skew(left, n, p, dtype.is_complex)[0].abs().max().item())
+    assert alone > 1.3  # else elimination alone would do
+
+
+def test_one_is_the_least_bound():
+    swap = torch.eye(2, dtype=torch.complex128).flip(0)
+    for angle in torch.linspace(-3, 3, 24, dtype=torch.float64):
+        v, _ = cayley_inverse(swap, torch.exp(1j * torch.stack([angle, 0 * angle])))
+        assert unpack_skew(v, 2, 2, True)[0][0, 1].abs() >= 1 - 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_the_chosen_d_is_that_of_the_frame_alone(dtype):
+    by_shape = {}
+    for q in frames_to_invert(dtype).values():
+        by_shape.setdefault(q.shape, []).append(q)
+    for shape, frames in by_shape.items():
+        frames = torch.stack([*frames, *sk.init.haar((5, *shape), dtype=dtype, generator=seeds.generator(2))])
+        d = torch.stack([cayley_inverse(q)[1] for q in frames])
+        assert torch.allclose(cayley_inverse(frames)[1], d, atol=1e-9)
+        assert torch.allclose(cayley_inverse(frames.flip(0))[1].flip(0), d, atol=1e-9)
+        noise = 1 + 1e-15 * torch.randn(frames.shape, dtype=torch.float64)
+        assert torch.allclose(cayley_inverse(frames * noise)[1], d, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])

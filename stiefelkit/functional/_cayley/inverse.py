@@ -7,14 +7,31 @@ from stiefelkit.functional._packing import check_tall, pack_skew
 
 __all__ = ["cayley_inverse"]
 
+_SLACK = 1e-6
+"""How far above 1 entries of A may be."""
+_ROUNDING = 1e-10
+"""Moves that gain so little more than another are no better, and the phase of so small a pivot means nothing."""
+
 
 def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Finds coordinates and a diagonal D with Q = cayley(v) D, for any frame Q.
 
     D is found by Gaussian elimination on I + Q1 E that picks each e_j so that its pivot has modulus >= 1 (the Schur
-    complements stay contractions), so that every frame, eigenvalue -1 included, has a well-conditioned preimage; for
-    real frames pairs of signs are then flipped until every |a_ij| <= 1 (square: O'Dorney 2014; Kahan 2006) and every
-    column of A21 has norm <= 1.
+    complements stay contractions), so that every frame, eigenvalue -1 included, has a well-conditioned preimage. Then
+    entries of D change, one or two at a time, until every |a_ij| <= 1 and every column of A21 has norm <= 1, up to
+    1e-6. For square frames 1 is the least bound: two exchanged columns have |a_12| >= 1 for every D.
+
+    Why this ends, with B = Q D^H and X = (I + B1)^-1: A11 is the skew part of 2X - I, and I + A21^H A21 = X + X^H.
+    Multiplying entries S of D^H by a diagonal U multiplies det(I + B1) by det(X_SS + U (I - X_SS)). In modulus it grows
+
+    * by |x_jj| + |1 - x_jj| where entry j is turned to the best u; this is at least ||A21 e_j||^2, and at least
+      (1 + |a_jj|^2)^(1/2);
+    * by |det(I - 2 X_SS)| >= |a_ij|^2 - |a_ii a_jj| where entries i and j are negated.
+
+    If no such move gains more than g, then |a_ij|^2 <= g^2 + g - 1. So all are <= 1 where |det(I + B1)| is largest; and
+    an entry above 1 + s leaves a move that gains more than 1 + 2s/3, of which there are finitely many, since
+    |det(I + B1)| is at least 1 after elimination and at most 2^p. Square real frames, whose a_jj are 0, need pairs
+    alone: the theorem of O'Dorney (2014; Kahan 2006), which Maduranga, Helfrich and Ye (2019) state for phases.
 
     Args:
         q: frames of shape (*, n, p), exact to rounding in float64 or complex128.
@@ -26,30 +43,21 @@ def cayley_inverse(q: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """
     check_tall("cayley_inverse", q)
     n, p = q.shape[-2:]
-    frames = q.reshape(-1, n, p)
-    if d is None:
-        d = _choose_diagonal(frames)
-        if not q.is_complex():
-            d = torch.stack([_flip(frame, signs) for frame, signs in zip(frames, d, strict=True)])
-    else:
-        d = d.to(q.dtype).expand(*q.shape[:-2], p).reshape(-1, p)
-    a11, a21 = _tangent(frames, d)
-    return pack_skew(a11, a21).reshape(*q.shape[:-2], -1), d.reshape(*q.shape[:-2], p)
-
-
-def _tangent(q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """A11 = 2 (I + B1)^-1 - I - A21^H A21 and A21 = -B2 (I + B1)^-1 with B = Q D^H, for a batch (b, n, p)."""
-    p = q.shape[-1]
-    b = q * d.conj()[:, None, :]
+    frames, is_free = q.reshape(-1, n, p), d is None
+    d = _eliminate(frames) if d is None else d.to(q.dtype).expand(*q.shape[:-2], p).reshape(-1, p)
     eye = torch.eye(p, dtype=q.dtype, device=q.device)
+    b = frames * d.conj()[:, None, :]
     inverse, _ = torch.linalg.inv_ex(eye + b[:, :p])
+    if is_free:
+        inverse, d = _bound(inverse, d)
+        b = frames * d.conj()[:, None, :]
     inverse = inverse + inverse @ (eye - (eye + b[:, :p]) @ inverse)
     a21 = -b[:, p:] @ inverse
     a11 = 2 * inverse - eye - a21.mH @ a21
-    return (a11 - a11.mH) / 2, a21
+    return pack_skew((a11 - a11.mH) / 2, a21).reshape(*q.shape[:-2], -1), d.reshape(*q.shape[:-2], p)
 
 
-def _choose_diagonal(q: Tensor) -> Tensor:
+def _eliminate(q: Tensor) -> Tensor:
     """Eliminates on I + Q1 E block by block with |pivot| >= 1; returns D = conj(E), shape (b, p)."""
     p = q.shape[-1]
     t = q[:, :p].clone()
@@ -70,40 +78,43 @@ def _pivot_phases(t: Tensor) -> Tensor:
     d = torch.ones(t.shape[:2], dtype=t.dtype, device=t.device)
     for j in range(t.shape[1]):
         pivot = t[:, j, j]
-        d[:, j] = torch.where(pivot == 0, torch.ones_like(pivot), torch.sgn(pivot))
+        d[:, j] = torch.where(pivot.abs() < _ROUNDING, torch.ones_like(pivot), torch.sgn(pivot))
         e = d[:, j].conj()
         row = t[:, j, j + 1 :] * (e / (1 + pivot * e))[:, None]
         t[:, j + 1 :, j + 1 :] -= t[:, j + 1 :, j, None] * row[:, None, :]
     return d
 
 
-def _flip(q: Tensor, d: Tensor, tolerance: float = 1e-6) -> Tensor:
-    """Flips signs of a real diagonal while a principal minor (order 1 or 2) of M = A11 + A21^T A21 exceeds 1.
-
-    Flipping the set S multiplies |det(I + B1)|, which is bounded by 2^p, by |det M_SS|, so this ends. Each flip is a
-    principal pivot of [M; A21], O(np).
-    """
-    p = q.shape[-1]
-    a11, a21 = (block[0] for block in _tangent(q[None], d[None]))
-    table = torch.cat([a11 + a21.mT @ a21, a21])
-    d = d.clone()
+def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Makes the moves that `cayley_inverse` tells of, for the largest entry each time; overwrites X and D."""
+    p, y = x.shape[-1], x
+    left, both = torch.arange(len(x), device=x.device), torch.arange(2, device=x.device)
     while True:
-        m = table[:p]
-        diagonal = m.diagonal()
-        value, single = diagonal.max(dim=0)
-        if value > 1 + tolerance:
-            chosen = single[None]
-        else:
-            minors = diagonal[:, None] * diagonal - m * m.mT
-            value, flat = minors.flatten().max(dim=0)
-            if value <= (1 + tolerance) ** 2:
-                return d
-            chosen = torch.stack([flat // p, flat % p])
-        inverse = torch.linalg.inv(m[chosen][:, chosen])
-        across = inverse @ m[chosen]
-        columns = table[:, chosen]
-        table = table - columns @ across
-        table[:, chosen] = -columns @ inverse
-        table[chosen] = across
-        table[chosen[:, None], chosen] = inverse
-        d[chosen] *= -1
+        size = (y - y.mH).abs()
+        on = size.diagonal(dim1=-2, dim2=-1)
+        on.copy_(on.maximum(2 * y.diagonal(dim1=-2, dim2=-1).real - 1))
+        far = size.amax((-2, -1)) > 1 + _SLACK
+        if not far.any():
+            return x, d
+        left, y, place = left[far], y[far], _first_of_largest(size[far].flatten(1))
+        each, pair = torch.arange(len(left), device=x.device)[:, None], torch.stack([place // p, place % p], dim=1)
+        columns, rows = -y.mT[each, pair].mT, y[each, pair]
+        columns[each, pair, both] += 1
+        block = rows.mT[each, pair].mT
+        ends = block.diagonal(dim1=-2, dim2=-1)
+        flip = ((1 - 2 * ends).prod(1) - 4 * block[:, 0, 1] * block[:, 1, 0]).abs() * (pair[:, 0] != pair[:, 1])
+        move = _first_of_largest(torch.cat([flip[:, None], ends.abs() + (1 - ends).abs()], dim=1))[:, None]
+        u = torch.where(move == 1 + both, torch.sgn(ends * (1 - ends).conj()), 1)
+        u = torch.where(move == 0, -1, u)
+        for k in range(2):
+            d[left, pair[:, k]] *= u[:, k].conj()
+        # X <- X - (I - X) E V (I + E^T (I - X) E V)^-1 E^T X, with V = U - I and columns E of I.
+        v = (u - 1)[:, None, :]
+        inner = torch.eye(2, dtype=x.dtype, device=x.device) + columns[each, pair] * v
+        y = y - columns * v @ torch.linalg.solve(inner, rows)
+        x[left] = y
+
+
+def _first_of_largest(values: Tensor) -> Tensor:
+    """The first, along each row, of those that equal its largest but for rounding."""
+    return (values >= (1 - _ROUNDING) * values.amax(1, keepdim=True)).byte().argmax(1)
