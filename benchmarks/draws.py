@@ -88,7 +88,7 @@ def draw(seed: int) -> Draw:
         settings |= {"q": rng.choice((0.5, math.inf))}
     length = math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST)))
     steps = rng.choice((1, 2, 3, 5, 10, 20, 40)) if n < 200 else rng.choice((1, 2, 3, 5, 10))
-    dtype = rng.choice((torch.float32, torch.float32, torch.complex64, torch.float64))
+    dtype = rng.choice((torch.float32, torch.float32, torch.complex64, torch.float64, torch.complex128))
     return Draw(
         seed, n, p, dtype, rng.choice(KINDS), length, steps, optimizer, settings, rng.choice(("canonical", "euclidean"))
     )
@@ -176,14 +176,17 @@ def main() -> int:
             those = [
                 (excess, d)
                 for excess, d in found
-                if d.settings["precision"] == precision and (d.dtype == torch.float64) == double
+                if d.settings["precision"] == precision and (d.dtype in (torch.float64, torch.complex128)) == double
             ]
             if not those:
                 continue
             promised = PROMISED["float64" if double else precision]
             over = sum(not excess <= promised for excess, _ in those)
             broken += over
-            print(f"{precision}, {'float64' if double else 'float32, complex64'}: {len(those)} draws, ", end="")
+            print(
+                f"{precision}, {'float64, complex128' if double else 'float32, complex64'}: {len(those)} draws, ",
+                end="",
+            )
             print(f"{over} above the {promised:g} limits that are promised; the worst:")
             for excess, d in sorted(those, key=lambda row: -row[0])[: asked.rows]:
                 print(f"  {excess:8.3g}  {d}")

@@ -115,7 +115,7 @@ class UnknownNameError(StiefelkitError, ValueError):
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Returns the repr of anything, cut; of what has none that can be made, as an integer of 5,000 digits, its type.
+    """Returns the repr of anything in a line, cut; its type where none can be made, as of an integer of 5,000 digits.
 
     Args:
         value: anything.
@@ -125,7 +125,8 @@ def shown(value: object, most: int = 80) -> str:
     ("'a'", 'a value of type int that cannot be printed')
     """
     try:
-        return repr(value)[:most]
+        text = repr(value)
+        return (" ".join(text.split()) if "\n" in text else text)[:most]
     except Exception:
         return f"a value of type {type(value).__name__} that cannot be printed"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.metrics import defect
-from stiefelkit.numbers import sizes
-from stiefelkit.tensors import working_dtype
+from stiefelkit.numbers import one_of, sizes
+from stiefelkit.tensors import check_dtype, working_dtype
 
 __all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
 
@@ -121,8 +121,8 @@ def draw(
     Raises:
         OptionError: no scheme has this name.
     """
-    if scheme not in SCHEMES:
-        raise OptionError(f"No init scheme is named {scheme!r}{did_you_mean(scheme, SCHEMES)}")
+    if not one_of(*SCHEMES).holds(scheme):
+        raise OptionError(f"No init scheme is named {shown(scheme)}{did_you_mean(scheme, SCHEMES)}")
     return SCHEMES[scheme](shape, dtype, generator)
 
 
@@ -130,16 +130,21 @@ def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...
     """Returns the shape as Python's integers, once it is one of frames, and the dtype as well."""
     frame = sizes(shape)
     if frame is None or len(frame) < 2 or frame[-2] < frame[-1] or min(frame) < 0:
-        got = f"{shape!r:.80}" if frame is None else frame
-        raise ShapeError(f"sk.init.{who} needs a shape (*, n, p) with n >= p, got {got}; .mH of a tall frame is wide.")
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise DtypeError(f"sk.init.{who} needs a floating or complex dtype, got {dtype}.")
+        raise ShapeError(
+            f"sk.init.{who} needs a shape (*, n, p) with n >= p, got {shown(shape if frame is None else frame)}; "
+            ".mH of a tall frame is wide."
+        )
+    check_dtype(f"sk.init.{who}", dtype)
     return frame
 
 
 def device_of(generator: torch.Generator | None) -> torch.device | None:
-    """Returns where a generator draws; None, torch's default, without one."""
-    return None if generator is None else generator.device
+    """Returns where a generator draws; None, torch's default, without one; raises OptionError for what is none."""
+    if generator is None:
+        return None
+    if not isinstance(generator, torch.Generator):
+        raise OptionError(f"A draw needs a torch.Generator or None, got {shown(generator)}.")
+    return generator.device
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:

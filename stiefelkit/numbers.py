@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ __all__ = [
     "Check",
     "above",
     "at_least",
+    "check_counts",
     "is_number",
     "one_of",
     "optional",
@@ -61,7 +63,10 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
 def sizes(shape: Any) -> tuple[int, ...] | None:
     """Returns a shape as Python's integers, or None if it is no sequence of integers."""
     shape = plain(shape)
-    found: Any = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
+    try:
+        found: Any = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
+    except Exception:  # of what says that it can be gone through, as tensors without dimensions, and cannot
+        return None
     return found if all(type(length) is int for length in found) else None
 
 
@@ -123,6 +128,16 @@ def whole(low: int, most: float = math.inf, name: str = "") -> Check:
     upper = f"{name} = {most}" if name else most
     words = f"an integer {{key}} >= {low}" if most == math.inf else f"an integer {{key}} from {low} to {upper}"
     return Check(words, lambda value: type(value) is int and low <= value <= most)
+
+
+_COUNT = whole(0, sys.maxsize)
+
+
+def check_counts(who: str, **counts: Any) -> None:
+    """Raises OptionError unless all counts are integers of any kind, of those that tensors may have."""
+    for name, count in counts.items():
+        if type(count) is not int or not 0 <= count <= sys.maxsize:
+            _COUNT.require(who, name, count)
 
 
 def one_of(*values: Any) -> Check:

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from stiefelkit._version import __version__
-from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, PluginError, UnknownNameError, did_you_mean, shown
 
 __all__ = ["Registry", "code_of_others"]
 
@@ -105,11 +105,12 @@ class Registry:
             OptionError: the name is taken by something else, or is no plain word.
         """
         if not isinstance(name, str) or not name or not name.replace("_", "a").replace("-", "a").isalnum():
-            raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {name!r}.")
+            raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {shown(name)}.")
         self._read_plugins()
         if name in self._targets and self._targets[name] != target:
             raise OptionError(
-                f"The {self.kind} name {name!r} is taken by {self._targets[name]!r}, got {target!r}; choose another."
+                f"The {self.kind} name {shown(name)} is taken by {shown(self._targets[name])}, got {shown(target)}; "
+                "choose another."
             )
         self._targets[name] = target
 
@@ -207,8 +208,8 @@ class Registry:
         return next((name for name, entry in self._targets.items() if entry is target or entry == dotted), None)
 
     def _require(self, name: str) -> None:
-        if name not in self._targets:
-            raise UnknownNameError(f"No {self.kind} is named {name!r}{did_you_mean(name, self._targets)}")
+        if not isinstance(name, str) or name not in self._targets:
+            raise UnknownNameError(f"No {self.kind} is named {shown(name)}{did_you_mean(name, self._targets)}")
 
     def _read_plugins(self) -> None:
         if self._plugins_read:

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stiefelkit.errors import DtypeError, shown
+
 __all__ = [
     "as_on_the_first",
+    "check_dtype",
+    "check_tensors",
     "coarser",
     "computing_dtype",
     "coordinate_dtype",
@@ -24,6 +28,19 @@ __all__ = [
     "whole",
     "working_dtype",
 ]
+
+
+def check_tensors(who: str, *values: Any) -> None:
+    """Raises DtypeError unless all values are tensors."""
+    for value in values:
+        if not isinstance(value, Tensor):
+            raise DtypeError(f"{who} needs tensors, got {shown(value)}.")
+
+
+def check_dtype(who: str, dtype: Any) -> None:
+    """Raises DtypeError unless a dtype is one of floating or complex numbers."""
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"{who} needs a floating or complex dtype, got {shown(dtype)}.")
 
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:

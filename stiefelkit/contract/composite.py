@@ -32,8 +32,9 @@ class Inner:
 
     def flaw(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """Returns what `supports` says of frames of this shape in weights of this dtype; checks the options."""
-        check_options(self.cls, self.options or {})
-        return self.cls.supports(shape, computing_dtype(dtype), **(self.options or {}))
+        options = {} if self.options is None else self.options
+        check_options(self.cls, options)
+        return self.cls.supports(shape, computing_dtype(dtype), **options)
 
     def build(self, outer: OrthogonalParam, shape: tuple[int, ...], device: Any, **defaults: Any) -> OrthogonalParam:
         """Makes the map; raises OptionError if its weights are no frames."""

@@ -11,11 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError
+from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError, shown
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
-from stiefelkit.numbers import sizes
-from stiefelkit.tensors import coarser, computing_dtype, coordinate_dtype, followed, keep_precision, working_dtype
+from stiefelkit.numbers import one_of, sizes
+from stiefelkit.tensors import (
+    check_dtype,
+    coarser,
+    computing_dtype,
+    coordinate_dtype,
+    followed,
+    keep_precision,
+    working_dtype,
+)
 
 __all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "each_frame", "rows_of"]
 
@@ -107,13 +115,14 @@ class OrthogonalParam(nn.Module, ABC):
         name = type(self).__name__
         frame = sizes(shape)
         if frame is None or len(frame) < 2:
-            raise ShapeError(f"{name} needs a matrix or a batch of matrices (*, n, p), got shape {shape!r:.80}.")
+            raise ShapeError(f"{name} needs a matrix or a batch of matrices (*, n, p), got shape {shown(shape)}.")
         if frame[-2] < frame[-1] or min(frame) < 1:
-            raise ShapeError(f"{name} needs a shape (*, n, p) with n >= p >= 1, got {frame}.")
-        if not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.complex32:
-            raise DtypeError(f"{name} needs a floating or complex dtype (complex64 at least), got {dtype}.")
-        if precision not in self.precisions:
-            raise OptionError(f"{name} needs a precision in {self.precisions}, got {precision!r}.")
+            raise ShapeError(f"{name} needs a shape (*, n, p) with n >= p >= 1, got {shown(frame)}.")
+        check_dtype(name, dtype)
+        if dtype == torch.complex32:
+            raise DtypeError(f"{name} needs a complex dtype of complex64 at least, got {dtype}.")
+        if not one_of(*self.precisions).holds(precision):
+            raise OptionError(f"{name} needs a precision in {self.precisions}, got {shown(precision)}.")
         self.shape = frame
         self.dtype = dtype
         self.precision = precision

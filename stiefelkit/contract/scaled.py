@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits
-from stiefelkit.errors import NotAFrameError, OptionError
+from stiefelkit.errors import NotAFrameError, OptionError, shown
 from stiefelkit.metrics import scale_of
 from stiefelkit.numbers import Check, above
 from stiefelkit.tensors import coarser, coordinate_dtype, working_dtype
@@ -51,7 +51,7 @@ class Scaled(Wrapper):
         gain = _GAIN.require(inner.title, "gain", gain)
         if gain == "learned" and GAIN in inner.coordinates:
             raise OptionError(
-                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {gain!r}."
+                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {shown(gain)}."
             )
         self.gain: float | None = None if isinstance(gain, str) else float(gain)
         self.blocks = blocks

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.errors import OptionError, did_you_mean, shown
 from stiefelkit.registry import Registry
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def _check(cls: Any) -> None:
     from stiefelkit.contract.param import OrthogonalParam
 
     if not (isinstance(cls, type) and issubclass(cls, OrthogonalParam)):
-        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {cls!r}.")
+        raise OptionError(f"A parametrization needs to be a name or a subclass of OrthogonalParam, got {shown(cls)}.")
     if not hasattr(cls, "coordinate_names"):
         raise OptionError(f"A parametrization needs coordinate_names, got {cls.__name__} without.")
 
@@ -81,7 +81,7 @@ def check_options(cls: type, options: Any, near: Iterable[str] = ()) -> None:
         near: words beside its options that a misspelt one may stand for.
     """
     if not isinstance(options, Mapping):
-        raise OptionError(f"{cls.__name__} needs options as a mapping, got {options!r}.")
+        raise OptionError(f"{cls.__name__} needs options as a mapping, got {shown(options)}.")
     names = option_names(cls)
     for key in options:
         rest = ", ".join(rest_of(cls))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError, did_you_mean
+from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.numbers import settle_
 
 __all__ = ["VIEWS", "View", "views_of_blocks"]
@@ -58,8 +58,8 @@ class View:
         settle_(self)
         if not isinstance(self.name, str) or self.name not in VIEWS:
             raise OptionError(
-                f"No view is named {self.name!r}, but blocks= of sk.orthogonal makes a frame of each head, or other "
-                f"part, of a weight{did_you_mean(self.name, VIEWS)}"
+                f"No view is named {shown(self.name)}, but blocks= of sk.orthogonal makes a frame of each head, or "
+                f"other part, of a weight{did_you_mean(self.name, VIEWS)}"
             )
         if len(self.shape) < 2:
             raise ShapeError(f"View needs a weight of two dimensions or more, got shape {self.shape}.")
@@ -171,20 +171,20 @@ def axis_of(name: str, shape: Sequence[int], dim: int) -> int:
 def views_of_blocks(whole: View, blocks: int | Sequence[int], dim: int) -> tuple[View, ...]:
     """Returns a view for each run of blocks of one size: so many, or of these sizes, side by side in a weight."""
     if type(dim) is not int or dim not in (0, 1):
-        raise OptionError(f"blocks= needs dim=0 (rows, outputs) or dim=1 (columns, inputs), got dim={dim!r:.80}.")
+        raise OptionError(f"blocks= needs dim=0 (rows, outputs) or dim=1 (columns, inputs), got dim={shown(dim)}.")
     if whole.is_grouped:
         raise OptionError(f"blocks= needs a view without groups, got {whole.name!r}.")
     axis = axis_of(whole.name, whole.shape, dim)
     length = whole.shape[axis]
     if type(blocks) is int and blocks >= 1:
         sizes = () if length % blocks else (length // blocks,) * blocks
-        needs = f"that {blocks} divides"
+        needs = f"that {shown(blocks)} divides"
     elif isinstance(blocks, Sequence) and blocks and all(type(size) is int and size >= 1 for size in blocks):
-        sizes, needs = tuple(blocks), f"of size {sum(blocks)}, the sum of its blocks"
+        sizes, needs = tuple(blocks), f"of size {shown(sum(blocks))}, the sum of its blocks"
     else:
-        raise OptionError(f"blocks= needs how many there are, or the size of each, got {blocks!r:.80}.")
+        raise OptionError(f"blocks= needs how many there are, or the size of each, got {shown(blocks)}.")
     if sum(sizes) != length:
-        raise ShapeError(f"blocks={blocks!r:.80} needs a dimension {dim} {needs}, got shape {whole.shape}.")
+        raise ShapeError(f"blocks={shown(blocks)} needs a dimension {dim} {needs}, got shape {whole.shape}.")
     runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
     shapes = [(*whole.shape[:axis], size * count, *whole.shape[axis + 1 :]) for size, count in runs]
     return tuple(replace(whole, shape=s, blocks=run[1], dim=dim) for s, run in zip(shapes, runs, strict=True))

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from stiefelkit.errors import ShapeError
 from stiefelkit.numbers import at_least
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["EPSILON", "leaky_relu", "modrelu", "modrelu_of_parts", "oplu"]
 
@@ -40,6 +41,7 @@ def modrelu(z: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
     >>> modrelu(torch.tensor([-2.0, 0.0, 0.5]), torch.tensor([-1.0, 1.0, -1.0]))
     tensor([-1.,  0.,  0.])
     """
+    check_tensors("modrelu", z, b)
     epsilon = EPSILON.require("modrelu", "epsilon", epsilon)
     if epsilon:
         parts = modrelu_of_parts(torch.view_as_real(z) if z.is_complex() else z.unsqueeze(-1), b, epsilon, -1)
@@ -82,6 +84,7 @@ def oplu(z: Tensor) -> Tensor:
     >>> oplu(torch.tensor([1.0, 5.0, 2.0, 4.0]))
     tensor([2., 5., 1., 4.])
     """
+    check_tensors("oplu", z)
     if z.shape[-1] % 2:
         raise ShapeError(f"OPLU needs an even number of units, got {z.shape[-1]}.")
     first, second = z.chunk(2, dim=-1)

@@ -12,12 +12,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
 from stiefelkit.functional._polar import scaled
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
-from stiefelkit.numbers import at_least
+from stiefelkit.numbers import at_least, one_of
 
 __all__ = ["msign", "quintics"]
 
@@ -70,8 +70,8 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
         raise DtypeError(f"msign needs a floating or complex tensor, got {getattr(x, 'dtype', type(x).__name__)}.")
     if x.dim() < 2:
         raise ShapeError(f"msign needs matrices of shape (*, n, p), got shape {tuple(x.shape)}.")
-    if precision not in _PRECISIONS:
-        raise OptionError(f"msign needs precision in {_PRECISIONS}, got {precision!r}.")
+    if not one_of(*_PRECISIONS).holds(precision):
+        raise OptionError(f"msign needs precision in {_PRECISIONS}, got {shown(precision)}.")
     lowest = at_least(1e-12, most=0.5).require("msign", "lowest", lowest)
     is_wide = x.shape[-2] < x.shape[-1]
     fine = x.detach().to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x.detach()

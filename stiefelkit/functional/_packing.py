@@ -20,6 +20,8 @@ from torch import Tensor
 from stiefelkit._torch import constant_in_traced_code, is_traced, unwrapped
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._diagonal import complex_of
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_tensors
 
 __all__ = [
     "band_size",
@@ -57,6 +59,7 @@ def skew_size(n: int, p: int, is_complex: bool) -> int:
     >>> skew_size(5, 5, False), skew_size(5, 2, False), skew_size(5, 5, True)
     (10, 7, 25)
     """
+    check_counts("skew_size", n=n, p=p)
     return p * p + 2 * (n - p) * p if is_complex else n * p - p * (p + 1) // 2
 
 
@@ -72,6 +75,8 @@ def unpack_skew(v: Tensor, n: int, p: int, is_complex: bool) -> tuple[Tensor, Te
     Returns:
         A11 of shape (*, p, p), skew-Hermitian to the bit, and A21 of shape (*, n - p, p).
     """
+    check_tensors("unpack_skew", v)
+    check_counts("unpack_skew", n=n, p=p)
     if n == p:
         a11 = unpack_square(v, n, is_complex)
         return a11, a11.new_empty(*v.shape[:-1], 0, p)
@@ -107,6 +112,7 @@ def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
     Returns:
         Real coordinates of shape (*, d).
     """
+    check_tensors("pack_skew", a11, *([] if a21 is None else [a21]))
     if a21 is not None and a21.shape[-2] == 0:
         a21 = None
     if not a11.is_complex():
@@ -130,6 +136,7 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
     Returns:
         Real gradients of shape (*, `skew_size`).
     """
+    check_tensors("pack_skew_gradient", g11, *([] if g21 is None else [g21]))
     s = minus_adjoint(g11)
     if not s.is_complex():
         return _below(s) if g21 is None else pack_skew(s, g21)
@@ -149,6 +156,7 @@ def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
     >>> band_size(5, 5, False, 1), band_size(5, 5, False, 4), band_size(5, 5, True, 1)
     (4, 10, 13)
     """
+    check_counts("band_size", n=n, p=p, bandwidth=bandwidth)
     below = sum(min(bandwidth, n - 1 - j) for j in range(p))
     return p + 2 * below if is_complex else below
 
@@ -163,6 +171,8 @@ def spread_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> 
         is_complex: whether it is complex.
         bandwidth: how far from the diagonal they reach.
     """
+    check_tensors("spread_band", v)
+    check_counts("spread_band", n=n, p=p, bandwidth=bandwidth)
     index = _band_indices(n, p, is_complex, bandwidth, v.device)
     return v.new_zeros(*v.shape[:-1], skew_size(n, p, is_complex)).index_copy(-1, index, v)
 
@@ -177,6 +187,8 @@ def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tu
         is_complex: whether it is complex.
         bandwidth: entries at most so far from the diagonal are picked.
     """
+    check_tensors("pick_band", v)
+    check_counts("pick_band", n=n, p=p, bandwidth=bandwidth)
     index = _band_indices(n, p, is_complex, bandwidth, v.device)
     rest = v.index_fill(-1, index, 0.0).abs()
     return v.index_select(-1, index), rest.amax(-1) if rest.shape[-1] else rest.sum(-1)
@@ -200,6 +212,7 @@ def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
     >>> trapezoid_size(5, 5, False), trapezoid_size(5, 2, False), trapezoid_size(5, 2, True)
     (15, 9, 18)
     """
+    check_counts("trapezoid_size", n=n, k=k)
     return (n * k - k * (k - 1) // 2) * (1 + is_complex)
 
 
@@ -218,6 +231,8 @@ def unpack_trapezoid(v: Tensor, n: int, k: int, is_complex: bool) -> Tensor:
     Returns:
         Tensor of shape (*, n, k).
     """
+    check_tensors("unpack_trapezoid", v)
+    check_counts("unpack_trapezoid", n=n, k=k)
     if is_complex:
         re, im = v.unflatten(-1, (2, -1)).unbind(-2)
         return complex_of(unpack_trapezoid(re, n, k, False), unpack_trapezoid(im, n, k, False))
@@ -238,6 +253,7 @@ def pack_trapezoid(u: Tensor) -> Tensor:
     Returns:
         Real coordinates of shape (*, `trapezoid_size`).
     """
+    check_tensors("pack_trapezoid", u)
     if u.is_complex():
         return torch.cat([pack_trapezoid(u.real), pack_trapezoid(u.imag)], dim=-1)
     k = u.shape[-1]
@@ -314,6 +330,7 @@ def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
 
 def check_tall(who: str, w: Tensor) -> None:
     """Raises ShapeError unless W is of shape (*, n, p), n >= p."""
+    check_tensors(who, w)
     if w.dim() < 2 or w.shape[-2] < w.shape[-1]:
         remedy = "; take the adjoint" if w.dim() >= 2 else ""
         raise ShapeError(f"{who} needs matrices of shape (*, n, p), n >= p, got {tuple(w.shape)}{remedy}.")
@@ -322,6 +339,7 @@ def check_tall(who: str, w: Tensor) -> None:
 def check_alike(who: str, w: Tensor, *others: Tensor) -> None:
     """Raises ShapeError unless W is of shape (*, n, p), n >= p, and so are the others."""
     check_tall(who, w)
+    check_tensors(who, *others)
     for x in others:
         if x.shape[-2:] != w.shape[-2:]:
             raise ShapeError(f"{who} needs matrices of one shape (*, n, p), got {tuple(w.shape)} and {tuple(x.shape)}.")
@@ -329,5 +347,6 @@ def check_alike(who: str, w: Tensor, *others: Tensor) -> None:
 
 def check_square(who: str, w: Tensor) -> None:
     """Raises ShapeError unless W is of shape (*, n, n)."""
+    check_tensors(who, w)
     if w.dim() < 2 or w.shape[-2] != w.shape[-1]:
         raise ShapeError(f"{who} needs square matrices of shape (*, n, n), got {tuple(w.shape)}.")

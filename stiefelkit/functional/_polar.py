@@ -10,6 +10,7 @@ from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
+from stiefelkit.numbers import FLAG
 
 __all__ = ["nearest_frame", "polar_factor", "scaled"]
 
@@ -63,6 +64,7 @@ def polar_factor(x: Tensor, *, well_conditioned: bool = False) -> Tensor:
     References:
         Higham, Functions of matrices: theory and computation, 2008, chapter 8.
     """
+    FLAG.require("polar_factor", "well_conditioned", well_conditioned)
     return _factor("polar_factor", x, well_conditioned)
 
 

@@ -12,6 +12,7 @@ from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.metrics import defect, working_dtype
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]
 
@@ -38,6 +39,7 @@ def polish(w: Tensor) -> Tensor:
     Raises:
         ShapeError: W has fewer than two dimensions.
     """
+    check_tensors("polish", w)
     if w.dim() < 2:
         raise ShapeError(f"polish needs matrices of shape (*, n, p), got {tuple(w.shape)}.")
     if w.shape[-2] < w.shape[-1]:
@@ -128,6 +130,7 @@ def split_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
     Returns:
         Tensor of shape (*, p, p), dtype of W.
     """
+    check_tensors("split_defect", w)
     if w.is_complex():
         high = torch.complex((w.real * 2048).round(), (w.imag * 2048).round()) / 2048
     else:

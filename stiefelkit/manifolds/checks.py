@@ -78,7 +78,7 @@ def members(missing: Tensor, most: int = 8) -> str:
 
 def wrong_dtype(dtype: torch.dtype) -> str:
     """Returns why a dtype holds no frames."""
-    return f"Stiefel needs float32, float64, complex64 or complex128, got {dtype}; keep the frame in float32."
+    return f"Stiefel needs float32, float64, complex64 or complex128, got {shown(dtype)}; keep the frame in float32."
 
 
 def judged(what: str, errors: Tensor, permitted: Tensor) -> tuple[bool, str | None]:

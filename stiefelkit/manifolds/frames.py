@@ -9,11 +9,12 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from stiefelkit import init
-from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError
+from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError, shown
 from stiefelkit.functional import skew_size
 from stiefelkit.manifolds.checks import DTYPES, judged, widened, wrong_dtype
 from stiefelkit.metrics import orthogonality_error, working_dtype
-from stiefelkit.numbers import sizes
+from stiefelkit.numbers import one_of, sizes
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["Frames"]
 
@@ -75,10 +76,10 @@ class Frames(geoopt.Manifold):
         if kwargs:
             raise OptionError(f"Stiefel.random needs dtype, device, generator and det only, got {', '.join(kwargs)}.")
         shape, dtype = self._size(size, dtype)
-        if det is not None and (det not in (1, -1) or shape[-2] != shape[-1] or dtype.is_complex):
+        if det is not None and (not one_of(1, -1).holds(det) or shape[-2] != shape[-1] or dtype.is_complex):
             raise OptionError(
                 "Stiefel.random needs `det` to be 1 or -1, for real square frames, or None, got "
-                f"{det!r} for {dtype} of size {tuple(shape)}."
+                f"{shown(det)} for {dtype} of size {tuple(shape)}."
             )
         w = init.haar(shape, working_dtype(dtype), generator)
         if det is not None:
@@ -104,7 +105,7 @@ class Frames(geoopt.Manifold):
     def _size(self, size: Any, dtype: torch.dtype | None) -> tuple[Sequence[int], torch.dtype]:
         shape, dtype = sizes(size2shape(*size)), dtype or torch.get_default_dtype()
         if shape is None:
-            raise ShapeError(f"Stiefel needs `size` of shape (*, n, p), integers all, got {size!r:.80}.")
+            raise ShapeError(f"Stiefel needs `size` of shape (*, n, p), integers all, got {shown(size)}.")
         self._assert_check_shape(shape, "size")
         self._assert_dtype(dtype)
         return shape, dtype
@@ -114,6 +115,7 @@ class Frames(geoopt.Manifold):
 
     def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
         """Returns whether a tensor has a shape and dtype of frames; with `explain`, also the reason why not."""
+        check_tensors("Stiefel", x)
         ok, reason = self._check_shape(x.shape, "x")
         if ok and x.dtype not in DTYPES:
             ok, reason = False, wrong_dtype(x.dtype)
@@ -121,6 +123,7 @@ class Frames(geoopt.Manifold):
 
     def assert_check_point(self, x: Tensor) -> None:
         """Raises ShapeError or DtypeError unless a tensor has a shape and dtype of frames."""
+        check_tensors("Stiefel", x)
         self._assert_check_shape(x.shape, "x")
         self._assert_dtype(x.dtype)
 

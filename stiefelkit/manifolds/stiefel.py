@@ -20,6 +20,7 @@ from stiefelkit.functional import (
 from stiefelkit.manifolds.checks import checked, landed, members, remedy, unit_of, widened
 from stiefelkit.manifolds.frames import Frames
 from stiefelkit.numbers import one_of
+from stiefelkit.tensors import check_tensors
 from stiefelkit.weights.optimizer_hooks import watch_manifold
 
 __all__ = ["Stiefel"]
@@ -95,6 +96,7 @@ class Stiefel(Frames):
 
     def projx(self, x: Tensor) -> Tensor:
         """Returns the frame nearest to X, any finite matrix of full column rank: its orthogonal polar factor."""
+        check_tensors("Stiefel", x)
         self._assert_check_shape(x.shape, "x")
         return polar_factor(x)
 
@@ -195,8 +197,8 @@ class Stiefel(Frames):
                 that shooting did not join in the Euclidean metric; names the members.
             OptionError: `missing` is neither "raise" nor "nan".
         """
-        if missing not in ("raise", "nan"):
-            raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {missing!r}.')
+        if not one_of("raise", "nan").holds(missing):
+            raise OptionError(f'Stiefel.logmap needs `missing` to be "raise" or "nan", got {shown(missing)}.')
         w, end = torch.broadcast_tensors(*widened(x, y))
         u, joined = geodesic_logarithm(polish(w), polish(end), self.metric)
         if missing == "raise" and not joined.all():

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.tensors import working_dtype
+from stiefelkit.errors import ShapeError
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
 __all__ = [
     "FRAME_TOLERANCE",
@@ -40,6 +42,9 @@ def orthogonality_error(w: Tensor) -> Tensor:
     >>> orthogonality_error(torch.eye(3)).item()
     0.0
     """
+    check_tensors("orthogonality_error", w)
+    if w.dim() < 2:
+        raise ShapeError(f"orthogonality_error needs matrices of shape (*, n, p), got shape {tuple(w.shape)}.")
     return torch.linalg.matrix_norm(defect(w.detach().to(working_dtype(w.dtype))))
 
 
@@ -79,6 +84,8 @@ def rounding_limit(p: int, dtype: torch.dtype) -> float:
     >>> round(rounding_limit(64, torch.float32) / 2.9e-7, 1)
     1.0
     """
+    check_counts("rounding_limit", p=p)
+    check_dtype("rounding_limit", dtype)
     return 0.30 * torch.finfo(dtype).eps * math.sqrt(p)
 
 

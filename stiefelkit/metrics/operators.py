@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from stiefelkit.errors import NonFiniteError, OptionError, ShapeError
-from stiefelkit.numbers import plain, sizes, whole
-from stiefelkit.tensors import working_dtype
+from stiefelkit.errors import NonFiniteError, OptionError, ShapeError, shown
+from stiefelkit.numbers import FLAG, optional, plain, sizes, whole
+from stiefelkit.tensors import check_dtype, working_dtype
 
 __all__ = ["Lipschitz", "lipschitz"]
 
@@ -81,6 +81,11 @@ def lipschitz(
     >>> round(lipschitz(conv, (8, 8)).largest, 4)
     3.0
     """
+    if not isinstance(layer, nn.Module):
+        raise OptionError(f"lipschitz needs a torch.nn.Module, got {shown(layer)}.")
+    exact = optional(FLAG).require("lipschitz", "exact", exact)
+    if dtype is not None:
+        check_dtype("lipschitz", dtype)
     steps = whole(1).require("lipschitz", "steps", steps)
     if any(is_lazy(p) for p in layer.parameters()):
         raise OptionError("lipschitz needs a layer with a size, got a lazy one; call it on a batch first.")
@@ -112,7 +117,7 @@ def _input_shape(layer: nn.Module, input_size: int | Sequence[int] | None) -> tu
         raise OptionError(f"lipschitz needs the input_size of a {type(layer).__name__}, got none.")
     shape = sizes([size] if isinstance(plain(size), int) else size)
     if shape is None or not all(length > 0 for length in shape):
-        raise OptionError(f"lipschitz needs positive integers in input_size, got {input_size!r:.80}.")
+        raise OptionError(f"lipschitz needs positive integers in input_size, got {shown(input_size)}.")
     is_convolution = isinstance(layer, _CONVOLUTIONS) and len(shape) == len(layer.kernel_size)
     return (layer.in_channels, *shape) if is_convolution else shape  # type: ignore[return-value]
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.contract.table import find_parametrization, option_names, registered
-from stiefelkit.errors import OptionError, did_you_mean
+from stiefelkit.errors import OptionError, did_you_mean, shown
 from stiefelkit.models.sequence import SequenceModel, count_parameters
 from stiefelkit.numbers import plain, whole
 from stiefelkit.registry import Registry
@@ -19,7 +19,7 @@ SIZES = ("input_size", "hidden_size", "output_size")
 
 def _check(factory: Any) -> None:
     if not callable(factory):
-        raise OptionError(f"A model needs to be a function of {', '.join(SIZES)}, got {factory!r}.")
+        raise OptionError(f"A model needs to be a function of {', '.join(SIZES)}, got {shown(factory)}.")
     first = tuple(inspect.signature(factory).parameters)[: len(SIZES)]
     if first != SIZES:
         raise OptionError(
@@ -86,7 +86,7 @@ def create(name: str, input_size: int, hidden_size: int, output_size: int, **opt
         options["parametrization"] = None
     if "batch_first" in options:
         raise OptionError(
-            f"{name} reads (batch, time, features) always, got batch_first={options['batch_first']!r:.80}."
+            f"{name} reads (batch, time, features) always, got batch_first={shown(options['batch_first'])}."
         )
     known, which = known_options(build, options)
     for key in options:

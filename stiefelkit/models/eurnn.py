@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, shown
 from stiefelkit.models.parts import draw_, layer_options, read_out
 from stiefelkit.models.sequence import SequenceModel
 from stiefelkit.nn import OrthogonalRNN
@@ -46,7 +46,7 @@ def eurnn(
         and their application to RNNs, ICML 2017.
     """
     if output_init not in ("glorot", "authors"):
-        raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {output_init!r}.')
+        raise OptionError(f'eurnn needs output_init "glorot" or "authors", got {shown(output_init)}.')
     options = layer_options(parametrization, activation, options, "givens", {"init": "uniform"})
     rnn = OrthogonalRNN(input_size, hidden_size, field="complex", **options)
     draw_(rnn, "weight_ih", nn.init.uniform_, -0.01, 0.01)

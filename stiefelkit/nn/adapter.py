@@ -11,10 +11,10 @@ from torch.nn.parameter import is_lazy
 from stiefelkit._torch import call_hooks, held_modules, held_parameters, is_cached
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization
-from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, UnknownNameError
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, UnknownNameError, shown
 from stiefelkit.nn.probing import beyond_affine, in_other_adapters, is_plain, obstacle
 from stiefelkit.nn.recurrent import require_options
-from stiefelkit.numbers import Check, plain, whole
+from stiefelkit.numbers import Check, one_of, plain, whole
 from stiefelkit.parametrizations.block_diagonal import BlockDiagonal
 from stiefelkit.parametrizations.householder import Householder
 from stiefelkit.tensors import computing_dtype, working_dtype
@@ -106,8 +106,8 @@ class OrthogonalAdapter(nn.Module):
             raise DtypeError("OrthogonalAdapter needs a layer with a size, got a lazy one; call the model on a batch.")
         if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
             raise DtypeError(f"OrthogonalAdapter needs a torch.nn.Linear of a real dtype, got {type(layer).__name__}.")
-        if side not in _SIDES:
-            raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {side!r}.")
+        if not one_of(*_SIDES).holds(side):
+            raise OptionError(f"OrthogonalAdapter needs a side in {_SIDES}, got {shown(side)}.")
         n = layer.in_features if side == "in" else layer.out_features
         cls = find_parametrization(parametrization)
         options = _with_defaults(cls, n, block_size, plain(options))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, shown
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import require_options
 from stiefelkit.scan import GORU_BACKENDS, goru_scan
@@ -64,7 +64,7 @@ class GORU(Layers):
         **options: Any,
     ):
         if "field" in options:
-            raise OptionError(f"GORU has real states and no field, got {options['field']!r}.")
+            raise OptionError(f"GORU has real states and no field, got {shown(options['field'])}.")
         require_options(type(self), parametrization, options)
         super().__init__(
             input_size,

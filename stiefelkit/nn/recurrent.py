@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.contract.table import find_parametrization, option_names, registered
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import is_autocast
 from stiefelkit.init import draw
-from stiefelkit.numbers import FLAG, optional, whole
+from stiefelkit.numbers import FLAG, one_of, optional, whole
 from stiefelkit.scan import BACKENDS, Factored, find_activation
 from stiefelkit.scan.dispatch import prefers_loop
 from stiefelkit.weights.attach import orthogonal
@@ -83,25 +83,27 @@ class Recurrent(nn.Module):
         self.hidden_size = hidden_size = whole(1).require(name, "hidden_size", hidden_size)
         self.has_bias = FLAG.require(name, "bias", bias)
         self.trainable_h0 = FLAG.require(name, "trainable_h0", trainable_h0)
-        if field not in ("real", "complex"):
-            raise OptionError(f'{name} needs field "real" or "complex", got {field!r}.')
+        if not one_of("real", "complex").holds(field):
+            raise OptionError(f'{name} needs field "real" or "complex", got {shown(field)}.')
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise DtypeError(f'{name} needs a real floating dtype (field="complex" makes W complex), got {dtype}.')
+            raise DtypeError(
+                f'{name} needs a real floating dtype (field="complex" makes W complex), got {shown(dtype)}.'
+            )
         if field == "complex" and dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{name} with complex states needs float32 or float64, got {dtype}.")
         if activation is not None and nonlinearity is not None:
             raise OptionError(
-                f"{name} needs one of activation= and nonlinearity=, two names of one option, got {activation!r} and "
-                f"{nonlinearity!r}."
+                f"{name} needs one of activation= and nonlinearity=, two names of one option, got "
+                f"{shown(activation)} and {shown(nonlinearity)}."
             )
         activation = next((name for name in (activation, nonlinearity) if name is not None), "modrelu")
         if find_activation(activation, field == "complex").is_paired and field == "real" and hidden_size % 2:
             raise OptionError(f'{name} needs an even hidden_size with activation="{activation}", got {hidden_size}.')
-        if backend not in self.backends:
-            raise UnknownNameError(f"{name} has no backend {backend!r}{did_you_mean(backend, self.backends)}")
+        if not one_of(*self.backends).holds(backend):
+            raise UnknownNameError(f"{name} has no backend {shown(backend)}{did_you_mean(backend, self.backends)}")
         self.factored = optional(FLAG).require(name, "factored", factored)
         if factored and backend not in ("auto", "inplace"):
-            raise OptionError(f'{name} needs backend "auto" or "inplace" with factored=True, got {backend!r}.')
+            raise OptionError(f'{name} needs backend "auto" or "inplace" with factored=True, got {shown(backend)}.')
         require_options(type(self), parametrization, options)
         self.parametrization, self.field, self.activation = parametrization, field, activation
         self.backend, self.dtype = backend, dtype

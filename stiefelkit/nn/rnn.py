@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.nn.layers import Layers
 from stiefelkit.nn.recurrent import Field, Recurrent
 from stiefelkit.nn.torch_rnn import fill_, read
@@ -138,7 +138,7 @@ class OrthogonalRNN(_Scanned, Layers):
         """
         who = f"{cls.__name__}.from_torch"
         if init not in ("project", None):
-            raise OptionError(f'{who} needs init "project" or None, got {init!r:.80}.')
+            raise OptionError(f'{who} needs init "project" or None, got {shown(init)}.')
         torch_rnn = read(who, source)
         for key in options:
             if key in (*torch_rnn.options, "activation", "field"):
@@ -147,7 +147,9 @@ class OrthogonalRNN(_Scanned, Layers):
                     "field": "; it is real, and a complex net begins with a draw: sk.nn.OrthogonalRNN(..., "
                     'field="complex")',
                 }.get(key, "; leave it out")
-                raise OptionError(f"{who} takes {key} from its source, got {key}={options[key]!r:.80} besides{remedy}.")
+                raise OptionError(
+                    f"{who} takes {key} from its source, got {key}={shown(options[key])} besides{remedy}."
+                )
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
         changes = {key: value for key, value in asked.items() if value is not None}
         rnn = cls(parametrization=parametrization, **{**torch_rnn.options, **changes, **options})

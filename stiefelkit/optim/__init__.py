@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, shown
 from stiefelkit.optim.deterministic.registry import minimizers
 from stiefelkit.registry import Registry
 
@@ -53,7 +53,9 @@ def _check(optimizer: Any) -> None:
     from torch.optim import Optimizer
 
     if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-        raise OptionError(f"An optimizer needs to be a name or a subclass of torch.optim.Optimizer, got {optimizer!r}.")
+        raise OptionError(
+            f"An optimizer needs to be a name or a subclass of torch.optim.Optimizer, got {shown(optimizer)}."
+        )
 
 
 FREE = {

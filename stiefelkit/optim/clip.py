@@ -13,9 +13,10 @@ from stiefelkit.functional import riemannian_gradient
 from stiefelkit.functional._arithmetic.norms import unread_norms
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.numbers import Check, is_number
+from stiefelkit.numbers import FLAG, Check, is_number
 from stiefelkit.optim.base.batch import buckets
-from stiefelkit.tensors import whole
+from stiefelkit.optim.base.checks import listed
+from stiefelkit.tensors import check_tensors, whole
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, frames, manifold_of
 
 __all__ = ["clip_grad_norm_"]
@@ -55,6 +56,7 @@ def clip_grad_norm_(
     >>> clip_grad_norm_(layer, 1.0).item() < 1e-5
     True
     """
+    error_if_nonfinite = FLAG.require("clip_grad_norm_", "error_if_nonfinite", error_if_nonfinite)
     max_norm = _MOST.require("clip_grad_norm_", "max_norm", max_norm)
     plain, by_manifold = _sorted(parameters)
     norms = [_norm(_gradient(p)) for p in plain]
@@ -101,14 +103,13 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
         parameters = parameters.param_groups
     elif isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
-    elif isinstance(parameters, Tensor):
-        parameters = [parameters]
     plain: list[Tensor] = []
     by_manifold: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
-    for entry in parameters:
+    for entry in listed("clip_grad_norm_", parameters):
         group: dict[str, Any] = entry if isinstance(entry, dict) else {"params": [entry]}
-        for p in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
+        for p in listed("clip_grad_norm_", group.get("params")):
+            check_tensors("clip_grad_norm_", p)
             if p.grad is None or id(p) in seen:
                 continue
             seen.add(id(p))

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from stiefelkit.contract.scaled import GAIN
 from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
-from stiefelkit.numbers import at_least, is_number, plain
-from stiefelkit.optim.base.checks import check_members
+from stiefelkit.numbers import at_least, is_number, one_of, plain
+from stiefelkit.optim.base.checks import check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.attach import available
@@ -52,7 +52,7 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
     """
     members: list[Any] = [params]
     if isinstance(params, Iterable) and not isinstance(params, Tensor | str | nn.Module):
-        members = list(params)
+        members = listed("sk.optim.frames", params)
     if not members:
         raise OptionError("sk.optim.frames needs a frame or several, got none.")
     for p in members:
@@ -60,7 +60,7 @@ def frames(params: Tensor | Iterable[Tensor], *, manifold: str | None = None, **
             raise DtypeError(
                 f"sk.optim.frames needs tensors, got {type(p).__name__}; a model's come from parameter_groups."
             )
-    if manifold not in (None, *MANIFOLDS):
+    if not one_of(None, *MANIFOLDS).holds(manifold):
         raise OptionError(f"No manifold is named {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
     check_members("sk.optim.frames", manifold or MANIFOLDS[0], members)
     for p in members:
@@ -152,12 +152,14 @@ def parameter_groups(
 
 def _settings(key: str, value: Mapping[str, Any] | float) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        if value.get("manifold", MANIFOLDS[0]) not in MANIFOLDS:
+        if not one_of(*MANIFOLDS).holds(value.get("manifold", MANIFOLDS[0])):
             manifold = value["manifold"]
             raise OptionError(f"No manifold is named {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
         for reserved in ("params", "name"):
             if reserved in value:
-                raise OptionError(f"parameter_groups needs settings for {key}= without {reserved!r}, got {value!r}.")
+                raise OptionError(
+                    f"parameter_groups needs settings for {key}= without {reserved!r}, got {shown(value)}."
+                )
         settings: dict[str, Any] = plain(dict(value), keep=Tensor)
         if "lr" in settings:
             settings["lr"] = RATE.require("parameter_groups", f"learning rate of {key}", settings["lr"])
@@ -177,4 +179,4 @@ def _check_names(asked: set[str], present: set[str]) -> None:
     for key in sorted(missing):
         prefix, _, bare = key.rpartition(".")
         if bare not in names or (prefix and f"{prefix}." not in prefixes):
-            raise UnknownNameError(f"No coordinate is named {key!r}{did_you_mean(key, names)}")
+            raise UnknownNameError(f"No coordinate is named {shown(key)}{did_you_mean(key, names)}")

@@ -44,7 +44,12 @@ class ManifoldMuon(TangentOptimizer):
 
     settings = (
         *BEFORE,
-        Setting("iterations", 10, whole(1), "towards the best direction of a tall frame, which is off by 4 % at most."),
+        Setting(
+            "iterations",
+            10,
+            whole(1, 10_000),
+            "towards the best direction of a tall frame, which is off by 4 % at most.",
+        ),
         *AFTER,
     )
     examples = ({}, {"momentum": 0.0, "precision": "fast"}, {"iterations": 3, "amsgrad": True})

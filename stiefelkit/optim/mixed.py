@@ -1,13 +1,14 @@
 """Several optimizers as one, each with parameters of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import CheckpointError, OptionError
+from stiefelkit.errors import CheckpointError, OptionError, shown
 from stiefelkit.numbers import plain
+from stiefelkit.optim.base.checks import listed
 
 __all__ = ["MixedOptimizer"]
 
@@ -33,7 +34,10 @@ class MixedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
-        self.optimizers = list(optimizers)
+        self.optimizers = listed("MixedOptimizer", optimizers)
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise OptionError(f"MixedOptimizer needs optimizers of torch's kind, got {shown(optimizer)}.")
         members = [id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         if not members or len(set(members)) < len(members):
             got = "one parameter in two of them" if members else "none"
@@ -79,15 +83,25 @@ class MixedOptimizer(torch.optim.Optimizer):
         return {"optimizers": [plain(optimizer.state_dict(), keep=Tensor) for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` gave.
+        """Loads what `state_dict` gave; what one of the optimizers refuses leaves all as they were.
 
         Raises:
             CheckpointError: it is not that of so many optimizers.
         """
-        states = state_dict.get("optimizers")
+        states = state_dict.get("optimizers") if isinstance(state_dict, Mapping) else None
         if not isinstance(states, list) or len(states) != len(self.optimizers):
             got = f"one of {len(states)}" if isinstance(states, list) else "one of a single optimizer"
             raise CheckpointError(f"MixedOptimizer needs a state dict of {len(self.optimizers)} optimizers, got {got}.")
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
-        self.param_groups = self._groups()  # loading replaces the groups of an optimizer
+        for state in states:
+            if not isinstance(state, Mapping) or not {"state", "param_groups"} <= {*state}:
+                raise CheckpointError(f"MixedOptimizer needs state dicts of optimizers, got {shown(state)}.")
+        before = [optimizer.state_dict() for optimizer in self.optimizers]
+        try:
+            for optimizer, state in zip(self.optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+        except Exception:
+            for optimizer, state in zip(self.optimizers, before, strict=True):
+                optimizer.load_state_dict(state)
+            raise
+        finally:
+            self.param_groups = self._groups()  # loading replaces the groups of an optimizer

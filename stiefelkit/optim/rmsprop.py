@@ -9,7 +9,7 @@ from torch.optim.rmsprop import rmsprop
 
 from stiefelkit.errors import OptionError
 from stiefelkit.numbers import FLAG, at_least, plain
-from stiefelkit.optim.settings import OF_TORCH, RATE, SWITCH
+from stiefelkit.optim.settings import MOMENTUM, OF_TORCH, RATE, SWITCH
 
 __all__ = ["RMSprop"]
 
@@ -17,7 +17,7 @@ _CHECKS = {
     **OF_TORCH,
     "lr": RATE,
     "alpha": at_least(0, most=1),
-    **dict.fromkeys(("eps", "momentum", "init_acc"), at_least(0)),
+    **dict.fromkeys(("eps", "momentum", "init_acc", "weight_decay"), MOMENTUM),
     "differentiable": SWITCH,
     **dict.fromkeys(("maximize", "eps_inside"), FLAG),
 }
@@ -103,6 +103,8 @@ class RMSprop(torch.optim.RMSprop):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Does one step; returns what the closure returns, if there is one."""
+        for group in self.param_groups:
+            group.update(_checked(group))
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -111,8 +113,10 @@ class RMSprop(torch.optim.RMSprop):
             for group in self.param_groups:
                 members = [p for p in group["params"] if p.grad is not None]
                 for p in members:
-                    if not self.state[p]:
-                        self.state[p] = _begun(p, group)
+                    state = self.state[p]
+                    asked = [("momentum_buffer", group["momentum"] > 0), ("grad_avg", group["centered"])]
+                    if not state or any(is_asked and key not in state for key, is_asked in asked):
+                        self.state[p] = {**_begun(p, group), **state}
                 if group["eps_inside"]:
                     for p in members:
                         _move(p, group, self.state[p])

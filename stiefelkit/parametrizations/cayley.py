@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits
-from stiefelkit.errors import DtypeError, ImageError, OptionError
+from stiefelkit.errors import DtypeError, ImageError, OptionError, shown
 from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
 from stiefelkit.init import uniform
 from stiefelkit.metrics import permitted_return, rounding_limit
@@ -251,10 +251,11 @@ class Cayley(OrthogonalParam):
 def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
     """Turns the option into p signs."""
     given: Any = negative
-    signs = plain(given.tolist() if hasattr(given, "tolist") else given)
+    is_array = hasattr(given, "tolist") and not getattr(given, "is_meta", False)
+    signs = plain(given.tolist() if is_array else given)
     if type(signs) is int:
         count = whole(0, p, "p").require("Cayley", "negative", signs)
         return (1,) * (p - count) + (-1,) * count
     if not isinstance(signs, list | tuple) or len(signs) != p or any(s not in (1, -1) for s in signs):
-        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {negative!r:.80}.")
+        raise OptionError(f"Cayley needs negative to be a count or p = {p} signs of 1 and -1, got {shown(negative)}.")
     return tuple(int(s) for s in signs)

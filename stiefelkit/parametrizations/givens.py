@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
-from stiefelkit.errors import ImageError, OptionError, ShapeError
+from stiefelkit.errors import ImageError, OptionError, ShapeError, shown
 from stiefelkit.functional import diagonal, haar_angles, polish
 from stiefelkit.functional._diagonal import complex_of
 from stiefelkit.init import symmetric
 from stiefelkit.metrics import permitted_error, rounding_limit
-from stiefelkit.numbers import optional, whole
+from stiefelkit.numbers import one_of, optional, whole
 from stiefelkit.parametrizations._charts import component, diagonal_coordinates, flaw_of_signs, unit_signs
 from stiefelkit.parametrizations._meshes import BrickWall, Fft
 from stiefelkit.tensors import coordinate_dtype, dtype_of_parts
@@ -81,10 +81,10 @@ class Givens(OrthogonalParam):
     ):
         super().__init__(shape, dtype=dtype, device=device, precision=precision)
         n = self.shape[-2]
-        if layout not in ("brickwall", "fft"):
-            raise OptionError(f'Givens needs layout "brickwall" or "fft", got {layout!r}.')
+        if not one_of("brickwall", "fft").holds(layout):
+            raise OptionError(f'Givens needs layout "brickwall" or "fft", got {shown(layout)}.')
         if layout == "fft" and layers is not None:
-            raise OptionError(f'Givens needs layout "brickwall" for layers=, got {layout!r}.')
+            raise OptionError(f'Givens needs layout "brickwall" for layers=, got {shown(layout)}.')
         reason = self.supports(self.shape, self.dtype, layout=layout)
         if reason is not None:
             raise ShapeError(f"Givens needs {reason}, got {n}.")
@@ -98,7 +98,7 @@ class Givens(OrthogonalParam):
     @classmethod
     def supports(cls, shape: Sequence[int], dtype: torch.dtype, **options: Any) -> str | None:
         """Returns the Fourier pattern is for powers of two."""
-        if options.get("layout") == "fft" and shape[-2] & (shape[-2] - 1):
+        if one_of("fft").holds(options.get("layout")) and shape[-2] & (shape[-2] - 1):
             return 'a power of two of rows for layout "fft"'
         return None
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.checks import GATED, Recurrence
 from stiefelkit.scan.engines.checkpoints import Checkpointed
@@ -55,7 +55,7 @@ def choose(backend: str, request: Request) -> str:
         OptionError: the one asked for cannot run this scan.
     """
     if backend not in BACKENDS:
-        raise UnknownNameError(f"scan has no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
+        raise UnknownNameError(f"scan has no backend {shown(backend)}{did_you_mean(backend, BACKENDS)}")
     if backend != "auto":
         if reason := reason_against(backend, request):
             raise OptionError(f"The scan's backend {backend!r} needs {reason}.")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
 from stiefelkit.scan.checks import DTYPES, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
@@ -91,21 +91,21 @@ def scan(
     for name, tensor in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
         if tensor is not None and tensor.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
-    shown = w
+    given = w
     if structure:
         n = STRUCTURES[structure].size(w)
-        shown = w.new_empty(1, 1).expand(n, n)
-    n, m, batch, steps = sizes_of("scan", "w", shown, x, batch_sizes)
+        given = w.new_empty(1, 1).expand(n, n)
+    n, m, batch, steps = sizes_of("scan", "w", given, x, batch_sizes)
     if u is None and m != n:
         raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")
     biases = {"bias": (bias, (n,)), "activation_bias": (activation_bias, (n,))}
     check_shapes("scan", x, batch_sizes, {"u": (u, (n, m)), **biases, "h0": (h0, (batch, n))})
     if gradient not in GRADIENTS:
-        raise OptionError(f"scan knows no gradient {gradient!r}{did_you_mean(gradient, GRADIENTS)}")
+        raise OptionError(f"scan knows no gradient {shown(gradient)}{did_you_mean(gradient, GRADIENTS)}")
     if gradient == "half" and not w.is_complex():
         raise DtypeError(f'scan needs a complex w with gradient="half", got {w.dtype}.')
     act, name = find_activation(activation, w.is_complex()), activation
-    chosen = _chosen(act, shown, steps, backend)
+    chosen = _chosen(act, given, steps, backend)
     require_pairs(act, n * (1 + w.is_complex()))
     if act.bias_inside:
         if activation_bias is None:

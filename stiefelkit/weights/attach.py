@@ -15,8 +15,8 @@ from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
 from stiefelkit.contract.view import VIEWS, View, axis_of, views_of_blocks
 from stiefelkit.contract.viewed import Viewed
-from stiefelkit.errors import DtypeError, OptionError, ShapeError
-from stiefelkit.numbers import plain, sizes
+from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
+from stiefelkit.numbers import one_of, plain, sizes
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import (
     Place,
@@ -108,7 +108,7 @@ def orthogonal(
     check_module(module, "orthogonal")
     if (name is None) == (where is None):
         raise OptionError(
-            f"orthogonal needs a weight's name or where=, one of both, got name={name!r:.80} and where={where!r:.80}."
+            f"orthogonal needs a weight's name or where=, one of both, got name={shown(name)} and where={shown(where)}."
         )
     where = name if is_pattern(name) else where
     chosen = [find_place(module, name, "orthogonal")] if where is None else choose(module, where)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def orthogonal(
     own = {key: value for key, value in given.items() if key in option_names(cls)}
     options, blocks, dim = options | own, None if "blocks" in own else blocks, None if "dim" in own else dim
     if dim is not None and blocks is None:
-        raise OptionError(f"orthogonal needs blocks= of its own beside dim=, got dim={dim!r:.80} with {cls.__name__}.")
+        raise OptionError(f"orthogonal needs blocks= of its own beside dim=, got dim={shown(dim)} with {cls.__name__}.")
     runs, dim = sizes(blocks) or plain(blocks), plain(dim)
     plan = _Plan(cls, view, runs, 0 if dim is None else dim, plain(gain), {"precision": precision, **plain(options)})
     start = Start(init, generator)
@@ -189,13 +189,13 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
     blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
     coordinate_list = CoordinateList(param, blank, weight.requires_grad)
     init = start.init
-    if init is not None and not isinstance(init, Tensor) and init != "project":
+    if not (init is None or isinstance(init, Tensor) or one_of("project").holds(init)):
         check_scheme(param, init)
         coordinate_list.scheme = init
     if device.type != "meta":
         start_(coordinate_list, weight.detach(), start, first.title)
-    elif isinstance(init, Tensor) or init == "project":
-        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {init!r:.40}.")
+    elif isinstance(init, Tensor) or one_of("project").holds(init):
+        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
     return coordinate_list
 
 
@@ -219,7 +219,7 @@ def _seen(plan: _Plan, place: Place) -> tuple[View, ...]:
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
         raise DtypeError(f"{where} needs a floating or complex weight of 16 bits or more, got {weight.dtype}.")
     transposed = convolution and bool(getattr(place.host, "transposed", False))
-    view = View(plan.view or "matrix", tuple(weight.shape), int(transposed), groups)
+    view = View("matrix" if plan.view is None else plan.view, tuple(weight.shape), int(transposed), groups)
     if plan.blocks is None:
         return (view,)
     try:
@@ -238,5 +238,5 @@ def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalP
         remedy = f"; make the layer with {words}" if takes_complex else ""
         raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}{remedy}.")
     inner = plan.cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **plan.options)
-    scaled = inner if plan.gain == 1 and not isinstance(plan.gain, bool) else Scaled(inner, plan.gain, seen.blocks)
+    scaled = inner if one_of(1, 1.0).holds(plan.gain) else Scaled(inner, plan.gain, seen.blocks)
     return scaled if seen.is_plain else Viewed(scaled, seen)

@@ -21,7 +21,7 @@ from stiefelkit._torch import (
     pruned_name,
 )
 from stiefelkit.contract.table import option_names
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.weights.coordinate_list import CoordinateList
 
 __all__ = [
@@ -135,7 +135,7 @@ def find_place(model: nn.Module, name: str, who: str) -> Place:
     """
     check_module(model, who)
     if not isinstance(name, str):
-        return Place(str(name), model, name)
+        return Place(shown(name), model, name)
     path, _, last = name.rpartition(".")
     host: Any = inside_checkpoint(model)
     for part in path.split(".") if path else []:
@@ -202,7 +202,7 @@ def choose(model: nn.Module, where: Where) -> list[Place]:
     else:
         raise OptionError(
             'orthogonal needs where= as a pattern of names ("encoder.*.weight"), a sequence of them or a function '
-            f"(name, module) -> bool, got {where!r:.80}."
+            f"(name, module) -> bool, got {shown(where)}."
         )
     meant = {_key(place) for place in chosen}
     by_key: dict[Any, Place] = {}
@@ -233,7 +233,7 @@ def plain_weight(place: Place) -> nn.Parameter:
         names = [key for key, value in held_parameters(host).items() if value is not None]
         if "." not in place.qualified:
             names = [other.qualified for other in _weights(host)]
-        raise UnknownNameError(f"{_kind(host)} has no parameter {name!r}{_near(name, names)}")
+        raise UnknownNameError(f"{_kind(host)} has no parameter {shown(name)}{_near(name, names)}")
     if is_lazy(weight):
         raise OptionError(
             f"An orthogonal weight needs a shape, got {place.title} of a lazy module; call the model on a batch first."
@@ -391,7 +391,7 @@ def _kind(module: nn.Module) -> str:
 
 def _near(name: object, names: Sequence[str]) -> str:
     """Returns what `did_you_mean` says, or the first weight that has this name in its own module."""
-    ends = [other for other in names if other.endswith(f".{name}")]
+    ends = [other for other in names if other.endswith(f".{name}")] if isinstance(name, str) else []
     return f'; did you mean "{ends[0]}"?' if ends else did_you_mean(name, names)
 
 

@@ -11,7 +11,7 @@ from stiefelkit._torch import (
     inside_checkpoint,
     load_pre_hooks,
 )
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, shown
 from stiefelkit.tensors import is_sharding
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import lists_of, orthogonal_weights
@@ -102,7 +102,7 @@ def check_tree(
         for key in state_dict:
             if not isinstance(key, str):
                 raise CheckpointError(
-                    f"{type(module).__name__} needs a state dict whose keys are strings, got {key!r:.80}."
+                    f"{type(module).__name__} needs a state dict whose keys are strings, got {shown(key)}."
                 )
     # torch loads a shared module once under each of its names.
     module = inside_checkpoint(module)

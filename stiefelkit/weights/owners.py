@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, shown
 from stiefelkit.numbers import at_least, settle_
 
 __all__ = ["Kind", "Link", "Owners", "Prediction", "predict", "rows_of_ranks"]
@@ -135,7 +135,7 @@ class Owners:
         link: Link | None = None,
     ):
         if when not in ("cheaper", "always"):
-            raise OptionError(f'Owners needs when="cheaper" or when="always", got {when!r}.')
+            raise OptionError(f'Owners needs when="cheaper" or when="always", got {shown(when)}.')
         if not (dist.is_available() and dist.is_initialized()):
             raise OptionError("Owners needs torch.distributed, got none; call init_process_group first.")
         self.when, self.link = when, link

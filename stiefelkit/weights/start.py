@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, each_frame
-from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, OptionError, RankError, did_you_mean
+from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, OptionError, RankError, did_you_mean, shown
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
+from stiefelkit.numbers import one_of
 from stiefelkit.tensors import coarser, working_dtype
 from stiefelkit.weights.coordinate_list import CoordinateList
 
@@ -46,8 +47,8 @@ def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title:
 
 def check_scheme(param: OrthogonalParam, init: object) -> None:
     """Raises OptionError unless the map has the scheme."""
-    if init not in param.schemes:
-        raise OptionError(f"{param.title} has no init {init!r}{did_you_mean(init, param.schemes)}")
+    if not one_of(*param.schemes).holds(init):
+        raise OptionError(f"{param.title} has no init {shown(init)}{did_you_mean(init, param.schemes)}")
 
 
 def _is_kept(coordinate_list: CoordinateList, weight: Tensor) -> bool:

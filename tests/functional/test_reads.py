@@ -183,3 +183,14 @@ def test_a_step_launches_no_more_for_many_frames_than_for_few(name):
             w.grad = gradient((6, 4), seed=100 + i)
         launches.append(counts_of(optimizer.step))
     assert launches[0] == launches[1]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_captured_step_moves_a_batch_of_frames(name: str) -> None:
+    w = nn.Parameter(sk.init.haar((5, 6, 3), torch.float32, generator=seeds.generator(0)))
+    before, optimizer = w.detach().clone(), OPTIMIZERS[name](group(w), lr=0.02, capturable=True, **STATEFUL[name])
+    for step in range(2):
+        w.grad = torch.randn(w.shape, generator=seeds.generator(step))
+        optimizer.step()
+    assert not torch.equal(before, w)
+    assert sk.metrics.orthogonality_error(w).max() <= sk.metrics.frame_tolerance(3, w.dtype)

@@ -102,3 +102,26 @@ def test_nan_propagates():
     for manifold in ALL:
         if manifold.retraction != "polar":
             assert manifold.retr(w, u).isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize("retraction", ["cayley", "polar", "qr"])
+@pytest.mark.parametrize("metric", ["canonical", "euclidean"])
+def test_vectors_of_any_size_end_at_a_frame_or_in_a_sentence_and_their_projections_are_finite(
+    metric, retraction, dtype
+):
+    manifold = sk.manifolds.Stiefel(metric, retraction)
+    for shape in ((4, 3), (3, 3), (3, 1)):
+        x, y = (sk.init.haar(shape, dtype, seeds.generator(seed)) for seed in (0, 1))
+        for exponent in (-320, -200, 0, 4, 150, 200, 300) if dtype == torch.float64 else (-44, -22, 0, 4, 19, 37):
+            u = torch.randn(shape, dtype=sk.metrics.working_dtype(dtype), generator=seeds.generator(2))
+            u = (u / u.abs().max() * 10.0**exponent).to(dtype)
+            for step in (manifold.retr, manifold.expmap):
+                try:
+                    moved = step(x, u)
+                except errors.StiefelkitError:
+                    assert exponent > 0
+                    continue
+                assert sk.metrics.orthogonality_error(moved) <= sk.metrics.frame_tolerance(shape[-1], dtype)
+            for part in (manifold.proju(x, u), manifold.egrad2rgrad(x, u), manifold.transp(x, y, u)):
+                assert torch.isfinite(part).all()

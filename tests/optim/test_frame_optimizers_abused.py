@@ -460,3 +460,24 @@ def test_the_split_of_a_gradient_refuses_what_it_does_not_know():
 def test_a_setting_that_an_optimizer_does_not_have_is_refused_by_its_name():
     with pytest.raises(TypeError, match=r"POGO\.__init__\(\) got an unexpected keyword argument 'foo'"):
         sk.optim.POGO([torch.nn.Parameter(torch.eye(2))], foo=3)
+
+
+@every_optimizer
+def test_a_weight_in_bfloat16_is_a_frame_after_a_gradient_and_a_rate_of_any_size(name):
+    for exponent in (-38, -20, 0, 20, 38):
+        for lr in (min(0.1 * 10.0**-exponent, 1e30), 1e30, 1e-30):
+            layer = sk.orthogonal(nn.Linear(3, 7, bias=False, dtype=torch.bfloat16), "weight", "stiefel", init="haar")
+            optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(layer, lr=lr), lr=lr)
+            g = torch.randn(7, 3, generator=seeds.generator(0)) * (10.0**exponent / 4)
+            (coordinate,) = layer.parameters()
+            for _ in range(2):
+                optimizer.zero_grad()
+                layer.weight.backward(g.to(torch.bfloat16))
+                before = coordinate.detach().clone()
+                try:
+                    optimizer.step()
+                except errors.StiefelkitError:
+                    assert torch.equal(coordinate, before)
+                    break
+            assert orthogonality_error(coordinate) <= sk.metrics.frame_tolerance(3, coordinate.dtype)
+            assert orthogonality_error(layer.weight) <= sk.metrics.frame_tolerance(3, torch.bfloat16)

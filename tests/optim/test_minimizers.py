@@ -334,3 +334,22 @@ def test_sparse_gradients_lead_where_dense_ones_do(name):
         assert optimizer.progress.is_done
         ends.append(optimizer.progress.loss)
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
+@pytest.mark.parametrize("name", sk.optim.minimizers.available())
+def test_a_loss_of_any_size_is_minimised_or_refused_in_a_sentence_and_the_frame_stays_one(name, dtype):
+    exponents = (-300, -200, 0, 160, 300) if dtype == torch.float64 else (-40, -22, 0, 19, 38)
+    for exponent in exponents:
+        w = nn.Parameter(sk.init.haar((4, 3), dtype, generator(0)))
+        a = torch.randn(w.shape, dtype=sk.metrics.working_dtype(dtype), generator=generator(1))
+        a, before = (a / a.abs().max() * 10.0**exponent).to(dtype), w.detach().clone()
+        optimizer = sk.optim.minimizers.get(name)(sk.optim.frames(w), max_iter=100)
+        try:
+            optimizer.step(lambda w=w, a=a: (w * a.conj()).sum().real)
+        except errors.StiefelkitError:
+            assert torch.equal(w, before)
+            assert exponent != 0
+            continue
+        assert sk.metrics.orthogonality_error(w) <= sk.metrics.frame_tolerance(3, dtype)
+        assert optimizer.progress.is_done

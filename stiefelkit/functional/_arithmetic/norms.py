@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.metrics import working_dtype
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["Norms", "finite", "largest_of_square", "norms_of", "probe", "unread_norms"]
 
@@ -31,6 +32,7 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
         For each tensor a list: one number for each matrix of its batch, or one tensor of all of them, shape (b,), in
         float64.
     """
+    check_tensors("norms_of", *matrices)
     if switch.forbidden or not matrices[0].is_cpu:
         return [[unread_norms(m)] for m in matrices]
     first, low = matrices[0], _smallest(matrices[0].dtype)

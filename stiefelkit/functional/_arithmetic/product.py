@@ -11,6 +11,7 @@ from torch import Tensor
 from stiefelkit._torch import is_exported, is_jit_traced, is_traced, is_transformed
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional._arithmetic.function import Function, keep
+from stiefelkit.tensors import check_tensors
 
 __all__ = [
     "FullPrecision",
@@ -218,6 +219,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ShapeError: A or B is a vector or a number.
     """
+    check_tensors("product", a, b)
     if a.dim() < 2 or b.dim() < 2:
         raise ShapeError(
             f"product needs matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}; unsqueeze a vector to one."

@@ -27,6 +27,8 @@ from stiefelkit.functional._kernels.launch import Anywhere, cayley_backward, cay
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
 from stiefelkit.functional._polish import polish
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["cayley"]
 
@@ -64,6 +66,8 @@ def cayley(
     Returns:
         Frames of shape (*, n, p) in the precision of v; a square W has no eigenvalue -1 in W D^H.
     """
+    check_tensors("cayley", v)
+    check_counts("cayley", n=n, p=p)
     if phase is not None:
         d = None
     elif signs is not None:

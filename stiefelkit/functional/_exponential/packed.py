@@ -17,6 +17,8 @@ from stiefelkit.functional._exponential.span import on_span, whole
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["matrix_exp"]
 
@@ -46,6 +48,8 @@ def matrix_exp(
     Returns:
         Frames of shape (*, n, p) in the precision of v.
     """
+    check_tensors("matrix_exp", v)
+    check_counts("matrix_exp", n=n, p=p)
     single = v.dtype == torch.float32
     # Small ones cost no more in float64 than a polish would.
     double = not single or n > 2 * p or (precision == "exact" and n <= _LARGEST_IN_DOUBLE)

@@ -19,6 +19,8 @@ from stiefelkit.functional._householder.panels import (
 from stiefelkit.functional._packing import unpack_trapezoid
 from stiefelkit.functional._polish import polish, polished
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["householder", "householder_linear"]
 
@@ -56,6 +58,8 @@ def householder(
     Returns:
         Frames of shape (*, n, p).
     """
+    check_tensors("householder", v)
+    check_counts("householder", n=n, k=k, p=p)
     exact = precision == "exact"
     if k <= _panels(dtype)[0]:
         return _OnePanel.apply(v, phase, signs, n, k, p, dtype, exact)[0]  # type: ignore[index]
@@ -88,6 +92,8 @@ def householder_linear(
     Returns:
         Rows of shape (*, n), dtype of x.
     """
+    check_tensors("householder_linear", x, v)
+    check_counts("householder_linear", n=n, k=k)
     p = x.shape[-1]
     if signs is not None or phase is not None:
         x = x * diagonal(signs=signs, phase=phase).to(x.dtype)

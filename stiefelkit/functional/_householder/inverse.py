@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional._packing import check_tall, pack_trapezoid
+from stiefelkit.numbers import check_counts
 
 __all__ = ["householder_inverse"]
 
@@ -26,6 +27,7 @@ def householder_inverse(q: Tensor, k: int, signs: Tensor | None = None) -> tuple
         that diagonal, the norm of R - [D; 0] in the shape (*).
     """
     check_tall("householder_inverse", q)
+    check_counts("householder_inverse", k=k)
     n, p = q.shape[-2:]
     r = q.reshape(-1, n, p)
     if signs is None or k == p:

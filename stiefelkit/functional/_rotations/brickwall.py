@@ -20,6 +20,8 @@ from stiefelkit.functional._arithmetic.function import Function, keep, transpose
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._rotations.diamonds import diamonds, flush, multiply, quartered
 from stiefelkit.functional._rotations.plan import Plan
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["brickwall"]
 
@@ -43,6 +45,8 @@ def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: 
     Returns:
         Tensor of the shape (batch dimensions broadcast) and dtype of X.
     """
+    check_tensors("brickwall", x, angle)
+    check_counts("brickwall", layers=layers)
     batch = torch.broadcast_shapes(x.shape[:-2], angle.shape[:-1])
     x, angle = x.expand(*batch, *x.shape[-2:]), angle.expand(*batch, angle.shape[-1])
     if phase is not None:

@@ -15,6 +15,8 @@ from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._diagonal import rotations
 from stiefelkit.functional._packing import check_square
+from stiefelkit.numbers import check_counts
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["butterfly", "butterfly_inverse", "rotate_butterfly"]
 
@@ -39,6 +41,8 @@ def butterfly(
     Returns:
         Unitary matrices of shape (*, n, n).
     """
+    check_tensors("butterfly", angle, d)
+    check_counts("butterfly", n=n)
     high, low = _factors(angle, phase, n)
     low = low * d.to(low.dtype).reshape(*d.shape[:-1], *low.shape[-4:-2], 1, 1)
     if n == 1:
@@ -57,6 +61,7 @@ def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> T
     Returns:
         Tensor of shape (m, n).
     """
+    check_tensors("rotate_butterfly", x, angle)
     high, low = _factors(angle, phase, x.shape[-1])
     z = product(high[0].movedim(-1, 0), x.unflatten(-1, (-1, high.shape[-1])).movedim(0, -1).transpose(0, 1))
     return product(low[..., 0], z.transpose(0, 1)).flatten(0, 1).T

@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import ShapeError, shown
 from stiefelkit.functional._packing import check_tall
 from stiefelkit.functional._rotations.plan import mesh_places
+from stiefelkit.numbers import sizes
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["brickwall_inverse", "haar_angles", "haar_indices", "layer_inverse"]
 
@@ -148,9 +151,14 @@ def haar_angles(
     Returns:
         Angles of shape (*batch, d) in float64.
     """
+    check_tensors("haar_angles", index)
+    lengths = sizes(batch)
+    if index.dim() != 1 or lengths is None:
+        got = f"{shown(tuple(index.shape))} and {shown(batch)}"
+        raise ShapeError(f"haar_angles needs an index of shape (d,) and batch dimensions, got {got}.")
     device = None if generator is None else generator.device
     k = index.to(device=device, dtype=torch.float64)
-    u, v = torch.rand(2, *batch, len(k), dtype=torch.float64, device=device, generator=generator)
+    u, v = torch.rand(2, *lengths, len(k), dtype=torch.float64, device=device, generator=generator)
     if is_complex:
         return (-torch.expm1(torch.log1p(-u) / k)).sqrt().acos()
     # The first two entries of a uniform unit vector of k + 1 have 1 - r^2 = u^(2 / (k - 1)).

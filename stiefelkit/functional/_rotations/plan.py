@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stiefelkit._torch import is_traced
+from stiefelkit.numbers import check_counts
 
 __all__ = ["Plan", "mesh_places", "mesh_size"]
 
@@ -26,6 +27,7 @@ def mesh_size(n: int, layers: int) -> int:
     >>> mesh_size(6, 6), mesh_size(7, 7), mesh_size(7, 3)
     (15, 21, 9)
     """
+    check_counts("mesh_size", n=n, layers=layers)
     return (layers + 1) // 2 * (n // 2) + layers // 2 * ((n - 1) // 2)
 
 
@@ -136,6 +138,7 @@ class Plan:
 
 def mesh_places(n: int, layers: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
     """Layer and upper wire of each rotation, in the order of the coordinates."""
+    check_counts("haar_indices", n=n, layers=layers)
     layer = torch.arange(layers, device=device)[:, None]
     q = torch.arange(max(n - 1, 0), device=device)
     there = (layer + q) % 2 == 0

@@ -19,6 +19,7 @@ from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotie
 from stiefelkit.functional._kernels.launch import cayley_step, takes
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_parts
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["cayley_increment", "cayley_retraction", "landed_in_one"]
 
@@ -40,6 +41,7 @@ def cayley_increment(
     Returns:
         Tensor of the shape and dtype of W.
     """
+    check_tensors("cayley_increment", w, getattr(direction, "rotation", None))
     scale, q, size = 0.5, direction.rotation, direction.rotation_norms
     if isinstance(step, Tensor):
         q, size = q * step, []

@@ -18,6 +18,7 @@ from stiefelkit.functional._msign import quintics
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
+from stiefelkit.tensors import check_tensors
 
 __all__ = ["inverse_root_less_one", "polar_increment"]
 
@@ -41,6 +42,7 @@ def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defe
     Returns:
         Tensor of the shape and dtype of W.
     """
+    check_tensors("polar_increment", w, getattr(direction, "rotation", None))
     turn = direction.rotation * step
     rest = None if direction.rest is None else direction.rest * step
     e = turn.mH @ turn - (turn + turn.mH)

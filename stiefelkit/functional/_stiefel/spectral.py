@@ -60,7 +60,7 @@ def spectral_direction(w: Tensor, g: Tensor, *, iterations: int = 10) -> tuple[T
             [ 0.,  0.]])
     """
     check_alike("spectral_direction", w, g)
-    iterations = whole(1).require("spectral_direction", "iterations", iterations)
+    iterations = whole(1, 10_000).require("spectral_direction", "iterations", iterations)
     direction, multiplier = steepest(w, riemannian_gradient(w, g, "euclidean"), iterations)
     s = w.mH @ g
     return direction.vector(w), multiplier - (s + s.mH) / 4

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import OptionError, ShapeError
+from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import reads_are_free
 from stiefelkit.functional._packing import minus_adjoint
+from stiefelkit.numbers import one_of
+from stiefelkit.tensors import check_tensors
 
 __all__ = [
     "METRICS",
@@ -33,8 +35,8 @@ _CANCELLED = 0.25
 
 def alpha_of(who: str, metric: str) -> int:
     """Returns the alpha of a metric; raises OptionError if none has that name."""
-    if metric not in METRICS:
-        raise OptionError(f"{who} needs a metric in {tuple(METRICS)}, got {metric!r}.")
+    if not one_of(*METRICS).holds(metric):
+        raise OptionError(f"{who} needs a metric in {tuple(METRICS)}, got {shown(metric)}.")
     return METRICS[metric]
 
 
@@ -60,6 +62,7 @@ def tangent_part(w: Tensor, u: Tensor) -> Tensor:
         w: frames, shape (*, n, p).
         u: matrices of the same shape.
     """
+    check_tensors("tangent_part", w, u)
     s = w.mH @ u
     return u - w @ (s + s.mH) / 2
 
@@ -77,6 +80,7 @@ def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *,
     Raises:
         OptionError: no metric has that name.
     """
+    check_tensors("inner_product", w, u, v)
     euclidean = (u.conj() * v).real.sum(dim=(-2, -1), keepdim=keepdim)
     if alpha_of("inner_product", metric) == 2:
         return euclidean
@@ -157,10 +161,12 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
     References:
         Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, 1998, eq. 2.53.
     """
-    if metric not in METRICS or side not in SIDES:
+    if not (one_of(*METRICS).holds(metric) and one_of(*SIDES).holds(side)):
         raise OptionError(
-            f"riemannian_gradient needs a metric in {tuple(METRICS)} and a side in {SIDES}, got {metric!r}, {side!r}."
+            f"riemannian_gradient needs a metric in {tuple(METRICS)} and a side in {SIDES}, got {shown(metric)} and "
+            f"{shown(side)}."
         )
+    check_tensors("riemannian_gradient", w, g)
     if w.shape != g.shape or w.dim() < 2 or w.shape[-2] < w.shape[-1]:
         raise ShapeError(
             f"riemannian_gradient needs frames and gradients of one shape (*, n, p), n >= p, got {tuple(w.shape)} and "

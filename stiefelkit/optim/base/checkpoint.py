@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import step_inside
-from stiefelkit.errors import CheckpointError, NonFiniteError
+from stiefelkit.errors import CheckpointError, NonFiniteError, shown
 from stiefelkit.optim.settings import is_number
 from stiefelkit.tensors import local_part
 
@@ -52,7 +52,7 @@ def check_states(optimizer: Any, state_dict: Any) -> None:
     for key, entry in state.items():
         if key not in seen or not isinstance(entry, Mapping):
             raise CheckpointError(
-                f"{name} needs the states of its own parameters, got {key!r:.40} with {_kind(entry)}."
+                f"{name} needs the states of its own parameters, got {shown(key, 40)} with {_kind(entry)}."
             )
 
 
@@ -148,7 +148,9 @@ def _check_entry(who: str, entry: Mapping[str, Any], template: dict[str, Any], p
         elif not is_number(value):
             raise CheckpointError(f"{who} needs a number for {key}, got {_kind(value)}.")
         elif not value >= 0 or (kind is int and not isinstance(value, int)):
-            raise CheckpointError(f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {value!r}.")
+            raise CheckpointError(
+                f"{who} needs {key} >= 0{' that is whole' if kind is int else ''}, got {shown(value)}."
+            )
 
 
 def _check_tensor(who: str, key: str, value: Any, shape: Any, p: Tensor, is_real: bool) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "check_members",
     "check_readers",
     "check_spelling",
+    "listed",
     "not_finite",
     "too_long",
 ]
@@ -50,8 +51,8 @@ def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
     if group.get("nesterov") and not (momentum and not dampening):
         raise OptionError(
-            f"{name} needs a momentum and no dampening for nesterov=True, got momentum={momentum!r} and "
-            f"dampening={dampening!r}."
+            f"{name} needs a momentum and no dampening for nesterov=True, got momentum={shown(momentum)} and "
+            f"dampening={shown(dampening)}."
         )
     manifold = group["manifold"]
     if manifold is None:
@@ -61,7 +62,7 @@ def check_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
         raise OptionError(f"{name} knows no manifold {shown(manifold)}{did_you_mean(manifold, MANIFOLDS)}")
     if group.get("weight_decay"):
         raise OptionError(
-            f"{name} needs weight_decay=0 for frames, which cannot shrink, got {group['weight_decay']!r}; "
+            f"{name} needs weight_decay=0 for frames, which cannot shrink, got {shown(group['weight_decay'])}; "
             "sk.optim.parameter_groups(model, weight_decay=...) gives it to the other parameters only."
         )
     return group
@@ -99,7 +100,17 @@ def check_spelling(name: str, keys: Collection[str], names: Collection[str]) -> 
     """Raises OptionError for a key that is nearly one of those known; others are the user's own."""
     for key in keys:
         if key not in names and difflib.get_close_matches(key, names, n=1, cutoff=0.85):
-            raise OptionError(f"{name} has no setting {key!r}{did_you_mean(key, names)}")
+            raise OptionError(f"{name} has no setting {shown(key)}{did_you_mean(key, names)}")
+
+
+def listed(name: str, params: Any) -> list[Any]:
+    """Returns what holds parameters as a list; raises OptionError for what cannot be gone through."""
+    if isinstance(params, Tensor):
+        return [params]
+    try:
+        return list(params)
+    except Exception as error:
+        raise OptionError(f"{name} needs parameters or groups of them, got {shown(params)}.") from error
 
 
 def by_manifold(name: str, group: Any) -> list[Any]:
@@ -115,7 +126,7 @@ def by_manifold(name: str, group: Any) -> list[Any]:
     members = group.get("params")
     if not isinstance(members, Iterable):
         raise OptionError(f'{name} needs a group with "params", a sequence of tensors, got {shown(members)}.')
-    params = [members] if isinstance(members, Tensor) else list(members)
+    params = listed(name, members)
     if not all(isinstance(entry, Tensor) or (isinstance(entry, tuple) and len(entry) == 2) for entry in params):
         raise OptionError(f"{name} needs tensors, or names with them, got {shown(params)}.")
     group = {**group, "params": params}
@@ -234,13 +245,13 @@ def not_finite(who: str, buckets: Sequence[Bucket]) -> NonFiniteError:
             if not torch.isfinite(grad).all():
                 bad.append(name)
             elif not share < 1:
-                overflows.append(name)
+                overflows.append(f"{name}, with an entry of modulus {grad.abs().max().item():.3g}")
     start = f"{who} needs finite gradients, got"
     if bad or (sharded and not overflows):
         where = ", ".join(bad) or "a frame on another rank"
         return NonFiniteError(f"{start} NaN or infinity in that of {where}; nothing was changed.")
     return NonFiniteError(
-        f"{start} one so large that its norm or its mean square overflows, of {', '.join(overflows) or 'a frame'}; "
+        f"{start} one so large that its norm or its mean square overflows, of {'; '.join(overflows) or 'a frame'}; "
         "nothing was changed."
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError, OptionError, shown
+from stiefelkit.errors import CheckpointError, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
 from stiefelkit.numbers import one_of, plain
@@ -27,6 +27,7 @@ from stiefelkit.optim.base.checks import (
     check_members,
     check_readers,
     check_spelling,
+    listed,
 )
 from stiefelkit.optim.base.on_device import are_sound
 from stiefelkit.optim.settings import RATE, Setting, signature, told
@@ -87,8 +88,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}.__init__() {error}") from None
         call.apply_defaults()
-        if not isinstance(call.arguments["params"], Iterable):
-            raise OptionError(f"{type(self).__name__} needs parameters or groups of them, got {shown(params)}.")
+        if not isinstance(params, Tensor):  # which torch refuses
+            params = listed(type(self).__name__, params)
         chosen = {setting.name: setting.check.plain(call.arguments[setting.name]) for setting in self.settings}
         defaults = {**self.plain([torch.zeros(1)]).defaults, "manifold": None, **chosen}  # type: ignore[call-arg]
         check_group(type(self), defaults)  # also those that every group has its own of

@@ -106,7 +106,8 @@ class TangentOptimizer(FrameOptimizer):
     may have come to 0.6 rounding limits (0.9 of large frames, where it is sampled first), and is taken away
     with the next increment. So ||W^H W - I||_F stays within 2 rounding limits for ever. "fast" has no remainder, does
     this at 5 limits, after 16 steps at most, and stays within 30. float64 and complex128 frames have no remainder;
-    "exact" polishes them every 8 steps at least, and both keep them within 20 limits. To each of these bounds comes one
+    "exact" polishes them every 8 steps at least, and both keep them within 20 limits. Of fewer than 32 rows, what has
+    no remainder is polished after 6 steps at most. To each of these bounds comes one
     eps below 16 columns. On devices whose values are not read, and with `capturable=True`, every step ends with a
     polish, and steps longer than sqrt(p) are shortened to it.
     """

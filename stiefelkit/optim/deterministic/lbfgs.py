@@ -43,6 +43,7 @@ class LBFGS(Minimizer):
         Setting("history_size", 10, whole(1), "steps that are remembered."),
         Setting("curvature", 0.9, at_least(0, 1), "|slope| after a line search, over that before it, at most."),
     )
+    kept: ClassVar = {"steps": 2, "changes": 2}
     examples: ClassVar = ({}, {"history_size": 3})
 
     def iterate(self, objective: Objective, here: Position, memory: dict[str, Any]) -> Position | None:

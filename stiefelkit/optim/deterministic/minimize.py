@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.errors import DtypeError, OptionError
+from stiefelkit.errors import DtypeError, OptionError, shown
+from stiefelkit.optim.base.checks import listed
 from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.deterministic.registry import minimizers
 from stiefelkit.optim.groups import frames
@@ -83,9 +84,11 @@ def minimize(
     >>> round(result.value, 12), result.is_converged
     (-11.0, True)
     """
+    if not callable(f):
+        raise OptionError(f"sk.optim.minimize needs a function of the point, got {shown(f)}.")
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
-    manifolds = [manifold] * len(points) if isinstance(manifold, str | None) else list(manifold)
+    manifolds = [manifold] * len(points) if isinstance(manifold, str | None) else listed("sk.optim.minimize", manifold)
     if not points or len(manifolds) != len(points):
         raise OptionError(f"sk.optim.minimize needs a manifold for each point, got {len(manifolds)} of {len(points)}.")
     cls = minimizers.get(method)
@@ -132,6 +135,8 @@ def _parameter(x: Any) -> nn.Parameter:
         x = torch.from_numpy(np.array(x, dtype=x.dtype.newbyteorder("=")))
     if not (x.is_floating_point() or x.is_complex()):
         raise DtypeError(f"sk.optim.minimize needs floating-point numbers to start from, got {x.dtype}.")
+    if x.is_meta:
+        raise OptionError("sk.optim.minimize needs values to start from, got a tensor on the meta device.")
     return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format))
 
 

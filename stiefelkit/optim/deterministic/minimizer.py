@@ -15,10 +15,10 @@ from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import plain
 from stiefelkit.optim.base.checkpoint import check_states
-from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_members, check_spelling
+from stiefelkit.optim.base.checks import ask_readers, by_manifold, check_members, check_spelling, listed
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
-from stiefelkit.optim.settings import Setting, at_least, is_number, signature, told, whole
+from stiefelkit.optim.settings import Setting, at_least, is_number, one_of, signature, told, whole
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
@@ -89,6 +89,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
     """Settings that the laws run with."""
     needs_products: ClassVar[bool] = False
     """Whether it asks for products with the Hessian."""
+    kept: ClassVar[Mapping[str, int]] = {}
+    """Names of what `iterate` keeps, and how many dimensions each has, 0 for a number: what is loaded must be such."""
     progress: Progress | None = None
     """How far the last step has come."""
     _call: ClassVar[inspect.Signature]
@@ -107,6 +109,8 @@ class Minimizer(torch.optim.Optimizer, ABC):
         call.apply_defaults()
         self._versions: dict[int, int] = {}
         chosen = {key: plain(value) for key, value in call.arguments.items() if key != "params"}
+        if not isinstance(params, Tensor):  # which torch refuses
+            params = listed(type(self).__name__, params)
         super().__init__(params, {"manifold": None, **chosen})
 
     @abstractmethod
@@ -154,14 +158,15 @@ class Minimizer(torch.optim.Optimizer, ABC):
             others = self.param_groups[0][setting.name] if self.param_groups else group[setting.name]
             if others != group[setting.name]:
                 raise OptionError(
-                    f"{name} needs one {setting.name} for all groups, got {others!r} and {group[setting.name]!r}."
+                    f"{name} needs one {setting.name} for all groups, got {shown(others)} and "
+                    f"{shown(group[setting.name])}."
                 )
-        if group["manifold"] is not None and group["manifold"] not in MANIFOLDS:
+        if group["manifold"] is not None and not one_of(*MANIFOLDS).holds(group["manifold"]):
             raise OptionError(
                 f"{name} knows no manifold {shown(group['manifold'])}{did_you_mean(group['manifold'], MANIFOLDS)}"
             )
         if group.get("weight_decay"):
-            raise OptionError(f"{name} needs weight_decay=0, got {group['weight_decay']!r}; add it to the loss.")
+            raise OptionError(f"{name} needs weight_decay=0, got {shown(group['weight_decay'])}; add it to the loss.")
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -178,8 +183,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
             NonFiniteError: the loss or a gradient is not finite at the start; nothing is changed.
         """
         name = type(self).__name__
-        if closure is None:
-            raise OptimizerError(f"{name} needs a closure that computes the loss, as torch.optim.LBFGS does, got none.")
+        if not callable(closure):
+            got = "none" if closure is None else shown(closure)
+            raise OptimizerError(
+                f"{name} needs a closure that computes the loss, as torch.optim.LBFGS does, got {got}."
+            )
         for group in self.param_groups:
             self._check_group(group)
         params, settings = self._params(), self.param_groups[0]
@@ -271,7 +279,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
             if saved.get("manifold") != group["manifold"]:
                 raise CheckpointError(
                     f"{name} needs a state dict whose group {i} has the manifold {group['manifold']!r}, got "
-                    f"{saved.get('manifold')!r}."
+                    f"{shown(saved.get('manifold'))}."
                 )
             full = {**self.defaults, **group, **saved}
             for setting in self.settings:
@@ -279,7 +287,11 @@ class Minimizer(torch.optim.Optimizer, ABC):
         size = sum(p.numel() * (1 + p.is_complex()) for p in self._params())
         for entry in state_dict["state"].values():
             for key, value in entry.items():
-                _check_kept(f"{name}: {key}", value, size)
+                _check_kept(f"{name}: {key}", value, size, self.kept.get(key))
+            if len({len(value) for value in entry.values() if isinstance(value, Tensor) and value.dim() == 2}) > 1:
+                raise CheckpointError(
+                    f"{name} needs a state whose vectors belong together, got unlike numbers of them."
+                )
         super().load_state_dict(state_dict)
         self._versions = {}
 
@@ -296,10 +308,13 @@ def _verdict(here: Position, tolerance: float) -> str:
     return "gradient" if here.norm <= tolerance else "rounding" if here.norm <= here.floor else ""
 
 
-def _check_kept(who: str, value: Any, size: int) -> None:
-    """Raises unless a value is a finite number, or a real tensor (*, size)."""
+def _check_kept(who: str, value: Any, size: int, dims: int | None) -> None:
+    """Raises unless a value is a finite number, or a real tensor (*, size) of so many dimensions, if any are asked."""
+    if dims is not None and dims != (value.dim() if isinstance(value, Tensor) else 0):
+        kind = f"a tensor of {dims} dimension{'s' * (dims > 1)}" if dims else "a number"
+        raise CheckpointError(f"{who} needs {kind}, got {shown(value)}.")
     if isinstance(value, Tensor):
-        if not value.is_floating_point() or value.dim() == 0 or value.shape[-1] != size:
+        if not value.is_floating_point() or value.dim() == 0 or value.shape[-1] != size or value.is_meta:
             raise CheckpointError(
                 f"{who} needs a real tensor whose last axis is {size}, got {tuple(value.shape)} in {value.dtype}."
             )

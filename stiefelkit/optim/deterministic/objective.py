@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import NonFiniteError, OptimizerError
+from stiefelkit.errors import NonFiniteError, OptimizerError, shown
 from stiefelkit.metrics import working_dtype
+from stiefelkit.numbers import plain
 from stiefelkit.optim.deterministic.space import Place, Space
 
 __all__ = ["Objective", "Position", "dot"]
@@ -209,7 +210,7 @@ class Objective:
         if norm < _CANCELLED * size:
             flat = self.space.tangent(points, flat)
             norm = torch.linalg.vector_norm(flat).item()
-        loss = float(returned.detach() if isinstance(returned, Tensor) else returned) / self.scale
+        loss = self._value(returned) / self.scale
         position = Position(
             points=points,
             loss=loss,
@@ -232,6 +233,16 @@ class Objective:
         if best is None or position.loss < best.loss - noise or (is_low and position.norm < best.norm):
             self.best = replace(position, graph=None, returned=None)
 
+    def _value(self, returned: Any) -> float:
+        """Returns a loss as a number; raises OptimizerError for what is no real number."""
+        value = plain(returned.detach() if isinstance(returned, Tensor) else returned)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, int | float):
+            got = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else shown(returned)
+            raise OptimizerError(f"{self.who} needs a closure that returns the loss, one real number, got {got}.")
+        return float(value)
+
     def _graph(self, returned: Any) -> tuple[list[Tensor], bool]:
         """Returns the gradients that the closure left, or the loss's, and whether they can be differentiated."""
         left = [p.grad for p in self._params]
@@ -243,6 +254,7 @@ class Objective:
                 f"{self.who} needs a closure that returns the loss, a tensor of its parameters, got "
                 f"{type(returned).__name__} and no gradients; return it, and call backward() or leave that to the step."
             )
+        self._value(returned)
         gradients = torch.autograd.grad(returned, self._params, create_graph=self._is_curved, materialize_grads=True)
         return list(gradients), self._is_curved
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stiefelkit.errors import OptionError
+from stiefelkit.errors import OptionError, shown
 from stiefelkit.registry import Registry
 
 __all__ = ["minimizers"]
@@ -12,7 +12,9 @@ def _check(minimizer: Any) -> None:
     from stiefelkit.optim.deterministic.minimizer import Minimizer
 
     if not (isinstance(minimizer, type) and issubclass(minimizer, Minimizer)):
-        raise OptionError(f"A minimizer needs to be a name or a subclass of sk.optim.Minimizer, got {minimizer!r}.")
+        raise OptionError(
+            f"A minimizer needs to be a name or a subclass of sk.optim.Minimizer, got {shown(minimizer)}."
+        )
 
 
 minimizers = Registry(

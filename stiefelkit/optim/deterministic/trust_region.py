@@ -142,7 +142,7 @@ def truncated(
         step = rr / bend if bend > 0 else math.inf
         if i == 0 and bend > 0:
             q = step * length
-            enough = rr * max(min(kappa, q**theta), least) ** 2
+            enough = rr * max(min(kappa, min(q, 1.0) ** theta), least) ** 2
         reached = uu + 2 * step * ud + step * step * dd
         if not reached < radius * radius:
             step = (-ud + math.sqrt(ud * ud + dd * (radius * radius - uu))) / dd

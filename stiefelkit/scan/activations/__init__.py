@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stiefelkit._torch import constant_in_traced_code
-from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.registry import Registry
 from stiefelkit.scan.activations.base import Activation, Step
 
@@ -14,7 +14,7 @@ __all__ = ["Activation", "Step", "find_activation", "names", "register"]
 
 def _check(target: Any) -> None:
     if not (isinstance(target, type) and issubclass(target, Activation)):
-        raise OptionError(f"An activation needs to be a subclass of Activation, got {target!r}.")
+        raise OptionError(f"An activation needs to be a subclass of Activation, got {shown(target)}.")
 
 
 _activations = Registry(
@@ -91,7 +91,7 @@ def _learn(name: str, is_complex: bool) -> None:
 def _parsed(name: Any, is_complex: bool) -> Activation:
     kind, parenthesis, rest = name.partition("(") if isinstance(name, str) else ("", "", "")
     if kind not in names():
-        raise UnknownNameError(f"No activation is named {name!r}{did_you_mean(name, names())}")
+        raise UnknownNameError(f"No activation is named {shown(name)}{did_you_mean(name, names())}")
     cls = _activations.find(kind)
     slope = cls.default_slope or 0.0
     if parenthesis:
@@ -102,7 +102,7 @@ def _parsed(name: Any, is_complex: bool) -> Activation:
         if cls.default_slope is None or not 0 < slope < math.inf:
             example = "leaky_relu" if cls.default_slope is None else kind
             raise OptionError(
-                f"Only {example} takes a number, as in '{example}(0.2)', and one above zero; got {name!r}."
+                f"Only {example} takes a number, as in '{example}(0.2)', and one above zero; got {shown(name)}."
             )
     cls = cls.of_complex() if is_complex else cls
     if cls is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, UnknownNameError, did_you_mean
+from stiefelkit.errors import DtypeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.checks import DTYPES, GATED, Recurrence, check_shapes, require_pairs, sizes_of
 from stiefelkit.scan.choice import Request, choose_gated
@@ -79,7 +79,7 @@ def goru_scan(
     tensor([[0.5625, 0.5625, 0.5625]])
     """
     if backend not in GORU_BACKENDS:
-        raise UnknownNameError(f"goru_scan has no backend {backend!r}{did_you_mean(backend, GORU_BACKENDS)}")
+        raise UnknownNameError(f"goru_scan has no backend {shown(backend)}{did_you_mean(backend, GORU_BACKENDS)}")
     act, name = find_activation(activation, False), activation
     tensors = {"x": x, "h0": h0, "q": q, "w": w, "u": u, "bias": bias, "activation_bias": activation_bias}
     for key, tensor in tensors.items():
