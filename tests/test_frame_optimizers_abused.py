@@ -1,5 +1,6 @@
 """Optimizers of frames where things go wrong: huge steps, casts, foreign states, changes from outside."""
 
+import contextlib
 import copy
 import math
 from typing import Any
@@ -460,3 +461,14 @@ def test_the_split_of_a_gradient_refuses_what_it_does_not_know():
 def test_a_setting_that_an_optimizer_does_not_have_is_refused_by_its_name():
     with pytest.raises(TypeError, match=r"POGO\.__init__\(\) got an unexpected keyword argument 'foo'"):
         sk.optim.POGO([torch.nn.Parameter(torch.eye(2))], foo=3)
+
+
+@every_optimizer
+@pytest.mark.parametrize(("size", "lr"), [(float("nan"), 0.1), (3e38, 0.1), (1e15, 1e30)])
+def test_a_first_step_that_is_refused_leaves_no_half_of_a_state(name, size, lr):
+    w = frame(6, 3)
+    optimizer, other = (OPTIMIZERS[name](sk.optim.frames([w]), lr=lr, **STATEFUL[name]) for _ in range(2))
+    w.grad = torch.full_like(w, size)
+    with contextlib.suppress(errors.StiefelkitError):
+        optimizer.step()
+    other.load_state_dict(optimizer.state_dict())

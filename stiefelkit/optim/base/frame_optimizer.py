@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError
+from stiefelkit.errors import CheckpointError, StiefelkitError
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
 from stiefelkit.numbers import plain
@@ -236,9 +236,14 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for group, bucket in read:
             if bucket.were_changed(self._writes):
                 bucket.forget()
+            fresh = [state for state in bucket.states if not state]
             try:
                 with FullPrecision(bucket.params[0].device):
                     self.move(group, bucket)
+            except StiefelkitError:
+                for state in fresh:  # half a state would not load
+                    state.clear()
+                raise
             finally:
                 bucket.write_back()
         if unread:
