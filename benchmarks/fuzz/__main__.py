@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 
@@ -33,24 +33,22 @@ def main() -> int:
         return outcome.failure is not None
     seconds = 60.0 if options.seconds is None and options.cases is None else options.seconds
     start, seed, failures = time.monotonic(), options.seed, 0
-    events: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     while (seconds is None or time.monotonic() - start < seconds) and seed - options.seed != options.cases:
         case = draw(seed)
         outcome = carry_out(case)
-        events += outcome.events
-        refusals += outcome.refusals
+        for title, found in outcome.counts.items():
+            counts[title] += found
         if outcome.failure is not None:
             failures += 1
             print(f"FAILURE {outcome.failure}\n  python -m benchmarks.fuzz --case {seed}", flush=True)
-            small = shrink(case)
-            print(f"  python -m benchmarks.fuzz --case '{json.dumps(small)}'", flush=True)
+            print(f"  python -m benchmarks.fuzz --case '{json.dumps(shrink(case))}'", flush=True)
         seed += 1
-    print(f"\n{seed - options.seed} cases from seed {options.seed}, {failures} failures")
-    for title, counts in (("events", events), ("refusals", refusals)):
-        print(f"{title}:")
-        for key, count in counts.most_common():
-            print(f"  {count:6} {key}")
+    print(f"\n{seed - options.seed} lives from seed {options.seed}, {failures} failures")
+    for title, found in counts.items():
+        print(f"{title}: {found.total()}")
+        for key, count in found.most_common():
+            print(f"  {count:7} {key}")
     return failures > 0
 
 

@@ -3,6 +3,7 @@
 It returns "same" for the same bits, "near" for the same up to rounding, "any" for others.
 """
 
+import contextlib
 import copy
 import inspect
 import io
@@ -22,12 +23,16 @@ from torch.utils.checkpoint import checkpoint
 
 import stiefelkit as sk
 from benchmarks.fuzz.layers import is_own
-from benchmarks.fuzz.world import Finding, World, distance, equal, require, size_of
+from benchmarks.fuzz.steps import Retaken, exact
+from benchmarks.fuzz.world import Ended, Finding, World, distance, require
 from stiefelkit.errors import ImageError
 from stiefelkit.metrics import working_dtype
+from stiefelkit.testing.optimizer_cases import equal
 from stiefelkit.weights.find import orthogonal_weights
 
 DTYPES = {"double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+LARGE = "so large that"
+"""What a step may be refused for: a gradient that overflows."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,16 @@ def event(weight: float = 1.0, *may_refuse: str, **options: tuple[Any, ...]) -> 
 
 
 def through_file(value: Any, weights_only: bool = True) -> Any:
+    """Saves and loads."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)
     return torch.load(stream, weights_only=weights_only)
 
 
-@event(4.0, k=(1, 1, 2, 5), zero=("none", "zeros", "keep"), clip=("", "", "torch", "ours"), closure=(False, True))
-def step(world: World, k: int, zero: str, clip: str, closure: bool) -> str:
-    """Steps of the optimizer, which moves what it holds as it moves plain tensors, and nothing else."""
+@event(4.0, LARGE, k=(1, 1, 2, 5), zero=("none", "zeros", "keep"), clip=("", "", "torch", "ours"), rates=(False, True))
+def step(world: World, k: int, zero: str, clip: str, rates: bool) -> str:
+    """Steps of the optimizer, or of the scheduler too: what it holds moves as in float64, and nothing else does."""
     optimizer: Any = world.optimizer
     for _ in range(k):
         world.draw_inputs(world.number(10**6))
@@ -73,24 +79,20 @@ def step(world: World, k: int, zero: str, clip: str, closure: bool) -> str:
             loss.backward()
         if clip:
             (sk.optim if clip == "ours" else nn.utils).clip_grad_norm_(world.net.parameters(), 1.0)
-        mirror = copy.deepcopy(optimizer)
-        own, others = ([p for group in o.param_groups for p in group["params"]] for o in (optimizer, mirror))
-        for p, other in zip(own, others, strict=True):
-            other.grad = None if p.grad is None else p.grad.clone()
-        held = {id(p) for p in own}
+        if not all(p.grad is None or torch.isfinite(p.grad).all() for p in world.net.parameters()):
+            raise Ended
+        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         # torch moves what has a gradient, trained or not
-        still = {
-            key: p.detach().clone() for key, p in world.net.named_parameters() if p.grad is None or id(p) not in held
-        }
-        mirror.step()
-        optimizer.step(*((loss.detach,) if closure else ()))
-        frames = {id(p) for group in optimizer.param_groups if group.get("manifold") for p in group["params"]}
-        for p, other in zip(own, others, strict=True):
-            # a copy keeps the remainder that a frame itself loses when it is assigned
-            near = id(p) in frames and distance(p, other) <= 500 * torch.finfo(p.dtype).eps * max(1.0, size_of(p))
-            require(near or equal(p, other), f"a parameter of shape {tuple(p.shape)} is not where it is moved to")
+        still = {key: p.detach().clone() for key, p in world.net.named_parameters() if id(p) not in held}
+        retaken = Retaken(optimizer, world.generator)
+        optimizer.step()
+        for what, off, bound in retaken.off():
+            world.checks["steps beside float64"] += 1
+            require(off <= bound, f"{what} is off by {off:.3g}, more than {bound:.3g}")
         for key, p in world.net.named_parameters():
             require(key not in still or equal(p, still[key]), f"{key} has moved, though it does not train")
+        if rates:
+            world.scheduler.step(*((1.0,) if "metrics" in inspect.signature(world.scheduler.step).parameters else ()))
     return "any"
 
 
@@ -111,14 +113,6 @@ def bad_gradient(world: World) -> str:
     raise Finding("a step with NaN is made without a word")
 
 
-@event()
-def schedule(world: World) -> str:
-    """A step of the scheduler."""
-    world.optimizer.step()
-    world.scheduler.step(*((1.0,) if "metrics" in inspect.signature(world.scheduler.step).parameters else ()))
-    return "any"
-
-
 @event(2.0, to=tuple(DTYPES), keeps=(False, True))
 def cast(world: World, to: str, keeps: bool) -> str:
     """A cast by torch's methods, which leave complex tensors alone; our recurrences take theirs along."""
@@ -133,50 +127,53 @@ def cast(world: World, to: str, keeps: bool) -> str:
     return "near"
 
 
-@event(0.7, how=("cpu", "to", "channels", "clone", "share"))
+MOVES: dict[str, Callable[[Any], Any]] = {
+    "cpu": lambda net: net.cpu(),
+    "to": lambda net: net.to("cpu"),
+    "channels": lambda net: net.to(memory_format=torch.channels_last),
+    "clone": lambda net: net._apply(torch.clone),
+    "share": lambda net: net.share_memory(),
+    "eval": lambda net: net.eval(),
+    "train": lambda net: net.train(),
+    "group": lambda net: sk.group_(net),
+    "ungroup": lambda net: sk.ungroup_(net),
+}
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "original": copy.deepcopy,
+    "pickle": lambda all_: pickle.loads(pickle.dumps(all_)),
+    "save": lambda all_: through_file(all_, weights_only=False),
+}
+
+
+@event(1.5, how=tuple(MOVES))
 def move(world: World, how: str) -> str:
-    """A move to where it is."""
-    net: Any = world.net
-    moves: dict[str, Callable[[], Any]] = {
-        "cpu": net.cpu,
-        "to": lambda: net.to("cpu"),
-        "channels": lambda: net.to(memory_format=torch.channels_last),
-        "clone": lambda: net._apply(torch.clone),
-        "share": net.share_memory,
-    }
-    moves[how]()
+    """A move to where it is, another mode, or weights that are mapped together."""
+    MOVES[how](world.net)
     return "same"
 
 
-@event(1.5, goes_on=(True, False))
-def deepcopy(world: World, goes_on: bool) -> str:
-    """A copy of model, optimizer and scheduler; the one that is left alone is drawn anew, and the other stays."""
-    net, optimizer, scheduler = copy.deepcopy((world.net, world.optimizer, world.scheduler))
-    if goes_on:
-        net, world.net, world.optimizer, world.scheduler = world.net, net, optimizer, scheduler
-    for weight in orthogonal_weights(net):
-        sk.reset_(net, weight.qualified, generator=world.generator)
-    return "same"
-
-
-@event(how=("pickle", "save"))
-def pickled(world: World, how: str) -> str:
-    """Pickles model and optimizer together."""
-    both = (world.net, world.optimizer)
-    both = pickle.loads(pickle.dumps(both)) if how == "pickle" else through_file(both, weights_only=False)
-    world.net, world.optimizer = both
-    world.scheduler = world.make_scheduler()
+@event(2.0, how=tuple(COPIES))
+def copied(world: World, how: str) -> str:
+    """A copy of model, optimizer and scheduler; the one that does not go on is drawn anew."""
+    held = (world.net, world.optimizer, world.scheduler)
+    others = COPIES[how](held)
+    if how != "original":
+        world.net, world.optimizer, world.scheduler = others
+        others = held
+    for weight in orthogonal_weights(others[0]):
+        sk.reset_(others[0], weight.qualified, generator=world.generator)
     return "same"
 
 
 @event(
-    2.0,
+    2.5,
     "on the meta device needs an init scheme",
-    how=("plain", "file", "safetensors", "assign", "meta", "meta_assign", "itself"),
+    how=("plain", "file", "safetensors", "assign", "meta", "meta_assign", "itself", "data"),
     keeps=(True, False),
 )
 def loaded(world: World, how: str, keeps: bool) -> str:
-    """The state dict, loaded into another model, or into this one after it has been emptied."""
+    """The state dict, loaded into another model, or this one emptied; or all of it copied, as target networks are."""
     state = {key: t.clone(memory_format=torch.contiguous_format) for key, t in world.net.state_dict().items()}
     if how == "file":
         state = through_file(state)
@@ -186,21 +183,16 @@ def loaded(world: World, how: str, keeps: bool) -> str:
         net = world.net if how == "itself" else world.fresh()
     if how in ("meta", "itself"):
         net.to("meta").to_empty(device="cpu")
-    net.load_state_dict(state, assign=how.endswith("assign"))
+    every: dict[str, Any] = {"remove_duplicate": False}
+    held = {**dict(world.net.named_parameters(**every)), **dict(world.net.named_buffers(**every))}
+    if how == "data":
+        for key, a in [*net.named_parameters(), *net.named_buffers()]:
+            a.data.copy_(held[key].data)
+    else:
+        net.load_state_dict(state, assign=how.endswith("assign"))
     for key, p in net.named_parameters():
-        p.requires_grad_(world.net.get_parameter(key).requires_grad)
+        p.requires_grad_(held[key].requires_grad)
     world.renew(net, keeps=keeps)
-    return "same"
-
-
-@event(0.7)
-def copied(world: World) -> str:
-    """Parameters and buffers, copied one by one through .data into another model, as target networks are."""
-    net, held = world.fresh(), {**dict(world.net.named_parameters()), **dict(world.net.named_buffers())}
-    for key, a in [*net.named_parameters(), *net.named_buffers()]:
-        a.data.copy_(held[key].data)
-        a.requires_grad_(held[key].requires_grad)
-    world.renew(net)
     return "same"
 
 
@@ -214,19 +206,6 @@ def optimizer_loaded(world: World) -> str:
     return "same"
 
 
-@event(1.5, how=("context", "group", "ungroup"))
-def grouped(world: World, how: str) -> str:
-    """Weights that are mapped together: the same up to rounding, gradients too."""
-    if how == "context":
-        inputs = world.inputs()
-        with sk.grouped(world.net):
-            there = world.evaluate(world.net, inputs)
-        world.agree("grouped", there, world.evaluate(world.net, inputs))
-    else:
-        (sk.group_ if how == "group" else sk.ungroup_)(world.net)
-    return "same"
-
-
 @event(1.0, what=("layer", "weight", "all"), trains=(False, False, True))
 def freeze(world: World, what: str, trains: bool) -> str:
     """Parameters that train no more, or again."""
@@ -237,7 +216,7 @@ def freeze(world: World, what: str, trains: bool) -> str:
     return "same"
 
 
-@event(1.5, "needs", how=("attribute", "function", "parameter", "nonsense"))
+@event(1.5, "needs", "has no right inverse", how=("attribute", "function", "parameter", "nonsense"))
 def assign(world: World, how: str) -> str:
     """A frame that the map may have, or nonsense, which is refused."""
     weight = world.weight()
@@ -249,7 +228,7 @@ def assign(world: World, how: str) -> str:
         sk.assign_(world.net, name, 3 * torch.randn(own.shape, dtype=own.dtype, generator=world.generator))
         require("gain" in param.coordinates, f"{name} takes a matrix that is no frame")
         return "any"
-    value = next(getattr(w.host, w.name).detach() for w in orthogonal_weights(world.fresh()) if w.qualified == name)
+    value = world.fresh().weights()[name].detach()
     try:
         if how == "function":
             sk.assign_(world.net, name, value)
@@ -289,7 +268,6 @@ def bake(world: World, how: str) -> str:
     weight = world.weight()
     if how == "all":
         sk.bake(world.net)
-        world.is_plain = [True] * len(world.layers)
     elif weight is not None:
         if how == "one":
             sk.bake(world.net, weight.qualified)
@@ -297,9 +275,7 @@ def bake(world: World, how: str) -> str:
             parametrize.remove_parametrizations(weight.host, weight.name, leave_parametrized=how == "keep")
         else:
             return "same"
-        world.is_plain[world.place(weight)] = True
-    world.is_baked, world.is_tied = True, False
-    world.renew()
+    world.baked()
     return "same"
 
 
@@ -309,20 +285,17 @@ def orthogonal_again(world: World, to: str) -> str:
     weight = world.weight()
     if weight is None:
         return "same"
-    i = world.place(weight)
-    layer = world.layers[i]
+    layer = world.layers[int(weight.qualified.split(".")[1])]
     options = {key: v for key, v in layer["options"].items() if key in ("blocks", "dim", "view", "gain")}
     if layer["map"] == "block_diagonal":
         options.pop("blocks", None)
-    if to == "matrix_exp":
-        options["init"] = "haar"
+    options |= {"init": "haar"} if to == "matrix_exp" else {}
     sk.bake(world.net, weight.qualified)
     trains = getattr(weight.host, weight.name).requires_grad
     sk.orthogonal(world.net, weight.qualified, to, **options)
     world.weight_named(weight.qualified).coordinate_list.requires_grad_(trains)
-    world.layers = [*world.layers[:i], {**layer, "map": to, "options": options}, *world.layers[i + 1 :]]
-    world.is_baked, world.is_tied = True, False
-    world.renew()
+    world.layers = [{**layer, "map": to, "options": options} if one is layer else one for one in world.layers]
+    world.baked()
     return "any" if layer["map"] == "margin" or "init" in options else "near"
 
 
@@ -330,12 +303,16 @@ def orthogonal_again(world: World, to: str) -> str:
 def average(world: World, how: str, look: str) -> str:
     """An average of this model and one near it, which goes on in its place."""
     other = copy.deepcopy(world.net)
+    means: list[tuple[str, Any]] = []
     with torch.no_grad():
         for weight in orthogonal_weights(other):
-            one = weight.coordinate_list
-            for name, c in one.coordinates.items():
+            own = world.weight_named(weight.qualified).coordinate_list.coordinates
+            for name, c in weight.coordinate_list.coordinates.items():
                 near = c + 0.01 * torch.randn(c.shape, dtype=c.dtype, generator=world.generator)
-                c.copy_(sk.functional.nearest_frame(near) if name in one.param.manifolds else near)
+                is_frame = name in weight.coordinate_list.param.manifolds
+                c.copy_(sk.functional.nearest_frame(near) if is_frame else near)
+                if not is_frame:
+                    means.append((weight.qualified, (name, 0.9 * exact(own[name]) + 0.1 * exact(c))))
     if how in ("ours", "torch"):
         multi = sk.optim.multi_avg_fn(0.9) if how == "ours" else get_ema_multi_avg_fn(0.9)
         averaged = AveragedModel(world.net, multi_avg_fn=multi, use_buffers=True)
@@ -343,7 +320,7 @@ def average(world: World, how: str, look: str) -> str:
         averaged.update_parameters(other)
         net: Any = averaged.module
     else:
-        net = copy.deepcopy(world.net)
+        net, world.is_averaged = copy.deepcopy(world.net), True
         for a, c in zip(net.parameters(), other.parameters(), strict=True):
             if how == "lerp":
                 a.data.lerp_(c.data, 0.1)
@@ -357,53 +334,64 @@ def average(world: World, how: str, look: str) -> str:
         with torch.no_grad():
             net(world.inputs())
     world.renew(net)
+    for qualified, (name, mean) in means if not world.is_tied else ():
+        c = world.weight_named(qualified).coordinate_list.coordinates[name]
+        bound = 8 * torch.finfo(c.dtype).eps * max(1.0, mean.norm().item())
+        world.checks["averages of coordinates"] += 1
+        require(distance(c, mean) <= bound, f"the mean of {name} of {qualified} is off by {distance(c, mean):.3g}")
     return "any"
 
 
-@event(1.0, mode=("no_grad", "inference", "eval", "train", "cached", "autocast", "checkpoint", "hooks"))
-def read(world: World, mode: str) -> str:
-    """Outputs in other modes are those of this one."""
+ROADS: dict[str, Callable[[Any], contextlib.AbstractContextManager[Any]]] = {
+    "grouped": sk.grouped,
+    "cached": lambda net: parametrize.cached(),
+    "hooks": lambda net: _hooks(net),
+}
+
+
+@contextlib.contextmanager
+def _hooks(net: Any) -> Any:
+    handles = [layer.register_full_backward_hook(lambda *_: None) for layer in net.layers]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+@event(2.0, how=("no_grad", "inference", "autocast", "checkpoint", *ROADS))
+def read(world: World, how: str) -> str:
+    """Outputs and gradients by other roads are those of this one."""
     net, inputs = world.net, world.inputs()
-    if mode in ("eval", "train"):
-        net.train(mode == "train")
-        return "same"
-    here = world.evaluate(net, inputs)
-    if mode == "cached":
-        with parametrize.cached():
-            world.agree(mode, world.evaluate(net, inputs), here)
-    elif mode == "checkpoint":
-        world.agree(mode, world.evaluate(net, inputs, lambda x: checkpoint(net, x, use_reentrant=False)), here)
-    elif mode == "autocast" and world.real != torch.float16:  # torch.stack mixes no halves
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            require(all(torch.isfinite(y).all() for y in net(inputs)), "autocast leaves the numbers")
-    elif mode == "hooks":
-        seen: list[int] = []
-        leaves = [p for p in net.parameters() if p.requires_grad]
-        handles = [p.register_post_accumulate_grad_hook(lambda p: seen.append(id(p))) for p in leaves]
-        handles += [layer.register_full_backward_hook(lambda *_: None) for layer in net.layers]
-        world.agree(mode, world.evaluate(net, inputs), here)
-        loss = world.loss(net(inputs))
-        if loss.requires_grad:
-            loss.backward()
-        require(len(seen) == len(set(seen)), "a gradient is accumulated twice")
-        for handle in handles:
-            handle.remove()
-        world.optimizer.zero_grad()
+    if how in ROADS:
+        with ROADS[how](net):
+            here = world.evaluate(net, inputs)
+        world.agree(how, lambda x: _within(ROADS[how](net), net, x))
+        world.compare(how, here[0], world.evaluate(net, inputs)[0])
+    elif how == "checkpoint":
+        world.agree(how, lambda x: checkpoint(net, x, use_reentrant=False))
+    elif how == "autocast":
+        if world.real != torch.float16:  # torch.stack mixes no halves
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                require(all(torch.isfinite(y).all() for y in net(inputs)), "autocast leaves the numbers")
     else:
-        with torch.inference_mode() if mode == "inference" else torch.no_grad():
-            world.compare(mode, net(inputs), here[0])
+        with torch.inference_mode() if how == "inference" else torch.no_grad():
+            outputs = net(inputs)
+        world.compare(how, outputs, world.evaluate(net, inputs)[0])
     return "same"
+
+
+def _within(context: Any, net: Any, inputs: Any) -> Any:
+    with context:
+        return net(inputs)
 
 
 @event(0.2, how=("eager", "aot_eager", "export", "fx"))
 def traced(world: World, how: str) -> str:
     """A compiled model, or a traced layer, gives what it gives otherwise."""
-    net, inputs = world.net, world.inputs()
+    net = world.net
     if how in ("eager", "aot_eager"):
         torch._dynamo.reset()
-        fast = torch.compile(net, backend=how)
-        world.agree("compiled", world.evaluate(net, inputs, fast), world.evaluate(net, inputs))
-    for kind, layer, x in zip(net.kinds, net.layers, inputs, strict=True) if how in ("export", "fx") else ():
+        world.agree("compiled", torch.compile(net, backend=how))
+    for kind, layer, x in zip(net.kinds, net.layers, world.inputs(), strict=True) if how in ("export", "fx") else ():
         if kind in ("linear", "own_linear", "embedding", "conv1d", "conv2d", "bare", "bilinear"):
             graph: Any = torch.export.export(layer, x).module() if how == "export" else torch.fx.symbolic_trace(layer)
             world.compare(how, [graph(*x).detach()], [layer(*x).detach()])
@@ -417,10 +405,7 @@ def functional(world: World, how: str) -> str:
     values = {key: p.detach().clone() for key, p in net.named_parameters()}
     buffers = {key: b.clone() for key, b in net.named_buffers()}
     outputs, _, grads = world.evaluate(net, inputs)
-
-    def call(parameters: Any) -> Any:
-        return functional_call(net, (parameters, buffers), (inputs,))
-
+    call = lambda parameters: functional_call(net, (parameters, buffers), (inputs,))  # noqa: E731
     if how == "grad":
         found = grad(lambda parameters: world.loss(call(parameters)))(values)
         for key, g in grads.items():
@@ -428,8 +413,7 @@ def functional(world: World, how: str) -> str:
             world.compare(f"torch.func: gradient of {key}", [found[key]], [expected])
     else:
         stacked = {key: torch.stack([v, v]) for key, v in values.items()}
-        found = call(values) if how == "call" else [y[1] for y in torch.vmap(call)(stacked)]
-        world.compare(how, found, outputs)
+        world.compare(how, call(values) if how == "call" else [y[1] for y in torch.vmap(call)(stacked)], outputs)
     return "same"
 
 
@@ -440,13 +424,12 @@ def curvature(world: World) -> str:
     if weight is None or world.real.itemsize == 2 or not weight.coordinate_list.param.traits.twice_differentiable:
         return "same"
     one = weight.coordinate_list
-    exact = copy.deepcopy(one.param).to(working_dtype(one.param.dtype))
-    g = torch.randn(one.param.shape, dtype=exact.dtype, generator=world.generator)
+    map64 = copy.deepcopy(one.param).to(working_dtype(one.param.dtype))
+    g = torch.randn(one.param.shape, dtype=map64.dtype, generator=world.generator)
     found = []
-    for param in (one.param, exact):
-        held = [c.detach().to(working_dtype(c.dtype) if param is exact else c.dtype) for c in one.coordinates.values()]
-        w = param(*[c.requires_grad_() for c in held])
-        first = (w.to(g.dtype) * g.conj()).real.square().sum()
+    for param in (one.param, map64):
+        held = [(exact(c) if param is map64 else c.detach()).requires_grad_() for c in one.coordinates.values()]
+        first = (param(*held).to(g.dtype) * g.conj()).real.square().sum()
         grads = torch.autograd.grad(first, held, create_graph=True)
         total = torch.stack([d.abs().to(torch.float64).square().sum() for d in grads]).sum()
         found.append(torch.autograd.grad(total, held, allow_unused=True) if total.requires_grad else [])

@@ -1,5 +1,7 @@
-"""Layers by their specification, how each is called, and the same layers in plain torch, as twins."""
+"""Layers by their specification, what each is called with, and the same layers in plain torch, as twins."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 
 import stiefelkit as sk
 
-BATCH, STEPS = 5, 4
+Layer = dict[str, Any]
 
 
 class Bare(nn.Module):
@@ -24,89 +26,119 @@ class Bare(nn.Module):
 class Loop(nn.Module):
     """The recurrence h = act(U x + W h + b) as a loop over plain parameters."""
 
-    def __init__(self, m: int, n: int, bias: bool, activation: str, is_complex: bool, suffix: str, dtype: torch.dtype):
+    def __init__(self, m: int, n: int, layer: Layer, dtype: torch.dtype):
         super().__init__()
-        self.activation, self.is_complex, self.suffix = activation, is_complex, suffix
-        self.register_parameter(f"weight_ih{suffix}", _empty((1 + is_complex) * n, m, dtype=dtype))
-        field = field_of({"complex": is_complex}, dtype)
-        self.register_parameter(f"weight_hh{suffix}", _empty(n, n, dtype=field))
-        inside = activation == "modrelu"
-        size = n if inside else (1 + is_complex) * n
-        self.register_parameter(f"bias{suffix}", _empty(size, dtype=dtype) if bias else None)
+        self.inside, self.layer = layer["activation"] == "modrelu", layer
+        self.suffix = "_l0" if layer["kind"] == "own_rnn" else ""
+        rows, bias = (1 + layer["complex"]) * n, n if self.inside else (1 + layer["complex"]) * n
+        for name, shape, kind in (("weight_ih", (rows, m), dtype), ("weight_hh", (n, n), field_of(layer, dtype))):
+            self.register_parameter(name + self.suffix, nn.Parameter(torch.zeros(shape, dtype=kind)))
+        held = nn.Parameter(torch.zeros(bias, dtype=dtype)) if layer["bias"] else None
+        self.register_parameter("bias" + self.suffix, held)
 
-    def forward(self, x: Tensor) -> Tensor:
-        u, w, b = (getattr(self, f"{name}{self.suffix}") for name in ("weight_ih", "weight_hh", "bias"))
-        inside = self.activation == "modrelu"
-        if self.is_complex:
-            u = torch.complex(*u.to(w.real.dtype).chunk(2))
-            b = b if inside or b is None else torch.complex(*b.to(w.real.dtype).chunk(2))
-        h, states = torch.zeros(x.shape[1], w.shape[0], dtype=w.dtype), []
-        for step in x.to(w.dtype):
-            z = step @ u.mT + h @ w.mT + (0 if inside or b is None else b)
-            if self.activation == "tanh":
-                z = z.tanh()
-            elif inside:
-                sign = torch.sgn(z) if self.is_complex else torch.sgn(z.detach())
-                z = sign * torch.relu(z.abs() + (0 if b is None else b))
-            h = z
+    def forward(self, x: Tensor, h: Any = 0.0) -> Tensor:
+        w = getattr(self, "weight_hh" + self.suffix)
+        u = getattr(self, "weight_ih" + self.suffix).to(w.real.dtype)  # casts leave complex tensors alone
+        b = getattr(self, "bias" + self.suffix)
+        b = b if b is None else b.to(w.real.dtype)
+        if self.layer["complex"]:
+            u = torch.complex(*u.chunk(2))
+            b = b if self.inside or b is None else torch.complex(*b.chunk(2))
+        h, states = (torch.zeros(x.shape[-2], w.shape[0], dtype=w.dtype) + h).to(w.dtype), []
+        for step in x.to(w.dtype).reshape(-1, *x.shape[-2:]):
+            h = step @ u.mT + h @ w.mT + (0 if self.inside or b is None else b)
+            if self.layer["activation"] == "tanh":
+                h = h.tanh()
+            elif self.inside:
+                h = torch.sgn(h if w.is_complex() else h.detach()) * torch.relu(h.abs() + (0 if b is None else b))
             states.append(h)
-        return torch.stack(states)
+        return torch.stack(states).reshape(*x.shape[:-1], -1)
 
 
-def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(shape, dtype=dtype))
+@dataclass(frozen=True)
+class Kind:
+    """One kind of layer.
+
+    Attributes:
+        make: a layer of sizes a and b, real tensors of a dtype, without orthogonal weights.
+        weight: the name of the one that becomes orthogonal.
+        shapes: of what it is called with, by a and b; beginning with -1 if those are integers below a.
+        blocks: how many weights stand side by side.
+        is_complex: whether it may be.
+    """
+
+    make: Callable[[int, int, Layer, torch.dtype], nn.Module]
+    weight: str = "weight"
+    shapes: Callable[[int, int], tuple[tuple[int, ...], ...]] = lambda a, b: ((5, a),)
+    blocks: int | None = None
+    is_complex: bool = False
 
 
-def is_own(layer: dict[str, Any]) -> bool:
+def _of(cls: Any) -> Any:
+    return lambda a, b, layer, real: cls(a, b, layer["bias"], dtype=real)
+
+
+def _conv(cls: Any, *space: int) -> Kind:
+    def make(a: int, b: int, layer: Layer, real: torch.dtype) -> nn.Module:
+        groups = layer["groups"]
+        return cls(a * groups, b * groups, 2, bias=layer["bias"], groups=groups, dtype=real)
+
+    return Kind(make, shapes=lambda a, b: ((5, a, *space),))
+
+
+def _steps(a: int, b: int) -> tuple[tuple[int, ...], ...]:
+    return ((4, 5, a),)
+
+
+def _from_a_state(a: int, b: int) -> tuple[tuple[int, ...], ...]:
+    return ((5, a), (5, b))
+
+
+_linear = Kind(lambda a, b, o, real: nn.Linear(a, b, o["bias"], dtype=field_of(o, real)), is_complex=True)
+KINDS = {
+    "linear": _linear,
+    "own_linear": _linear,
+    "embedding": Kind(lambda a, b, o, real: nn.Embedding(a, b, dtype=real), shapes=lambda a, b: ((-1, 5),)),
+    "bag": Kind(lambda a, b, o, real: nn.EmbeddingBag(a, b, dtype=real), shapes=lambda a, b: ((-1, 5, 3),)),
+    "conv1d": _conv(nn.Conv1d, 4),
+    "conv2d": _conv(nn.Conv2d, 4, 4),
+    "transposed1d": _conv(nn.ConvTranspose1d, 4),
+    "transposed2d": _conv(nn.ConvTranspose2d, 4, 4),
+    "attention": Kind(
+        lambda a, b, o, real: nn.MultiheadAttention(a, 1, bias=o["bias"], dtype=real), "in_proj_weight", _steps, 3
+    ),
+    "bilinear": Kind(
+        lambda a, b, o, real: nn.Bilinear(a, 2, b, o["bias"], dtype=real), shapes=lambda a, b: ((5, a), (5, 2))
+    ),
+    "bare": Kind(lambda a, b, o, real: Bare(torch.randn(2, b, a, dtype=field_of(o, real))), is_complex=True),
+    "rnn_cell": Kind(_of(nn.RNNCell), "weight_hh", _from_a_state),
+    "lstm_cell": Kind(_of(nn.LSTMCell), "weight_hh", _from_a_state, blocks=4),
+    "gru_cell": Kind(_of(nn.GRUCell), "weight_hh", _from_a_state, blocks=3),
+    "own_rnn": Kind(Loop, "weight_hh_l0", _steps, is_complex=True),
+    "own_cell": Kind(Loop, "weight_hh", _from_a_state, is_complex=True),
+    "rnn": Kind(lambda a, b, o, real: nn.RNN(a, b, dtype=real), "weight_hh_l0", _steps),
+}
+
+
+def is_own(layer: Layer) -> bool:
     """Whether a layer is a recurrence of ours, which takes real inputs and casts its complex weight along."""
     return layer["kind"] in ("own_rnn", "own_cell")
 
 
-def weight_name(kind: str) -> str:
-    """The name of the weight that becomes orthogonal."""
-    names = {"attention": "in_proj_weight", "own_rnn": "weight_hh_l0", "rnn": "weight_hh_l0"}
-    return "weight_hh" if kind.endswith("_cell") else names.get(kind, "weight")
-
-
-def field_of(layer: dict[str, Any], real: torch.dtype) -> torch.dtype:
+def field_of(layer: Layer, real: torch.dtype) -> torch.dtype:
     """The dtype of the weight that becomes orthogonal: complex64 at least, if complex."""
     if not layer["complex"]:
         return real
     return torch.complex128 if real == torch.float64 else torch.complex64
 
 
-def plain(layer: dict[str, Any], real: torch.dtype) -> nn.Module:
-    """Makes a layer of torch, or a twin of one of ours, without orthogonal weights.
-
-    Args:
-        layer: its specification.
-        real: the dtype of its real tensors.
-    """
-    (a, b), kind, bias = layer["sizes"], layer["kind"], layer["bias"]
-    field = field_of(layer, real)
-    if kind in ("linear", "own_linear"):
-        return nn.Linear(a, b, bias, dtype=field)
-    if kind in ("embedding", "bag"):
-        return (nn.Embedding if kind == "embedding" else nn.EmbeddingBag)(a, b, dtype=real)
-    if kind in ("conv1d", "conv2d", "transposed1d", "transposed2d"):
-        names = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "transposed1d": nn.ConvTranspose1d}
-        groups = layer["groups"]
-        return names.get(kind, nn.ConvTranspose2d)(a * groups, b * groups, 2, bias=bias, groups=groups, dtype=real)
-    if kind == "attention":
-        return nn.MultiheadAttention(a, 1, bias=bias, dtype=real)
-    if kind == "bilinear":
-        return nn.Bilinear(a, 2, b, bias, dtype=field)
-    if kind == "bare":
-        return Bare(torch.randn(2, b, a, dtype=field))
-    if kind == "rnn":
-        return nn.RNN(a, b, dtype=real)
-    if kind in ("own_rnn", "own_cell"):
-        suffix = "_l0" if kind == "own_rnn" else ""
-        return Loop(a, b, bias, layer["activation"], layer["complex"], suffix, real)
-    return {"rnn_cell": nn.RNNCell, "lstm_cell": nn.LSTMCell, "gru_cell": nn.GRUCell}[kind](a, b, bias, dtype=real)
+def plain(layer: Layer, real: torch.dtype) -> nn.Module:
+    """Makes a layer of torch, or a twin of one of ours, without orthogonal weights."""
+    a, b = layer["sizes"]
+    return KINDS[layer["kind"]].make(a, b, layer, real)
 
 
-def made(layer: dict[str, Any], real: torch.dtype, seed: int | None = None) -> nn.Module:
+def made(layer: Layer, real: torch.dtype, seed: int | None = None) -> nn.Module:
     """Makes a layer with its orthogonal weight.
 
     Args:
@@ -122,67 +154,55 @@ def made(layer: dict[str, Any], real: torch.dtype, seed: int | None = None) -> n
     own: dict[str, Any] = {"bias": layer["bias"], "parametrization": layer["map"], "dtype": real, **options}
     if kind == "own_linear":
         return sk.nn.OrthogonalLinear(a, b, **{**own, "dtype": field_of(layer, real)})
-    if kind in ("own_rnn", "own_cell"):
+    if is_own(layer):
         cls = sk.nn.OrthogonalRNN if kind == "own_rnn" else sk.nn.OrthogonalRNNCell
         return cls(a, b, field="complex" if layer["complex"] else "real", activation=layer["activation"], **own)
-    module = plain(layer, real)
-    name = weight_name(kind)
-    if layer["through_model"]:
-        holder = nn.ModuleList([module])
-        sk.orthogonal(holder, f"0.{name}", layer["map"], **options)
-    else:
-        sk.orthogonal(module, name, layer["map"], **options)
+    module, name = plain(layer, real), KINDS[kind].weight
+    holder, path = (nn.ModuleList([module]), f"0.{name}") if layer["through_model"] else (module, name)
+    sk.orthogonal(holder, path, layer["map"], **options)
     return module
 
 
 class Net(nn.Module):
-    """Layers side by side, each with an input of its own."""
+    """Layers side by side, each with inputs of its own."""
 
     def __init__(self, layers: list[nn.Module], kinds: list[str]):
         super().__init__()
         self.layers, self.kinds = nn.ModuleList(layers), kinds
 
     def forward(self, inputs: list[tuple[Tensor, ...]]) -> list[Tensor]:
-        return [called(*args) for args in zip(self.kinds, self.layers, inputs, strict=True)]
+        outputs = []
+        for kind, layer, x in zip(self.kinds, self.layers, inputs, strict=True):
+            args: Any = {"attention": (*x, *x, *x), "lstm_cell": (x[0], (x[-1], x[-1]))}.get(kind, x)
+            y = layer(*args)
+            outputs.append(y[0] if isinstance(y, tuple) else y)
+        return outputs
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that were to be orthogonal, by name; parameters where they are plain."""
+        held = zip(self.kinds, self.layers, strict=True)
+        return {f"layers.{i}.{KINDS[kind].weight}": getattr(x, KINDS[kind].weight) for i, (kind, x) in enumerate(held)}
 
 
-def called(kind: str, layer: Any, x: tuple[Tensor, ...]) -> Tensor:
-    """The output of one layer."""
-    if kind == "attention":
-        return layer(*x, *x, *x)[0]
-    if isinstance(layer, Loop) and kind == "own_cell":
-        return layer(x[0].unsqueeze(0))[0]
-    out = layer(*x)
-    return out[0] if isinstance(out, tuple) else out
+def inputs_of(layer: Layer, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Draws inputs in float64, complex128 or integers.
 
-
-def inputs_of(layer: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Draws an input in float64, complex128 or integers."""
-    a, kind = layer["sizes"][0], layer["kind"]
-    field = torch.complex128 if layer["complex"] else torch.float64
-
-    def normal(*shape: int, dtype: torch.dtype = field) -> Tensor:
-        return _short(torch.randn(shape, dtype=dtype, generator=generator))
-
-    if kind in ("embedding", "bag"):
-        shape = (BATCH,) if kind == "embedding" else (BATCH, 3)
-        return (torch.randint(a, shape, generator=generator),)
-    if kind in ("conv1d", "conv2d", "transposed1d", "transposed2d"):
-        return (normal(BATCH, a * layer["groups"], *(4,) * int(kind[-2])),)
-    if kind in ("attention", "own_rnn", "rnn"):
-        return (normal(STEPS, BATCH, a, dtype=torch.float64),)
-    if kind == "own_cell":
-        return (normal(BATCH, a, dtype=torch.float64),)
-    if kind == "bilinear":
-        return normal(BATCH, a), normal(BATCH, 2)
-    return (normal(BATCH, a),)
-
-
-def _short(t: Tensor) -> Tensor:
-    """Rounds to odd eighths, which every dtype holds, and which are not zero, where activations have a kink."""
-    if t.is_complex():
-        return torch.complex(_short(t.real), _short(t.imag))
-    return (t * 4).round() / 4 + 0.125
+    Numbers are quarters and 1/8, in the steps of a sequence 1/16, 1/32, 1/64: every dtype holds them, and no sum of
+    some of them and their negatives is zero, where activations have a kink.
+    """
+    drawn: list[Tensor] = []
+    for lead, *rest in KINDS[layer["kind"]].shapes(*layer["sizes"]):
+        dtype = torch.complex128 if layer["complex"] and (drawn or not is_own(layer)) else torch.float64
+        if lead < 0:
+            drawn.append(torch.randint(layer["sizes"][0], rest, generator=generator))
+            continue
+        rest = [rest[0] * layer.get("groups", 1), *rest[1:]]
+        t = torch.randn(lead, *rest, dtype=dtype, generator=generator)
+        parts = torch.view_as_real(t) if t.is_complex() else t
+        shift = 0.125 * 0.5 ** torch.arange(lead, dtype=torch.float64) if lead == 4 else torch.tensor([0.125])
+        parts.copy_((parts * 4).round() / 4 + shift.view(-1, *[1] * (parts.dim() - 1)))
+        drawn.append(t)
+    return tuple(drawn)
 
 
 def cast(t: Tensor, real: torch.dtype) -> Tensor:

@@ -5,20 +5,13 @@ from typing import Any
 
 import stiefelkit as sk
 from benchmarks.fuzz.events import EVENTS
+from benchmarks.fuzz.layers import KINDS
 
 Case = dict[str, Any]
 
-PRECISIONS = ("float32", "float64", "bfloat16", "float16")
-COMPLEX = ("linear", "bare", "own_linear", "own_rnn", "own_cell")
-"""Kinds of layers that may be of the complex field."""
-KINDS = (
-    *("linear", "own_linear", "embedding", "bag", "conv1d", "conv2d", "transposed1d", "transposed2d", "attention"),
-    *("bilinear", "bare", "rnn_cell", "lstm_cell", "gru_cell", "own_rnn", "own_cell", "rnn"),
-)
-CONVOLUTIONS = ("conv1d", "conv2d", "transposed1d", "transposed2d")
+PRECISIONS = {"float32": 4, "float64": 3, "bfloat16": 1, "float16": 1}
+COMPLEX = [name for name, kind in KINDS.items() if kind.is_complex]
 VIEWS = ("out_by_rest", "in_by_rest", "per_tap")
-BLOCKS = {"attention": 3, "lstm_cell": 4, "gru_cell": 3}
-"""How many weights stand side by side in that of a layer."""
 FREE = {
     "sgd": ({}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"maximize": True}),
     "adam": ({}, {"amsgrad": True}, {"foreach": False}, {"fused": True}),
@@ -36,29 +29,18 @@ SCHEDULERS = {
     "LinearLR": {},
     "ReduceLROnPlateau": {"patience": 0},
 }
+INNER = ("cayley", "matrix_exp", "householder", "givens", "stiefel")
 
 
-def draw(seed: int, precisions: tuple[str, ...] = PRECISIONS) -> Case:
-    """Draws a case from one number: layers, optimizer, scheduler, events.
-
-    Args:
-        seed: repeats it.
-        precisions: dtypes to choose from.
-    """
+def draw(seed: int) -> Case:
+    """Draws a case from one number: layers, optimizer, scheduler, events."""
     rng = random.Random(seed)
     frames = [name for name, cls in sk.optim.available().items() if getattr(cls, "moves_frames", False)]
-    free, of_frames = rng.choice(sorted(FREE)), rng.choice(frames)
-    optimizer = {
-        "free": [free, rng.choice(FREE[free])],
-        "frames": [of_frames, _plain(rng.choice(sk.optim.available()[of_frames].examples))],  # type: ignore[attr-defined]
-        "metric": rng.choice(("canonical", "euclidean")),
-        "mixed": rng.random() < 0.5,
-        "lr": rng.choice((1e-3, 0.01, 0.1)),
-    }
-    scheduler = rng.choice(sorted(SCHEDULERS))
+    free, of_frames, scheduler = rng.choice(sorted(FREE)), rng.choice(frames), rng.choice(sorted(SCHEDULERS))
+    options: Any = rng.choice(sk.optim.available()[of_frames].examples)  # type: ignore[attr-defined]
     layers = [_layer(rng) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
-    precision = rng.choices(precisions, [4, 3, 1, 1][: len(precisions)])[0]
-    if any(layer["complex"] and layer["kind"].startswith("own_") for layer in layers) and "float16" in precision:
+    precision = rng.choices(list(PRECISIONS), list(PRECISIONS.values()))[0]
+    if precision == "float16" and any(layer["complex"] and layer["kind"].startswith("own_") for layer in layers):
         precision = "float32"
     if is_tied := rng.random() < 0.1:
         first = _layer(rng, "embedding")
@@ -68,35 +50,34 @@ def draw(seed: int, precisions: tuple[str, ...] = PRECISIONS) -> Case:
         "tied": is_tied,
         "precision": precision,
         "layers": layers,
-        "optimizer": optimizer,
+        "optimizer": {
+            "free": [free, rng.choice(FREE[free])],
+            "frames": [of_frames, {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}],
+            "metric": rng.choice(("canonical", "euclidean")),
+            "mixed": rng.random() < 0.5,
+            "lr": rng.choice((1e-3, 0.01, 0.1)),
+        },
         "scheduler": [scheduler, SCHEDULERS[scheduler]],
         "events": [_event(rng) for _ in range(rng.randint(2, 9))],
     }
 
 
-def _plain(options: Any) -> dict[str, Any]:
-    """Options as JSON holds them."""
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
-
-
 def _event(rng: random.Random) -> dict[str, Any]:
-    names = list(EVENTS)
-    name = rng.choices(names, [EVENTS[n].weight for n in names])[0]
+    name = rng.choices(list(EVENTS), [event.weight for event in EVENTS.values()])[0]
     drawn = {key: rng.choice(values) for key, values in EVENTS[name].options.items()}
     return {"do": name, "seed": rng.randrange(10**6), **drawn}
 
 
 def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
-    kind = only or rng.choice(KINDS)
-    maps = sk.available()
+    kind, maps = only or rng.choice(list(KINDS)), sk.available()
     name = rng.choice([name for name in sorted(maps) if only is None or name != "fourier"])
     complex_ = only is None and (name == "fourier" or rng.random() < 0.3)
-    if complex_ and kind not in COMPLEX:
-        kind = rng.choice(COMPLEX)
+    kind = rng.choice(COMPLEX) if complex_ and kind not in COMPLEX else kind
     a, b = (rng.randint(1, 7) for _ in range(2))
     b = a if name == "fourier" or rng.random() < 0.4 else b
-    blocks, view, dim = BLOCKS.get(kind), None, None
-    if kind in CONVOLUTIONS:
+    blocks: Any = KINDS[kind].blocks
+    view, dim = None, None
+    if kind.startswith(("conv", "transposed")):
         view = rng.choice(VIEWS) if rng.random() < 0.7 else f"group_{rng.choice(VIEWS)}"
     elif kind in ("linear", "own_linear", "bare") and name not in ("block_diagonal", "fourier") and rng.random() < 0.2:
         blocks, dim = rng.choice((2, 3, [1, 2], [2, 1, 1])), rng.choice((0, 1))
@@ -112,13 +93,11 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
         "options": options,
         "seed": rng.randrange(10**6),
         "through_model": rng.random() < 0.3,
+        "groups": rng.choice((2, 3)) if view and view.startswith("group_") else 1,
+        "activation": rng.choice(("identity", "modrelu") if complex_ else ("tanh", "modrelu", "identity")),
     }
-    if kind in CONVOLUTIONS:
-        layer["groups"] = rng.choice((2, 3)) if view and view.startswith("group_") else 1
-    if kind.startswith("own_"):
-        layer["activation"] = rng.choice(("identity", "modrelu") if complex_ else ("tanh", "modrelu", "identity"))
-    else:
-        options |= {} if rng.random() < 0.6 else {"init": rng.choice(("haar", "identity", "project"))}
+    if not kind.startswith("own_") and rng.random() < 0.4:
+        options["init"] = rng.choice(("haar", "identity", "project"))
     if kind not in ("own_rnn", "own_cell"):
         given = {"view": view, "blocks": blocks, "dim": dim}
         options |= {key: value for key, value in given.items() if value is not None}
@@ -130,7 +109,7 @@ def _layer(rng: random.Random, only: str | None = None) -> dict[str, Any]:
 
 def _options(rng: random.Random, name: str, n: int, p: int) -> dict[str, Any]:
     """Options of a map for frames of n rows and p columns."""
-    inner = rng.choice(("cayley", "matrix_exp", "householder", "givens", "stiefel"))
+    inner = rng.choice(INNER)
     own: dict[str, list[dict[str, Any]]] = {
         "block_diagonal": [{"inner": inner}, {"blocks": n, "inner": inner} if n == p else {}],
         "cayley": [{"negative": rng.randint(0, p)}, {"bandwidth": rng.randint(1, max(1, n - 1))}, {"arc": 0.5}],

@@ -7,11 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from benchmarks.fuzz.events import EVENTS
-from benchmarks.fuzz.world import Ended, Finding, World, equal, require
+from benchmarks.fuzz.world import Ended, Finding, World, require
 from stiefelkit.errors import StiefelkitError
+from stiefelkit.testing.optimizer_cases import equal
 
 TORCHS = (RuntimeError, TypeError, ValueError, NotImplementedError)
 
@@ -23,32 +22,36 @@ class Outcome:
     Attributes:
         failure: what went wrong, in one line, or None.
         trace: where.
-        events: how often each has been done.
-        refusals: how often each sentence was said, without its figures.
+        counts: how often what was drawn, done, checked and refused, each by its name.
     """
 
     failure: str | None = None
     trace: str = ""
-    events: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, Counter[str]] = field(
+        default_factory=lambda: {kind: Counter() for kind in ("events", "maps", "optimizers", "checks", "refusals")}
+    )
 
 
 def carry_out(case: dict[str, Any]) -> Outcome:
     """Lives the life of a case, and checks everything after every event."""
     outcome, doing = Outcome(), "the start"
-    case = copy.deepcopy(case)
+    counts, case = outcome.counts, copy.deepcopy(case)
+    counts["maps"].update(layer["map"] for layer in case["layers"])
+    plan = case["optimizer"]
+    counts["optimizers"].update([plan["frames"][0], *[plan["free"][0]] * plan["mixed"]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="Casting complex values")
         try:
             world = World(case)
-            outcome.refusals.update(map(_sentence, world.refused))
+            counts["checks"] = world.checks
+            counts["refusals"].update(map(_sentence, world.refused))
             world.check({}, "any")
             for n, drawn in enumerate(case["events"]):
                 doing = f"event {n}, {drawn['do']}"
-                _happen(world, drawn, outcome)
+                _happen(world, drawn, counts)
         except Ended:
-            outcome.refusals["(a plain parameter has overflowed, as torch lets it)"] += 1
+            counts["refusals"]["(a plain parameter has overflowed, as torch lets it)"] += 1
         except Exception as error:
             kind = "" if isinstance(error, Finding) else f"{type(error).__name__}: "
             outcome.failure = f"{doing}: {kind}{str(error).strip()}"
@@ -56,53 +59,23 @@ def carry_out(case: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def _happen(world: World, drawn: dict[str, Any], outcome: Outcome) -> None:
+def _happen(world: World, drawn: dict[str, Any], counts: dict[str, Counter[str]]) -> None:
     kind = EVENTS[drawn["do"]]
-    outcome.events[drawn["do"]] += 1
-    weights, bits = world.weights(), world.bits()
+    counts["events"][drawn["do"]] += 1
+    weights, bits = {key: w.detach().clone() for key, w in world.net.weights().items()}, world.bits()
     try:
         world.generator.manual_seed(drawn["seed"])
         expectation = kind.act(world, **{key: drawn[key] for key in kind.options})
     except (StiefelkitError, *TORCHS) as error:
-        if not any(part in str(error) for part in kind.may_refuse) or _is_raw(error, kind):
+        said = [part for part in kind.may_refuse if part in str(error)]
+        if not said or (not isinstance(error, StiefelkitError) and said == ["needs"]):
             raise
-        outcome.refusals[_sentence(f"{drawn['do']}: {error}")] += 1
-        _unchanged(bits, world.bits())
-        expectation = "same"
+        counts["refusals"][_sentence(f"{drawn['do']}: {error}")] += 1
+        expectation = "any" if drawn["do"] == "step" else "same"  # the first of some steps may have been made
+        now = world.bits()
+        changed = [key for key in bits.keys() | now.keys() if not equal(bits.get(key), now.get(key))]
+        require(not changed or expectation == "any", f"a refused event has changed {', '.join(sorted(changed))}")
     world.check(weights, expectation)
-
-
-def _is_raw(error: Exception, kind: Any) -> bool:
-    return not isinstance(error, StiefelkitError) and not any(
-        part in str(error) for part in kind.may_refuse if part != "needs"
-    )
-
-
-def _unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
-    require(before["tensors"].keys() == after["tensors"].keys(), "a refused event leaves other tensors behind")
-    for key, t in before["tensors"].items():
-        require(equal(t, after["tensors"][key]), f"a refused event has written to {key}")
-    for key in ("trains", "modes", "classes"):
-        require(before[key] == after[key], f"a refused event has changed {key}")
-    require(_same(before["state"], after["state"]), "a refused event has changed the optimizer")
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and equal(a, b)
-    if isinstance(a, dict):
-        a, b = ({key: v for key, v in t.items() if not _is_nothing(v)} for t in (a, b))
-        return a.keys() == b.keys() and all(_same(v, b[key]) for key, v in a.items())
-    if isinstance(a, list):
-        return isinstance(b, list) and len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b)
-
-
-def _is_nothing(value: Any) -> bool:
-    """Whether a state is that before the first step: moments of zero."""
-    if isinstance(value, dict):
-        return all(map(_is_nothing, value.values()))
-    return isinstance(value, torch.Tensor) and not bool(value.any())
 
 
 def _sentence(text: str) -> str:
@@ -118,13 +91,12 @@ def shrink(case: dict[str, Any], budget: int = 60) -> dict[str, Any]:
         budget: how many cases are tried at most.
     """
     wanted = _shape(carry_out(case).failure)
-    improved = True
+    improved = wanted != ""  # or it does not fail twice, as what depends on memory that nothing has filled
     while improved and budget > 0:
         improved = False
         for smaller in _smaller(case):
             budget -= 1
-            failure = carry_out(smaller).failure
-            if failure is not None and _shape(failure) == wanted:
+            if _shape(carry_out(smaller).failure) == wanted:
                 case, improved = smaller, True
                 break
             if budget <= 0:
@@ -143,24 +115,19 @@ def _smaller(case: dict[str, Any]) -> Any:
     events, layers = case["events"], case["layers"]
     for size in sorted({len(events) // 2, 1} - {0}, reverse=True):
         for start in range(len(events) - 1, -1, -size):
-            left = events[: max(0, start - size + 1)] + events[start + 1 :]
-            yield {**case, "events": left}
+            yield {**case, "events": events[: max(0, start - size + 1)] + events[start + 1 :]}
     if case["tied"]:
         yield {**case, "tied": False}
         yield {**case, "layers": [layers[0], layers[-1]]}
-    elif len(layers) > 1:
-        for i in range(len(layers)):
-            yield {**case, "layers": layers[:i] + layers[i + 1 :]}
-    for i, layer in enumerate(layers):
-        for key in layer["options"]:
-            options = {k: v for k, v in layer["options"].items() if k != key}
-            changed = [{**one, "options": options} if one["seed"] == layer["seed"] else one for one in layers]
-            yield {**case, "layers": changed}
-        for key, value in (("bias", False), ("through_model", False), ("complex", False), ("kind", "linear")):
-            if layer[key] != value and not case["tied"]:
-                yield {**case, "layers": [*layers[:i], {**layer, key: value}, *layers[i + 1 :]]}
-    plain = {"free": ["sgd", {}], "frames": [case["optimizer"]["frames"][0], {}]}
-    for key, value in plain.items():
+    for i in range(len(layers)) if len(layers) > 1 and not case["tied"] else ():
+        yield {**case, "layers": layers[:i] + layers[i + 1 :]}
+    for layer in layers:
+        less = [{"options": {k: v for k, v in layer["options"].items() if k != key}} for key in layer["options"]]
+        plain = {"bias": False, "through_model": False, "complex": False, "kind": "linear"}
+        less += [{key: value} for key, value in plain.items() if layer[key] != value and not case["tied"]]
+        for change in less:
+            yield {**case, "layers": [{**one, **change} if one["seed"] == layer["seed"] else one for one in layers]}
+    for key, value in {"free": ["sgd", {}], "frames": [case["optimizer"]["frames"][0], {}]}.items():
         if case["optimizer"][key] != value:
             yield {**case, "optimizer": {**case["optimizer"], key: value}}
     for i, drawn in enumerate(events):

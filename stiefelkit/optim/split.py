@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit.functional import Tangent
 from stiefelkit.functional._arithmetic.norms import Norms
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._stiefel.split_step import carried_momentum, split_increment, turn
+from stiefelkit.functional._stiefel.split_step import carried_momentum, leapt_momentum, split_increment, turn
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.tangent_optimizer import CayleyStep, TangentOptimizer
 from stiefelkit.optim.steps import as_factor
@@ -51,13 +51,17 @@ class SplitOptimizer(TangentOptimizer):
         steps: Norms,
         w: Tensor,
         increment: Tensor | None = None,
+        leapt: Tensor | None = None,
     ) -> None:
         """See `TangentOptimizer`."""
         if self.buffer not in bucket.states[0]:
             return
         share = 0.5 if is_canonical(group) else 1.0
         momentum = direction.momentum if isinstance(direction, Moving) and direction.momentum else direction
-        if increment is None:
+        if leapt is not None and momentum is direction:
+            after = leapt_momentum(w, leapt, direction, as_factor(steps, w), share).to(w.dtype)
+        elif increment is None:
+            w = w if leapt is None else leapt.to(w.dtype)
             within = momentum.rotation * share
             if momentum.rest is not None:
                 within = within - w.mH @ momentum.rest

@@ -163,8 +163,10 @@ class Notes:
             NotAFrameError: the chart's signs or permutations have become something else.
             RankError: a frame has become so dependent that none is nearest.
         """
-        for note, t in self._present():
-            note.values.restore_(t)
+        # A chart that is one was loaded, perhaps over memory that nothing had filled when it was noted.
+        if not any(t.is_meta for t in param.chart.values()) and param.check_chart(param.chart) is not None:
+            for note, t in self._present():
+                note.values.restore_(t)
         keys = {id(t) for t in written}
         for t, packed in frame_tensors(param, coordinates):
             lands_later = not (written or by_value) and is_left_between_landings(t)

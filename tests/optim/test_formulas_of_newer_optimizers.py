@@ -15,54 +15,9 @@ FIELDS = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids
 METRICS = ["canonical", "euclidean"]
 
 
-def sign(x):
-    u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    return (u * (s > 1e-9 * s.max())) @ vh
-
-
-def projected(w, z):
-    s = w.mH @ z
-    return z - w @ (s + s.mH) / 2
-
-
 def cayley(a):
     eye = torch.eye(a.shape[-1], dtype=a.dtype)
     return torch.linalg.solve(eye + a / 2, eye - a / 2)
-
-
-@FIELDS
-@pytest.mark.parametrize("shape", [(6, 6), (8, 3), (5, 5), (1, 1)], ids=str)
-@pytest.mark.parametrize("lr", [0.02, 0.7])
-def test_spel_is_a_sign_inside_a_sign(shape, dtype, lr):
-    if shape == (1, 1) and not dtype.is_complex:
-        return
-    w, m = frame(shape, dtype), torch.zeros(shape, dtype=dtype)
-    expected = w.detach().clone()
-    optimizer = sk.optim.SPEL(group(w), lr=lr, momentum=0.8)
-    for seed in range(1, 4):
-        g = gradient(shape, dtype, seed)
-        run(optimizer, w, [g])
-        m = 0.8 * m + 0.2 * g
-        expected = sign(expected - lr * sign(projected(expected, m)))
-    assert torch.dist(w, expected) < 1e-10
-
-
-@FIELDS
-@pytest.mark.parametrize("n", [4, 5, 6])
-def test_manifold_muon_of_a_square_frame_is_its_closed_form(n, dtype):
-    w, m, lr = frame((n, n), dtype), torch.zeros(n, n, dtype=dtype), 0.1
-    expected = w.detach().clone()
-    optimizer = sk.optim.ManifoldMuon(group(w), lr=lr, momentum=0.9)
-    for seed in range(1, 5):
-        g = gradient((n, n), dtype, seed)
-        run(optimizer, w, [g])
-        m = 0.9 * m + 0.1 * g
-        s = expected.mH @ m
-        x = sign(s - s.mH)
-        moved = expected @ (torch.eye(n, dtype=dtype) - lr * x)
-        # Of full rank X^H X = I, but for real odd n.
-        expected = sign(moved) if n % 2 and not dtype.is_complex else moved / math.sqrt(1 + lr**2)
-    assert torch.dist(w, expected) < 1e-10
 
 
 @FIELDS
@@ -104,22 +59,6 @@ def kong(w, y, v, g, lr, momentum, metric, isometric=True):
 
 
 @FIELDS
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("shape", [(6, 6), (5, 4), (4, 1)], ids=str)
-@pytest.mark.parametrize("lr", [0.01, 0.5])
-def test_stiefel_sgd_is_the_split_scheme_of_its_paper(shape, dtype, metric, lr):
-    w = frame(shape, dtype)
-    expected, p = w.detach().clone(), shape[-1]
-    y, v = torch.zeros(p, p, dtype=dtype), torch.zeros(shape, dtype=dtype)
-    optimizer = sk.optim.StiefelSGD(group(w, metric=metric), lr=lr, momentum=0.9)
-    for seed in range(1, 5):
-        g = gradient(shape, dtype, seed)
-        run(optimizer, w, [g])
-        expected, y, v = kong(expected, y, v, g, lr, 0.9, metric)
-    assert torch.dist(w, expected) < 1e-11
-
-
-@FIELDS
 def test_the_momentum_keeps_its_length_which_is_that_of_the_paper_to_first_order(dtype):
     def apart(lr):
         ends = []
@@ -147,31 +86,6 @@ def test_without_gradients_stiefel_sgd_goes_along_a_geodesic(dtype, metric):
 
     assert off(16) <= 0.08
     assert off(8) / off(16) == pytest.approx(2, rel=0.2)
-
-
-@FIELDS
-@pytest.mark.parametrize("shape", [(5, 5), (9, 4), (2, 6, 3)], ids=str)
-def test_stiefel_adam_is_adam_on_the_parts_of_the_momentum(shape, dtype):
-    w, lr, b1, b2, eps = frame(shape, dtype), 0.02, 0.8, 0.95, 1e-3
-    starts = w.detach().clone().reshape(-1, *shape[-2:])
-    optimizer = sk.optim.StiefelAdam(group(w), lr=lr, betas=(b1, b2), eps=eps)
-    run(optimizer, w, [gradient(shape, dtype, seed) for seed in range(1, 5)])
-    n, p = shape[-2:]
-    for i, expected in enumerate(starts):
-        y, v = torch.zeros(p, p, dtype=dtype), torch.zeros(n, p, dtype=dtype)
-        y2, v2 = torch.zeros(p, p, dtype=torch.float64), torch.zeros(n, p, dtype=torch.float64)
-        for k, seed in enumerate(range(1, 5), 1):
-            g = gradient(shape, dtype, seed).reshape(-1, n, p)[i]
-            s = expected.mH @ g
-            gy, gv = s - s.mH, g - expected @ s
-            y, v = b1 * y + (1 - b1) * gy, b1 * v + (1 - b1) * gv
-            y2, v2 = b2 * y2 + (1 - b2) * gy.abs() ** 2, b2 * v2 + (1 - b2) * gv.abs() ** 2
-            along, out = (m / (1 - b1**k) / ((m2 / (1 - b2**k)).sqrt() + eps) for m, m2 in ((y, y2), (v, v2)))
-            out = out - expected @ (expected.mH @ out)
-            moved = sign(expected @ cayley(lr * along) - lr * out)
-            v = v - moved @ (moved.mH @ v)
-            expected = moved
-        assert torch.dist(w.detach().reshape(-1, n, p)[i], expected) < 1e-10
 
 
 @FIELDS

@@ -1,17 +1,18 @@
 """Every optimizer of frames makes the steps that its paper says, where double precision shows it."""
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from optimizers_at_hand import Shapes, excess, frame, gradient, group, run
-from torch import nn
 
 import stiefelkit as sk
+from benchmarks.fuzz.steps import OF_FRAMES
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 METRICS = ["canonical", "euclidean"]
-SHAPES = [(6, 6), (7, 3), (5, 4), (4, 1), (1, 1), (9, 5)]
 
 
 def generator_of(w, m, metric):
@@ -28,108 +29,30 @@ def cayley(a, w):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("lr", [1e-3, 0.1, 3.0])
-def test_the_multiplicative_update_is_the_n_by_n_cayley_transform(shape, dtype, metric, lr):
-    w = frame(shape, dtype)
-    expected = w.detach().clone()
-    optimizer = sk.optim.MultiplicativeCayley(group(w, metric=metric), lr=lr)
-    for seed in range(4):
-        g = gradient(shape, dtype, seed)
-        expected = cayley(lr * generator_of(expected, g, metric), expected)
-        run(optimizer, w, [g])
-    assert torch.dist(w, expected) < 1e-12
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(6, 6), (7, 3)], ids=str)
-def test_the_right_side_turns_the_frame_within_its_columns(shape, dtype):
-    w, g = frame(shape, dtype), gradient(shape, dtype)
-    b = w.mH @ g - g.mH @ w
-    expected = (w @ cayley(0.3 * b, torch.eye(shape[-1], dtype=dtype))).detach()
-    left = nn.Parameter(w.detach().clone())
-    run(sk.optim.MultiplicativeCayley(group(w), lr=0.3, side="right"), w, [g])
-    assert torch.dist(w, expected) < 1e-12
-    run(sk.optim.MultiplicativeCayley(group(left), lr=0.3), left, [g])
-    assert (torch.dist(w, left) < 1e-12) == (shape[0] == shape[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(5, 5), (7, 3)], ids=str)
-def test_preconditioning_divides_real_and_imaginary_parts_by_their_own_mean_squares(shape, dtype):
-    w, lr, squares = frame(shape, dtype), 0.01, 0.0
-    expected = w.detach().clone()
-    optimizer = sk.optim.MultiplicativeCayley(group(w), lr=lr, precondition="rmsprop", alpha=0.8, eps=1e-3)
-    for seed in range(3):
-        g = gradient(shape, dtype, seed)
-        run(optimizer, w, [g])
-        parts = torch.view_as_real(g) if dtype.is_complex else g
-        squares = 0.8 * squares + 0.2 * parts**2
-        scaled = parts / (squares**0.5 + 1e-3)
-        m = torch.view_as_complex(scaled) if dtype.is_complex else scaled
-        expected = cayley(lr * generator_of(expected, m, "canonical"), expected)
-    assert torch.dist(w, expected) < 1e-12
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(5, 5), (7, 3)], ids=str)
-def test_momentum_is_projected_on_each_tangent_space(shape, dtype, metric):
-    for make in (sk.optim.MultiplicativeCayley, sk.optim.CayleySGD):
-        w, lr, m = frame(shape, dtype), 0.05, 0.0
+@pytest.mark.parametrize("name", OF_FRAMES)
+def test_steps_are_those_of_the_formulas(name, metric):
+    """With states that the formulas lead to, on all settings that the class gives as examples."""
+    cls: Any = getattr(sk.optim, name)
+    shapes = [(6, 6), (7, 3), (4, 1), (1, 1), (2, 4, 3)]
+    for shape, options, lr in itertools.product(shapes, cls.examples, (0.01, 0.5, 3.0)):
+        dtype = torch.complex128 if (shape[-1] + len(options)) % 2 else torch.float64
+        w, states = frame(shape, dtype), dict[str, Any]()
         expected = w.detach().clone()
-        optimizer = make(group(w, metric=metric), lr=lr, momentum=0.9)
-        for seed in range(4):
-            g = gradient(shape, dtype, seed)
-            run(optimizer, w, [g])
-            m = 0.9 * m + g
-            inner = expected.mH @ m
-            moved = cayley(lr * generator_of(expected, m, metric), expected)
-            m = m - expected @ (inner + inner.mH) / 2
-            expected = moved
-        assert torch.dist(w, expected) < 1e-12
+        optimizer = cls(group(w, metric=metric), lr=lr, **options)
+        settings = {**optimizer.param_groups[0], "eps of the frame": torch.finfo(dtype).eps}
+        for k in range(1, 5):
+            run(optimizer, w, [gradient(shape, dtype, k)])
+            expected, states = OF_FRAMES[name](expected, gradient(shape, dtype, k), states, settings)
+            states["step"] = k
+        assert (w.detach() - expected).norm() < 1e-10
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(5, 5), (7, 3)], ids=str)
-@pytest.mark.parametrize("lr", [0.05, 2.0])
-def test_cayley_sgd_is_algorithm_1_of_its_paper(shape, dtype, lr):
-    w, m = frame(shape, dtype), 0.0
-    expected = w.detach().clone()
-    optimizer = sk.optim.CayleySGD(group(w, metric="euclidean"), lr=lr, momentum=0.9, q=0.4)
-    for seed in range(4):
-        g = gradient(shape, dtype, seed)
-        run(optimizer, w, [g])
-        m = 0.9 * m - g
-        a = generator_of(expected, m, "euclidean")
-        m = a @ expected
-        step = min(lr, 2 * 0.4 / torch.linalg.matrix_norm(a).item())
-        expected = cayley(-step * a, expected)
-    assert torch.dist(w, expected) < 1e-12
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(5, 5), (7, 3), (2, 4, 3)], ids=str)
-@pytest.mark.parametrize("lr", [0.1, 4.0])
-def test_cayley_adam_is_algorithm_2_of_its_paper(shape, dtype, lr):
-    w = frame(shape, dtype)
-    starts = w.detach().clone().reshape(-1, *shape[-2:])
-    optimizer = sk.optim.CayleyAdam(group(w, metric="euclidean"), lr=lr, betas=(0.9, 0.95), eps=1e-5)
-    seeds = range(4)
-    run(optimizer, w, [gradient(shape, dtype, seed) for seed in seeds])
-    for i, expected in enumerate(starts):
-        m, v = 0.0, 0.0
-        for k, seed in enumerate(seeds, 1):
-            g = gradient(shape, dtype, seed).reshape(-1, *shape[-2:])[i]
-            m = 0.9 * m + 0.1 * g
-            v = 0.95 * v + 0.05 * torch.linalg.matrix_norm(g).item() ** 2
-            r = (1 - 0.9**k) * math.sqrt(v / (1 - 0.95**k) + 1e-5)
-            a = generator_of(expected, m, "euclidean") / r
-            m = r * a @ expected
-            step = min(lr, 1 / torch.linalg.matrix_norm(a).item())
-            expected = cayley(step * a, expected)
-        assert torch.dist(w.detach().reshape(-1, *shape[-2:])[i], expected) < 1e-12
+@pytest.mark.parametrize("shape", [(6, 6), (7, 3)], ids=str)
+def test_the_side_makes_no_difference_to_a_square_frame(shape):
+    ws = [frame(shape, torch.float64) for _ in range(2)]
+    for w, side in zip(ws, ("left", "right"), strict=True):
+        run(sk.optim.MultiplicativeCayley(group(w), lr=0.3, side=side), w, [gradient(shape, torch.float64)])
+    assert ((ws[0] - ws[1]).norm() < 1e-12) == (shape[0] == shape[1])
 
 
 @pytest.mark.parametrize("base", ["sgd", "adam"])

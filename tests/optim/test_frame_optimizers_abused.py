@@ -1,5 +1,6 @@
 """Optimizers of frames where things go wrong: huge steps, casts, foreign states, changes from outside."""
 
+import contextlib
 import copy
 import math
 from typing import Any
@@ -481,3 +482,14 @@ def test_a_weight_in_bfloat16_is_a_frame_after_a_gradient_and_a_rate_of_any_size
                     break
             assert orthogonality_error(coordinate) <= sk.metrics.frame_tolerance(3, coordinate.dtype)
             assert orthogonality_error(layer.weight) <= sk.metrics.frame_tolerance(3, torch.bfloat16)
+
+
+@every_optimizer
+@pytest.mark.parametrize(("size", "lr"), [(float("nan"), 0.1), (3e38, 0.1), (1e15, 1e30)])
+def test_a_first_step_that_is_refused_leaves_no_half_of_a_state(name, size, lr):
+    w = frame(6, 3)
+    optimizer, other = (OPTIMIZERS[name](sk.optim.frames([w]), lr=lr, **STATEFUL[name]) for _ in range(2))
+    w.grad = torch.full_like(w, size)
+    with contextlib.suppress(errors.StiefelkitError):
+        optimizer.step()
+    other.load_state_dict(optimizer.state_dict())

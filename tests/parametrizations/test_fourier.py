@@ -60,3 +60,17 @@ def test_the_permutation_travels_with_the_weight_and_a_false_one_is_refused():
     state["parametrizations.weight.0.permutation"] = torch.zeros(6, dtype=torch.int64)
     with pytest.raises(errors.CheckpointError, match="permutation"):
         b.load_state_dict(state)
+
+
+@pytest.mark.parametrize("garbage", [[0, 2], [1, 2], [7, 7]])
+def test_a_permutation_is_loaded_whatever_was_in_the_memory_before(garbage):
+    """One that differs by 1 is not taken for what a mean of integers has rounded down."""
+    a, b = (sk.orthogonal(torch.nn.Linear(2, 2, dtype=torch.complex64), "weight", "fourier") for _ in range(2))
+    state = a.state_dict()
+    state["parametrizations.weight.0.permutation"] = torch.tensor([0, 1])
+    a.load_state_dict(state)
+    b.to("meta").to_empty(device="cpu")
+    b.get_buffer("parametrizations.weight.0.permutation").copy_(torch.tensor(garbage))
+    b.load_state_dict(state)
+    assert torch.equal(a.weight, b.weight)
+    assert torch.equal(a(torch.ones(2, dtype=torch.complex64)), b(torch.ones(2, dtype=torch.complex64)))

@@ -16,7 +16,7 @@ from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one
 from stiefelkit.functional._stiefel.tangents import Tangent
 from stiefelkit.metrics import working_dtype
 
-__all__ = ["carried_momentum", "split_increment", "turn"]
+__all__ = ["carried_momentum", "leapt_momentum", "split_increment", "turn"]
 
 _LONG = 1e6
 """Factor from which a float32 transform is worked out in float64."""
@@ -82,3 +82,20 @@ def carried_momentum(
     lengthened = square + plus_product(less, square, less)  # (I + E)^(1/2) - I
     within = within + plus_product(inner, inner, lengthened)
     return plus_product(plus_product(momentum.rest, momentum.rest, lengthened), moved, within)
+
+
+def leapt_momentum(w: Tensor, moved: Tensor, direction: Tangent, step: float | Tensor, share: float) -> Tensor:
+    """The same for a momentum that is the direction itself, of any length, in the dtype of W', which is a wide one.
+
+    V' = (V + t W1 V^H V) (I + t^2 V^H V)^(-1/2), from which nothing cancels.
+    """
+    within = moved @ (direction.rotation.to(moved.dtype) * share)
+    if direction.rest is None:
+        return within
+    first = w.to(moved.dtype) + w.to(moved.dtype) @ turn(direction, step).to(moved.dtype)
+    rest, step = direction.rest.to(moved.dtype), step.to(moved.real.dtype) if isinstance(step, Tensor) else step
+    _, sizes, vectors = torch.linalg.svd(rest, full_matrices=False)
+    sizes = sizes.unsqueeze(-2)
+    shrunk = torch.hypot(torch.ones_like(sizes), step * sizes).reciprocal()
+    turned = rest @ vectors.mH * shrunk + first @ vectors.mH * (step * sizes * shrunk * sizes)
+    return within + turned @ vectors

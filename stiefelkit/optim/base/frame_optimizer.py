@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import check_capture, step_inside
-from stiefelkit.errors import CheckpointError, shown
+from stiefelkit.errors import CheckpointError, StiefelkitError, shown
 from stiefelkit.functional._arithmetic.product import FullPrecision
 from stiefelkit.functional._arithmetic.reads import reads_are_free, without_reads
 from stiefelkit.numbers import one_of, plain
@@ -237,9 +237,14 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         for group, bucket in read:
             if bucket.were_changed(self._writes):
                 bucket.forget()
+            fresh = [state for state in bucket.states if not state]
             try:
                 with FullPrecision(bucket.params[0].device):
                     self.move(group, bucket)
+            except StiefelkitError:
+                for state in fresh:  # half a state would not load
+                    state.clear()
+                raise
             finally:
                 bucket.write_back()
         if unread:

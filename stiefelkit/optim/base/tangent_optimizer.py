@@ -133,8 +133,9 @@ class TangentOptimizer(FrameOptimizer):
         steps: Norms,
         w: Tensor,
         increment: Tensor | None = None,
+        leapt: Tensor | None = None,
     ) -> None:
-        """Stages what goes along to W + increment, or to W after a step that is none; here nothing."""
+        """Stages what goes along to W + increment, to where W has `leapt`, or to W if that is none; here nothing."""
 
     def move(self, group: dict[str, Any], bucket: Bucket) -> None:
         """See `FrameOptimizer`."""
@@ -166,7 +167,7 @@ class TangentOptimizer(FrameOptimizer):
         if length > _LONGEST * root or worn > HOPELESS:
             exact = leap(bucket, w, direction, steps, self.retraction.leap)
             if exact is not None:
-                self.carry(group, bucket, direction, steps, exact.to(w.dtype))
+                self.carry(group, bucket, direction, steps, w, leapt=exact)
             if exact is None or not bucket.is_finite():
                 raise too_long(who, group, bucket, length)
             bucket.commit()
