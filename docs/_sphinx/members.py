@@ -9,9 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import stiefelkit as sk
+from stiefelkit.contract.table import registered
 from stiefelkit.errors import StiefelkitError
 from stiefelkit.optim import minimizers, optimizers
-from stiefelkit.contract.table import registered
 
 SIZE = 8
 
