@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stiefelkit.training.config import Config
 
 __all__ = ["HANDLED", "build_optimizer", "check_table"]
 
@@ -36,7 +35,7 @@ def check_table(coordinate: str, table: Any) -> None:
         above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
 
 
-def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Returns the optimizer of a run; see `Config.build_optimizer`."""
     from stiefelkit.optim import MixedOptimizer, parameter_groups
     from stiefelkit.weights.find import coordinate_manifolds
@@ -61,7 +60,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _built(
-    config: Config, name: str, options: Mapping[str, Any], groups: list[dict[str, Any]], frames: list[str]
+    config: Any, name: str, options: Mapping[str, Any], groups: list[dict[str, Any]], frames: list[str]
 ) -> torch.optim.Optimizer:
     factory = optimizers.get(name)
     known = [key for key in inspect.signature(factory).parameters if key not in HANDLED]

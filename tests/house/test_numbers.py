@@ -19,10 +19,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import stiefelkit as sk
-from stiefelkit import errors, functional, models
+from stiefelkit import errors, models
 from stiefelkit.contract.table import option_names, registered
-from stiefelkit.functional import _packing, msign, spectral_direction
-from stiefelkit.functional._rotations.plan import Plan
+from stiefelkit.functional import msign, spectral_direction
 from stiefelkit.measuring.drift.plan import DriftPlan
 from stiefelkit.measuring.growth.plan import GrowthPlan
 from stiefelkit.measuring.races.plan import NormPlan, OptimizerRace, ParametrizationRace
@@ -478,24 +477,6 @@ def test_functions_take_any_kind_of_number(kind: str) -> None:
     assert math.isclose(p.grad.norm().item(), 0.5, rel_tol=1e-5)
 
 
-SIZES: dict[str, Callable[[Any], Any]] = {
-    "in_features": lambda size: sk.nn.OrthogonalLinear(size, 4),
-    "out_features": lambda size: sk.nn.OrthogonalLinear(4, size),
-    "modrelu": sk.nn.ModReLU,
-    "random": lambda size: sk.manifolds.Stiefel().random(size, 2),
-    "origin": lambda size: sk.manifolds.Stiefel().origin(size, 2),
-    "dim": lambda size: sk.manifolds.Stiefel().dim(size, 2),
-    "adapter": lambda size: sk.nn.OrthogonalAdapter(nn.Linear(8, 8), block_size=size),
-}
-
-
-@pytest.mark.parametrize("wrong", [True, math.nan, 4.0, Decimal(4), "4", -1], ids=repr)
-@pytest.mark.parametrize("door", SIZES)
-def test_what_is_no_size_is_refused_in_a_sentence(door: str, wrong: Any) -> None:
-    with pytest.raises((errors.OptionError, errors.ShapeError), match=r"^\w+ needs .*, got .*\.$"):
-        SIZES[door](wrong)
-
-
 @KIND
 def test_sizes_of_layers_and_frames_are_of_any_kind(kind: str) -> None:
     size = of_kind(4, kind)
@@ -503,35 +484,6 @@ def test_sizes_of_layers_and_frames_are_of_any_kind(kind: str) -> None:
     assert sk.nn.ModReLU(size).bias.shape == (4,)
     assert sk.manifolds.Stiefel().random(size, of_kind(2, kind)).shape == (4, 2)
     assert sk.manifolds.Stiefel().dim(size, of_kind(2, kind)) == 5
-
-
-@pytest.mark.parametrize("wrong", [True, math.nan, "4", -1], ids=repr)
-def test_a_link_has_numbers(wrong: Any) -> None:
-    for options in ({"latency": wrong, "bandwidth": 1e9}, {"latency": 0, "bandwidth": wrong}):
-        with pytest.raises(errors.OptionError, match=r"^Link needs "):
-            sk.Link(**options)
-
-
-@pytest.mark.parametrize("wrong", [5.0, 16.0, Decimal(5), np.float64(5)], ids=repr)
-def test_a_size_that_no_function_takes_is_not_remembered_for_those_that_are_equal(wrong: Any) -> None:
-    n, v = int(wrong), torch.zeros(2 * int(wrong) ** 2)
-    for call in (
-        lambda size: functional.cayley(v[: n * (n - 1) // 2], size, size),
-        lambda size: functional.unpack_skew(v[: n * (n - 1) // 2], size, size, False),
-        lambda size: functional.unpack_trapezoid(v[: n * (n + 1) // 2], size, size, False),
-        lambda size: functional.spread_band(v[: n - 1], size, size, False, 1),
-        lambda size: functional.brickwall(torch.eye(n), v[: functional.mesh_size(n, n)], layers=size),
-    ):
-        _packing._known.clear()
-        with contextlib.suppress(Exception):
-            call(wrong)
-        with contextlib.suppress(TypeError):
-            Plan.of(wrong, n)
-        expected = call(n)
-        _packing._known.clear()
-        torch.testing.assert_close(call(n), expected, rtol=0, atol=0)
-    for name in ("cayley", "householder", "givens", "matrix_exp"):
-        sk.orthogonal(nn.Linear(n, n), "weight", name).weight.sum().backward()
 
 
 def test_a_check_says_what_it_has_got_in_pythons_words() -> None:

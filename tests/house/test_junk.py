@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit import errors, functional, metrics
 from stiefelkit.contract.table import option_names, registered
+from stiefelkit.functional import _packing
+from stiefelkit.functional._rotations.plan import Plan
 from stiefelkit.optim import minimizers
 
 
@@ -206,3 +209,50 @@ def test_a_mixed_optimizer_that_is_refused_a_state_is_as_it_was() -> None:
     for junk in JUNK.values():
         assert refused(optimizer.load_state_dict, junk())
         assert refused(optimizer.load_state_dict, {"optimizers": [junk()] * 2})
+
+
+SIZES: dict[str, Callable[[Any], Any]] = {
+    "in_features": lambda size: sk.nn.OrthogonalLinear(size, 4),
+    "out_features": lambda size: sk.nn.OrthogonalLinear(4, size),
+    "modrelu": sk.nn.ModReLU,
+    "random": lambda size: sk.manifolds.Stiefel().random(size, 2),
+    "origin": lambda size: sk.manifolds.Stiefel().origin(size, 2),
+    "dim": lambda size: sk.manifolds.Stiefel().dim(size, 2),
+    "adapter": lambda size: sk.nn.OrthogonalAdapter(nn.Linear(8, 8), block_size=size),
+}
+
+
+@pytest.mark.parametrize("wrong", [True, math.nan, 4.0, Decimal(4), "4", -1], ids=repr)
+@pytest.mark.parametrize("door", SIZES)
+def test_what_is_no_size_is_refused_in_a_sentence(door: str, wrong: Any) -> None:
+    with pytest.raises((errors.OptionError, errors.ShapeError), match=r"^\w+ needs .*, got .*\.$"):
+        SIZES[door](wrong)
+
+
+@pytest.mark.parametrize("wrong", [True, math.nan, "4", -1], ids=repr)
+def test_a_link_has_numbers(wrong: Any) -> None:
+    for options in ({"latency": wrong, "bandwidth": 1e9}, {"latency": 0, "bandwidth": wrong}):
+        with pytest.raises(errors.OptionError, match=r"^Link needs "):
+            sk.Link(**options)
+
+
+@pytest.mark.parametrize("wrong", [5.0, 16.0, Decimal(5), np.float64(5)], ids=repr)
+def test_a_size_that_no_function_takes_is_not_remembered_for_those_that_are_equal(wrong: Any) -> None:
+    n, v = int(wrong), torch.zeros(2 * int(wrong) ** 2)
+    for call in (
+        lambda size: functional.cayley(v[: n * (n - 1) // 2], size, size),
+        lambda size: functional.unpack_skew(v[: n * (n - 1) // 2], size, size, False),
+        lambda size: functional.unpack_trapezoid(v[: n * (n + 1) // 2], size, size, False),
+        lambda size: functional.spread_band(v[: n - 1], size, size, False, 1),
+        lambda size: functional.brickwall(torch.eye(n), v[: functional.mesh_size(n, n)], layers=size),
+    ):
+        _packing._known.clear()
+        with contextlib.suppress(Exception):
+            call(wrong)
+        with contextlib.suppress(TypeError):
+            Plan.of(wrong, n)
+        expected = call(n)
+        _packing._known.clear()
+        torch.testing.assert_close(call(n), expected, rtol=0, atol=0)
+    for name in ("cayley", "householder", "givens", "matrix_exp"):
+        sk.orthogonal(nn.Linear(n, n), "weight", name).weight.sum().backward()
