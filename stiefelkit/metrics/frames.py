@@ -38,6 +38,9 @@ def orthogonality_error(w: Tensor) -> Tensor:
     Args:
         w: the matrices; batches are measured matrix by matrix.
 
+    Raises:
+        ShapeError: w is no matrix or batch of matrices.
+
     >>> import torch
     >>> orthogonality_error(torch.eye(3)).item()
     0.0

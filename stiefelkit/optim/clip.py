@@ -107,9 +107,11 @@ def _sorted(parameters: Any) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     by_manifold: dict[str, list[Tensor]] = {}
     seen: set[int] = set()
     for entry in listed("clip_grad_norm_", parameters):
-        group: dict[str, Any] = entry if isinstance(entry, dict) else {"params": [entry]}
-        for p in listed("clip_grad_norm_", group.get("params")):
-            check_tensors("clip_grad_norm_", p)
+        group: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        members = [entry] if isinstance(entry, Tensor) else listed("clip_grad_norm_", group.get("params", [entry]))
+        if not isinstance(entry, Tensor):
+            check_tensors("clip_grad_norm_", *members)
+        for p in members:
             if p.grad is None or id(p) in seen:
                 continue
             seen.add(id(p))

@@ -1,5 +1,6 @@
 """The fast scan with its derivative, once differentiable, under autograd, torch.func and compilers."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,7 +151,7 @@ class _Deltas(_Once):
 
 
 ARGUMENTS = f"Tensor x, Tensor w, Tensor h0, Tensor? u, Tensor? bias, Tensor? activation_bias, {SETTINGS}"
-COUNT = len(TENSORS) + len(Recurrence._fields)
+COUNT = len(TENSORS) + len(inspect.signature(Recurrence).parameters)
 STATES = "Tensor out, Tensor saved, Tensor? g_out, Tensor? g_last"
 
 

@@ -73,7 +73,7 @@ def test_ci_runs_in_a_folder_of_the_projects_name_and_leaves_the_environment_and
     assert Path(first.strip()).name == "stiefelkit"
     assert {".ci", ".git"} <= set(found.splitlines())
     assert (".venv" in found.splitlines()) == (folder == "stiefelkit")
-    assert later.splitlines().count("test") == 1
+    assert later.splitlines().count("test-all") == 1
     assert sorted(tree.rglob("*")) == before
     assert list((tmp_path / "room").iterdir()) == []
 

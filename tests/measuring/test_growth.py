@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import stiefelkit as sk
-from stiefelkit import errors, parametrizations
+from stiefelkit import errors
 from stiefelkit.cli import main
 from stiefelkit.contract import table
 from stiefelkit.measuring.growth import measure as growth
@@ -149,7 +149,7 @@ def test_every_member_is_measured_on_every_axis_against_what_it_declares():
 def test_a_plugin_is_measured_the_day_it_is_installed(monkeypatch):
     own = table.registered.copy()
     own.register("mine", sk.available()["cayley"])
-    monkeypatch.setattr(parametrizations, "registered", own)
+    monkeypatch.setattr(table, "registered", own)
     (race,) = growth.races(
         GrowthPlan(**{**SMALL, "parametrizations": ("mine",), "what": ("memory",), "against": ("n",)})
     )

@@ -1,8 +1,10 @@
 """Optimizers of frames with two gloo processes, spawned and under torchrun: DDP and FSDP2 equal one process."""
 
 import copy
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,7 +157,8 @@ def test_every_rank_notices_a_bad_gradient(tmp_path):
 @pytest.mark.slow
 def test_torchrun_runs_the_same():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    done = subprocess.run(command, capture_output=True, text=True)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -150,6 +150,9 @@ def haar_angles(
 
     Returns:
         Angles of shape (*batch, d) in float64.
+
+    Raises:
+        ShapeError: the index is no vector, or the batch dimensions are none.
     """
     check_tensors("haar_angles", index)
     lengths = sizes(batch)

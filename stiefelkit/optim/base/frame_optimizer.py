@@ -259,7 +259,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         if len(settled) == len(values) and all(map(operator.is_, values, settled)):
             return
         for setting in self.settings:
-            if setting.name != "lr":
+            if setting.name != "lr" and setting.name in group:
                 group[setting.name] = setting.check.require(type(self).__name__, setting.name, group[setting.name])
         self._settled[id(group)] = [*map(group.get, self._names)]
 
