@@ -66,8 +66,9 @@ def cayley(
     Returns:
         Frames of shape (*, n, p) in the precision of v; a square W has no eigenvalue -1 in W D^H.
     """
-    check_tensors("cayley", v)
-    check_counts("cayley", n=n, p=p)
+    if not (isinstance(v, Tensor) and type(n) is type(p) is int and 0 <= p <= n):
+        check_tensors("cayley", v)
+        check_counts("cayley", n=n, p=p)
     if phase is not None:
         d = None
     elif signs is not None:
