@@ -40,7 +40,8 @@ class StepBack(Retraction):
             left = defect_of(moved)
         elif max(norms) > LONGEST:
             # X^H X - I grows as the square of the step.
-            steps = [s * min(1.0, (0.9 * LONGEST / x) ** 0.5) if x else s for s, x in zip(steps, norms, strict=True)]
+            shares = [(0.9 * LONGEST / x) ** 0.5 if x > LONGEST else 1.0 for x in norms]
+            steps = [s * share for s, share in zip(steps, shares, strict=True)]
             increment = along * (-as_factor(steps, w))
             moved = w + increment
             left = defect_of(moved)

@@ -57,6 +57,21 @@ def test_frames_by_themselves_go_where_those_of_a_batch_go(name, dtype, shape, p
         assert {key: getattr(value, "shape", None) for key, value in optimizers[1].state[p].items()} == shapes
 
 
+@every_optimizer
+def test_a_long_step_beside_longer_ones_goes_where_it_goes_alone(name):
+    """Bounds of steps, beyond which they are shortened, are each frame's own: sizes are on both sides of them."""
+    g = gradient((80, 5, 3), torch.float64, seed=1)
+    g = g / torch.linalg.matrix_norm(g, keepdim=True) * torch.linspace(0.1, 4.0, 80).double().view(-1, 1, 1)
+    for settings in OPTIMIZERS[name].examples:
+        batch = frame((80, 5, 3), torch.float64)
+        params = apart(batch)
+        give([batch, *params], [g, *g])
+        for members in ([batch], *([p] for p in params)):
+            OPTIMIZERS[name](group(*members), **settings | {"lr": 0.4}).step()
+        moved = torch.stack([p.detach() for p in params])
+        assert torch.linalg.vector_norm(moved - batch, dim=(-2, -1)).max() <= 1e-11
+
+
 class Calls:
     """Counts the calls of Python functions."""
 
