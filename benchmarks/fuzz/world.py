@@ -1,6 +1,7 @@
 """What lives in a case, a model beside its plain float64 twin, and what must be true of it after every event."""
 
 import copy
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from benchmarks.fuzz.layers import Net, cast, field_of, inputs_of, is_own, made,
 from benchmarks.fuzz.steps import exact, off_by
 from stiefelkit.contract.composite import cores
 from stiefelkit.contract.param import each_frame
-from stiefelkit.errors import StiefelkitError
+from stiefelkit.errors import ImageError, StiefelkitError
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing.optimizer_cases import equal
 from stiefelkit.weights.find import OrthogonalWeight, orthogonal_weights
@@ -74,12 +75,20 @@ class World:
             return plain(self.layers[i], self.real)
 
     def fresh(self) -> Net:
-        """A model of the same layers with other values, in the dtypes of the present one."""
+        """A model of the same layers with other values, in the dtypes of the present one, out of reach of no map."""
         layers, seed = [], self.generator.initial_seed()
         for i, layer in enumerate(self.layers):
-            torch.manual_seed(seed + i)
             real = self.real if is_own(layer) and not layer["complex"] else self.reals[i]
-            layers.append(plain(layer, real) if self.is_plain[i] else made(layer, real, seed + i))
+            for attempt in itertools.count():
+                one = seed + i + 1000 * attempt
+                torch.manual_seed(one)
+                try:
+                    layers.append(plain(layer, real) if self.is_plain[i] else made(layer, real, one))
+                except ImageError:  # a weight that is a frame, or whose nearest is taken, may be out of reach
+                    if attempt == 20:
+                        raise
+                else:
+                    break
             if is_own(layer) and not self.is_plain[i]:
                 layers[-1].to(self.real)
         return self._tied(layers)
