@@ -225,7 +225,7 @@ def assign(world: World, how: str) -> str:
     name, param = weight.qualified, weight.coordinate_list.param
     if how == "nonsense":
         own = getattr(weight.host, weight.name)
-        sk.assign_(world.net, name, 3 * torch.randn(own.shape, dtype=own.dtype, generator=world.generator))
+        sk.assign_(world.net, name, 10 + torch.randn(own.shape, dtype=own.dtype, generator=world.generator))
         require("gain" in param.coordinates, f"{name} takes a matrix that is no frame")
         return "any"
     value = world.fresh().weights()[name].detach()

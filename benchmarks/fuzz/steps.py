@@ -159,7 +159,8 @@ def _mean(w: Tensor, g: Tensor, s: State, o: Group) -> tuple[Tensor, Tensor, Ten
 
 def _muon(w: Tensor, g: Tensor, s: State, o: Group) -> Step:
     m, _, turn = _mean(w, g, s, o)
-    if w.shape[-1] == w.shape[-2]:
+    sizes = torch.linalg.svdvals(turn)  # of which those below 1e-3 of the largest do not come out as 1
+    if w.shape[-1] == w.shape[-2] and bool((sizes[..., -1] > 2e-3 * sizes[..., 0]).all()):
         best = w @ _sign(turn)
     else:
         best = sk.functional.spectral_direction(w, m, iterations=o["iterations"])[0]
