@@ -169,7 +169,10 @@ def _muon(w: Tensor, g: Tensor, s: State, o: Group) -> Step:
 
 def _spel(w: Tensor, g: Tensor, s: State, o: Group) -> Step:
     m, along, _ = _mean(w, g, s, o)
-    return _sign(w - o["lr"] * _sign(along)), {"momentum_buffer": m}
+    sizes = torch.linalg.svdvals(along)  # as of Muon
+    is_whole = bool((sizes[..., -1] > 2e-3 * sizes[..., 0]).all())
+    best = _sign(along) if is_whole else sk.functional.msign(along, precision="fast")
+    return _sign(w - o["lr"] * best), {"momentum_buffer": m}
 
 
 def _landing(w: Tensor, g: Tensor, s: State, o: Group) -> Step:
