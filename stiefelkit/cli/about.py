@@ -1,4 +1,4 @@
-"""What there is to choose from: a line of a table for each name, and all about one of them."""
+"""Tables of the registered names, and a page about one of them, for `stiefelkit list`."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the commands of `stiefelkit bench` have in common: a race is run, shown table by table, and written down."""
+"""Runs a race for a command of `stiefelkit bench`, prints its tables and writes its rows."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What a parametrization is: the base class, the table of names, the maps around others, and how a weight is read."""
+"""The contract of a parametrization: base class, table of names, maps around other maps, and views of weights."""

@@ -146,7 +146,7 @@ class SideBySide(OrthogonalParam):
 
     @property
     def traits(self) -> Traits:
-        """What holds of every part."""
+        """Traits that all parts have."""
         each = [part.traits for part in self.parts]
         shared = {
             key: all(vars(t)[key] for t in each) for key in ("onto", "invertible", "exact", "twice_differentiable")

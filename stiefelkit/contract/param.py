@@ -37,7 +37,7 @@ Component = Literal["connected", "rotations", "chart", "coordinates"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What one instance of a parametrization promises; the laws that apply are chosen by it.
+    """Promises of one instance of a parametrization, by which the laws that apply are chosen.
 
     Attributes:
         onto: every frame is in the image.

@@ -8,7 +8,7 @@ from stiefelkit.functional._packing import check_tall, pack_skew
 __all__ = ["cayley_inverse"]
 
 _SLACK = 1e-6
-"""How far above 1 entries of A may be."""
+"""Excess over 1 that entries of A may have."""
 _ROUNDING = 1e-10
 """Moves that gain so little more than another are no better, and the phase of so small a pivot means nothing."""
 
