@@ -25,6 +25,9 @@ __all__ = [
 ]
 
 
+_PLAIN = {bool, int, float, str, type(None)}
+
+
 def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
     """Returns Python's int, float or bool for a number of any kind, and what is none as it is.
 
@@ -41,7 +44,7 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
     (0.25, (3, 'haar', None))
     """
     kind = type(value)
-    if kind in (bool, int, float, str) or value is None or isinstance(value, keep):
+    if kind in _PLAIN or isinstance(value, keep) or (kind is tuple and _PLAIN.issuperset(map(type, value))):
         return value
     shape = getattr(value, "shape", ())
     try:
@@ -62,6 +65,8 @@ def plain(value: Any, keep: type | tuple[()] = ()) -> Any:
 
 def sizes(shape: Any) -> tuple[int, ...] | None:
     """Returns a shape as Python's integers, or None if it is no sequence of integers."""
+    if isinstance(shape, tuple) and {*map(type, shape)} <= {int}:
+        return tuple(shape)
     shape = plain(shape)
     try:
         found: Any = plain(tuple(shape)) if isinstance(shape, Iterable) else (None,)
@@ -73,7 +78,9 @@ def sizes(shape: Any) -> tuple[int, ...] | None:
 def settle_(options: Any, who: str = "", /, **checks: "Check") -> None:
     """Makes the numbers in a dataclass, frozen or not, Python's own, and checks the fields that are named."""
     for field in dataclasses.fields(options):
-        object.__setattr__(options, field.name, plain(getattr(options, field.name)))
+        value = getattr(options, field.name)
+        if type(value) not in _PLAIN:
+            object.__setattr__(options, field.name, plain(value))
     for name, check in checks.items():
         check.require(who, name, getattr(options, name))
 
@@ -142,7 +149,8 @@ def check_counts(who: str, **counts: Any) -> None:
 
 def one_of(*values: Any) -> Check:
     """Returns one of some values, of the same type."""
-    return Check(f"{{key}} in {values}", lambda value: any(type(value) is type(v) and value == v for v in values))
+    known = [(type(v), v) for v in values]
+    return Check(f"{{key}} in {values}", lambda value: (type(value), value) in known)
 
 
 def optional(check: Check) -> Check:

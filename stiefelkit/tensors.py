@@ -45,7 +45,7 @@ def check_dtype(who: str, dtype: Any) -> None:
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """Returns the dtype with fewer digits."""
-    return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
+    return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

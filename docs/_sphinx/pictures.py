@@ -8,6 +8,8 @@ from pathlib import Path
 
 import matplotlib
 
+from stiefelkit.contract.param import load_chart_
+
 matplotlib.use("Agg")
 matplotlib.rc_file(Path(__file__).parent.parent / "_static" / "matplotlibrc")
 
@@ -39,7 +41,7 @@ def _map(figure, name, cls):
     does, entries, spectrum = figure.subplots(1, 3)
     param = _instance(cls, 16, **PICTURED.get(name, {}))
     coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(1))
-    param.load_chart_(chart)
+    load_chart_(param, chart)
     w = param(*coordinates)
     DRAWINGS.get(name, _letter)(does, cls)
     shown = w.real if w.is_complex() else w
@@ -90,7 +92,7 @@ def _letter(axes, cls):
     param = _instance(cls, 2)
     _circle(axes, 1.5)
     coordinates, chart = param.initial(param.schemes[0], torch.Generator().manual_seed(3))
-    param.load_chart_(chart)
+    load_chart_(param, chart)
     if param.is_complex:
         ways = [param(*(t * c for c in coordinates)).detach()[:, 0] for t in torch.linspace(0, 1, 40)]
         for row, colour in zip(torch.stack(ways).T, (BLUE, RED), strict=True):

@@ -64,9 +64,5 @@ class Newton(OrthogonalParam):
         m = w - self._identity(w.device)
         return (torch.view_as_real(m) if self.is_complex else m,), {}
 
-    def initial(self, scheme, generator=None):
-        """Draws a frame."""
-        return self.initial_frame(scheme, generator)
-
     def _identity(self, device):
         return torch.eye(*self.shape[-2:], dtype=torch.float64, device=device)

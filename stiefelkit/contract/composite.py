@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits
+from stiefelkit.contract.param import OrthogonalParam, Parametrization, Position, Traits, check_tensor, solve, title
+from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected, return_bound, takes_nearest
 from stiefelkit.contract.table import check_options, find_parametrization
 from stiefelkit.errors import OptionError
 from stiefelkit.tensors import computing_dtype
@@ -41,7 +42,7 @@ class Inner:
         options = {**defaults, **(self.options or {})}
         inner = self.cls(shape, dtype=computing_dtype(outer.dtype), device=device, **options)
         if inner.precision == "exact" and not inner.traits.exact:
-            raise OptionError(f"{outer.title} needs inner maps whose weights are frames, got {inner.title}.")
+            raise OptionError(f"{title(outer)} needs inner maps whose weights are frames, got {title(inner)}.")
         return inner
 
 
@@ -75,14 +76,14 @@ class Wrapper(OrthogonalParam):
     The shape is that of the weight, which need be no frame's.
     """
 
-    title = _of_inner("title")
+    title = property(lambda self: title(self.inner))
     traits = _of_inner("traits")
     schemes = _of_inner("schemes")
-    takes_nearest = _of_inner("takes_nearest")
+    takes_nearest = property(lambda self: takes_nearest(self.inner))
     coordinates = _of_inner("coordinates")
     manifolds = _of_inner("manifolds")
     chart = _of_inner("chart")
-    return_bound = _of_inner("return_bound")
+    return_bound = property(lambda self: return_bound(self.inner))
 
     def __init__(self, inner: OrthogonalParam, shape: tuple[int, ...]):
         torch.nn.Module.__init__(self)
@@ -116,12 +117,12 @@ class SideBySide(OrthogonalParam):
 
     coordinate_names = ("*",)
     stacks = True
-    title = property(lambda self: self.parts[0].title)
+    title = property(lambda self: title(self.parts[0]))
     coordinates = property(lambda self: _numbered([part.coordinates for part in self.parts]))
     chart = property(lambda self: _numbered([part.chart for part in self.parts]))
     manifolds = property(lambda self: _numbered([part.manifolds for part in self.parts]))
-    takes_nearest = property(lambda self: all(part.takes_nearest for part in self.parts))
-    return_bound = property(lambda self: sum(part.return_bound for part in self.parts))
+    takes_nearest = property(lambda self: all(takes_nearest(part) for part in self.parts))
+    return_bound = property(lambda self: sum(return_bound(part) for part in self.parts))
 
     def __init__(self, parts: Sequence[OrthogonalParam], blocks: Sequence[int], dim: int, axis: int):
         torch.nn.Module.__init__(self)
@@ -174,19 +175,19 @@ class SideBySide(OrthogonalParam):
 
     def bare(self, *coordinates: Tensor) -> Any:
         """Returns the frames of the parts, unscaled."""
-        return tuple(part.bare(*own) for part, own in self._shares(coordinates))
+        return tuple(bare_frames(part, *own) for part, own in self._shares(coordinates))
 
     def frames(self, weight: Tensor) -> Any:
         """Returns the frames in each part's share of a weight."""
-        return tuple(part.frames(own) for part, own in self._cut(weight))
+        return tuple(frames_in(part, own) for part, own in self._cut(weight))
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight, part by part."""
-        return torch.cat([part.nearest(own) for part, own in self._cut(weight)], self.axis)
+        return torch.cat([nearest_weight(part, own) for part, own in self._cut(weight)], self.axis)
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the parts may have."""
-        return torch.cat([part.project(own) for part, own in self._cut(weight)], self.axis)
+        return torch.cat([projected(part, own) for part, own in self._cut(weight)], self.axis)
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws every part."""
@@ -194,8 +195,8 @@ class SideBySide(OrthogonalParam):
 
     def solve(self, w: Tensor) -> Position:
         """Returns every part's position at its share of a weight."""
-        self.check_tensor(w)
-        return _joined([part.solve(own) for part, own in self._cut(w)])
+        check_tensor(self, w)
+        return _joined([solve(part, own) for part, own in self._cut(w)])
 
     def error_bound(self, *coordinates: Tensor) -> float:
         """Returns the largest bound of the parts."""

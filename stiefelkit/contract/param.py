@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from stiefelkit import init
 from stiefelkit.errors import DtypeError, ImageError, NonFiniteError, NotAFrameError, OptionError, ShapeError, shown
 from stiefelkit.functional import nearest_frame
-from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
-from stiefelkit.numbers import one_of, sizes
+from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, scale_of
+from stiefelkit.numbers import sizes
 from stiefelkit.tensors import (
     check_dtype,
     coarser,
@@ -25,7 +25,21 @@ from stiefelkit.tensors import (
     working_dtype,
 )
 
-__all__ = ["OrthogonalParam", "Parametrization", "Position", "Traits", "each_frame", "rows_of"]
+__all__ = [
+    "OrthogonalParam",
+    "Parametrization",
+    "Position",
+    "Traits",
+    "check_frame",
+    "check_tensor",
+    "coordinate_dtypes",
+    "each_frame",
+    "load_chart_",
+    "rounded",
+    "rows_of",
+    "solve",
+    "title",
+]
 
 
 Position = tuple[tuple[Tensor, ...], dict[str, Tensor]]
@@ -61,17 +75,17 @@ class Traits:
 class OrthogonalParam(nn.Module, ABC):
     """A map from coordinates to frames W, W^H W = I, of shape (*, n, p) with n >= p.
 
-    A subclass implements `traits`, `coordinates`, `forward`, `initial`, `examples` and, where it can, `invert`; it may
-    add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports` and apply W without
-    forming it in `linear`. It holds no trainable tensor: those belong to the module that carries it, which hands
-    them to `forward`.
+    A subclass implements `traits`, `coordinates`, `forward`, `examples` and `invert`, or `initial` where it has no
+    right inverse; it may add a chart (buffers that stay fixed while training), reject shapes or dtypes in `supports`
+    and apply W without forming it in `linear`. `contract.protocols` has what fewer maps add. It holds no trainable
+    tensor: those belong to the module that carries it, which hands them to `forward`.
 
     Laws, checked by `stiefelkit.testing`: `forward` is pure (same coordinates and chart, same bits) and never
     branches on values; its frames are exact in their dtype; its gradients are; `invert` is a right inverse.
 
     Args:
         shape: shape of the frame, (*, n, p).
-        dtype: dtype of the frame; coordinates are kept in float32 or better (`coordinate_dtypes`).
+        dtype: dtype of the frame; coordinates are kept in float32 or better.
         device: where the chart lives.
         precision: "exact", the default: within 1.2 rounding limits of a frame. "fast", where there is such: without
             what that takes, within `error_bound`.
@@ -87,20 +101,14 @@ class OrthogonalParam(nn.Module, ABC):
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
     coordinate_names: ClassVar[tuple[str, ...]]
     """Every name that `coordinates` may hold, over all fields and options."""
-    further_schemes: ClassVar[tuple[str, ...]] = ()
-    """Names that `initial` takes beside those of `stiefelkit.init`."""
-    frame_buffers: ClassVar[tuple[str, ...]] = ()
-    """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
-    stacks: ClassVar[bool] = False
-    """Whether `forward` takes one dimension more in front of coordinates and chart, and gives a stack of weights.
-
-    It holds for the class whose `forward` it is; a subclass with a `forward` of its own says it again. Weights whose
-    class does not say it are grouped (`sk.grouped`) by `torch.vmap`.
-    """
-    is_attached: bool = False
-    """Whether a weight has this map, and its chart with it."""
-
     dtype: torch.dtype
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses names of methods that nothing calls any more."""
+        super().__init_subclass__(**options)
+        for old, new in (("further_schemes", "schemes"), ("check_frame", "solve")):
+            if old in vars(cls):
+                raise OptionError(f"{cls.__name__} needs {new} in the place of {old}, which has another name now.")
 
     def __init__(
         self,
@@ -121,16 +129,11 @@ class OrthogonalParam(nn.Module, ABC):
         check_dtype(name, dtype)
         if dtype == torch.complex32:
             raise DtypeError(f"{name} needs a complex dtype of complex64 at least, got {dtype}.")
-        if not one_of(*self.precisions).holds(precision):
+        if type(precision) is not str or precision not in self.precisions:
             raise OptionError(f"{name} needs a precision in {self.precisions}, got {shown(precision)}.")
         self.shape = frame
         self.dtype = dtype
         self.precision = precision
-
-    @property
-    def title(self) -> str:
-        """The map's name in messages; a wrapper gives that of the map inside."""
-        return type(self).__name__
 
     @property
     def is_complex(self) -> bool:
@@ -167,12 +170,6 @@ class OrthogonalParam(nn.Module, ABC):
         return {}
 
     @property
-    def coordinate_dtypes(self) -> dict[str, torch.dtype]:
-        """Name to dtype of each coordinate: real and in float32 or better; on a manifold, of the weight's field."""
-        free, bound = coordinate_dtype(self.dtype), computing_dtype(self.dtype)
-        return {name: bound if name in self.manifolds else free for name in self.coordinates}
-
-    @property
     def chart(self) -> dict[str, Tensor]:
         """Name to tensor of the choices that stay fixed while training."""
         return dict(self.named_buffers())
@@ -180,7 +177,7 @@ class OrthogonalParam(nn.Module, ABC):
     @property
     def schemes(self) -> tuple[str, ...]:
         """Names that `initial` takes; the first is the default."""
-        return (*init.SCHEMES, *self.further_schemes)
+        return tuple(init.SCHEMES)
 
     def options(self) -> dict[str, Any]:
         """JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
@@ -190,9 +187,15 @@ class OrthogonalParam(nn.Module, ABC):
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps coordinates to the frame, shape `self.shape`, dtype `self.dtype`."""
 
-    @abstractmethod
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws coordinates and the whole chart by one of `schemes`; `initial_frame` does it if there is `invert`."""
+        """Draws coordinates and the whole chart by one of `schemes`: those of a frame drawn by `stiefelkit.init`.
+
+        A map with schemes of its own, or without `invert`, overrides it.
+        """
+        return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
+
+    initial_frame = initial
+    """An older name, by which a map's own `initial` may call this one."""
 
     def invert(self, w: Tensor) -> Position:
         """Finds coordinates and a chart whose image is W, exact to rounding in float64 or complex128; writes nothing.
@@ -201,7 +204,7 @@ class OrthogonalParam(nn.Module, ABC):
             ImageError: W is outside the image, or the map has no right inverse.
         """
         raise ImageError(
-            f"{self.title} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
+            f"{title(self)} needs an init scheme (sk.reset_), since it has no right inverse, got a frame to assign."
         )
 
     def error_bound(self, *coordinates: Tensor) -> float:
@@ -212,35 +215,9 @@ class OrthogonalParam(nn.Module, ABC):
         """
         return permitted_error(self.shape[-1], self.dtype)
 
-    @property
-    def return_bound(self) -> float:
-        """The largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding."""
-        return permitted_return(self.shape, self.dtype)
-
     def linear(self, x: Tensor, *coordinates: Tensor) -> Tensor:
         """Returns x @ W.mT for x of shape (*, p), overridden where W need not be formed."""
         return F.linear(x, self(*coordinates))
-
-    @property
-    def structure(self) -> str | None:
-        """Which of `stiefelkit.scan.structures` applies W from its `factors`; None if none does."""
-        return None
-
-    def factors(self, *coordinates: Tensor) -> Tensor:
-        """Returns the factors of W as `structure` has them, in the dtype of W, each rounded once."""
-        raise NotImplementedError
-
-    def prefers_factors(self, rows: int) -> bool:
-        """Returns whether a recurrence over so many rows a step is faster with factors than with W, on a CPU."""
-        return False
-
-    def frames(self, weight: Tensor) -> Tensor:
-        """Returns the matrices in a weight that must have orthonormal columns: itself, but for views and gains."""
-        return weight
-
-    def bare(self, *coordinates: Tensor) -> Tensor:
-        """Returns the frames at these coordinates, without view and gain: what `sk.drift` measures."""
-        return self.frames(self(*coordinates))
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, ...]:
         """Finds coordinates whose image is W; checks W first, then writes the chart and nothing else.
@@ -249,7 +226,7 @@ class OrthogonalParam(nn.Module, ABC):
             w: a frame of shape `self.shape` of the map's field, ||W^H W - I||_F <= 100 times the rounding limit.
 
         Returns:
-            Coordinates in their `coordinate_dtypes`, with ||forward(.) - W||_F <= `return_bound` + ||W^H W - I||_F.
+            Coordinates in float32 or better, with ||forward(.) - W||_F <= `return_bound` + ||W^H W - I||_F.
 
         Raises:
             ShapeError: wrong shape.
@@ -258,84 +235,19 @@ class OrthogonalParam(nn.Module, ABC):
             NotAFrameError: the columns of W are not orthonormal.
             ImageError: W is outside the image, or the map has no right inverse.
         """
-        coordinates, chart = self.solve(w)
-        self.load_chart_(chart)
+        coordinates, chart = solve(self, w)
+        load_chart_(self, chart)
         return coordinates
-
-    def solve(self, w: Tensor) -> Position:
-        """Returns what `right_inverse` returns and what it writes into the chart; writes nothing itself.
-
-        A wrapper, whose weights are no frames of its own, hands them on to the map inside.
-        """
-        coordinates, chart = self.invert(self.check_frame(w))
-        return self.rounded(coordinates), chart
-
-    def rounded(self, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the same coordinates in their `coordinate_dtypes`."""
-        return tuple(c.to(dtype) for c, dtype in zip(coordinates, self.coordinate_dtypes.values(), strict=True))
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
         """Returns None if the chart is one that this map can have, else what it needs; for checkpoints."""
         return None
 
-    @property
-    def takes_nearest(self) -> bool:
-        """Whether `sk.orthogonal`, not told otherwise, takes the frame nearest to a weight, or else draws.
-
-        True where the default scheme is "haar"; one with an option that fixes the chart overrides it.
-        """
-        return self.schemes[0] == "haar"
-
-    def nearest(self, weight: Tensor) -> Tensor:
-        """Returns the weight of this shape nearest to a given one whose frames are exact, in float64 or complex128."""
-        return nearest_frame(weight.to(working_dtype(self.dtype)))
-
-    def project(self, weight: Tensor) -> Tensor:
-        """Returns the weight nearest to a given one, in float64 or complex128; `nearest`, if it is a frame."""
-        return self.nearest(weight)
-
-    @torch.no_grad()
-    def load_chart_(self, chart: Mapping[str, Tensor]) -> None:
-        """Copies the given choices into the chart's buffers."""
-        for name, value in chart.items():
-            self.chart[name].copy_(value)
-
-    def check_tensor(self, w: Tensor) -> None:
-        """Raises unless W has the shape and field of the map and finite entries."""
-        name = self.title
-        if not isinstance(w, Tensor):
-            raise DtypeError(f"{name} needs a tensor, got {type(w).__name__}.")
-        if tuple(w.shape) != self.shape:
-            raise ShapeError(f"{name} needs a weight of shape {self.shape}, got {tuple(w.shape)}.")
-        if not (w.is_floating_point() or w.is_complex()) or (w.is_complex() and not self.is_complex):
-            raise DtypeError(f"{name} needs a frame that converts to {self.dtype}, got {w.dtype}.")
-        if not torch.isfinite(w).all():
-            raise NonFiniteError(f"{name} needs finite entries, got a matrix with NaN or infinity.")
-
-    @torch.no_grad()
-    def check_frame(self, w: Tensor) -> Tensor:
-        """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
-        self.check_tensor(w)
-        error = orthogonality_error(w).max().item()
-        permitted = frame_tolerance(self.shape[-1], coarser(self.dtype, w.dtype))
-        if not error <= permitted:
-            scale = scale_of(w, coarser(self.dtype, w.dtype))
-            hint = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
-            raise NotAFrameError(
-                f"{self.title} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
-                f"{error:.2g}; sk.functional.nearest_frame gives the nearest{hint}."
-            )
-        return nearest_frame(w.to(working_dtype(self.dtype)))
-
-    def initial_frame(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws a frame by one of the schemes of `stiefelkit.init` and inverts the map there."""
-        return self.invert(init.draw(scheme, self.shape, working_dtype(self.dtype), generator))
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalParam":
         """Follows `.to(dtype)` in the frame's dtype, while chart tensors keep float32 or better."""
         dtype = followed(fn, self.dtype)
         if dtype.is_complex and not self.is_complex:
-            raise DtypeError(f"{self.title} needs a real dtype for its {self.dtype} weight, got {dtype}.")
+            raise DtypeError(f"{title(self)} needs a real dtype for its {self.dtype} weight, got {dtype}.")
         if recurse:
             for child in self.children():
                 child._apply(fn)
@@ -347,6 +259,69 @@ class OrthogonalParam(nn.Module, ABC):
         """Shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
+
+
+def title(param: OrthogonalParam) -> str:
+    """Returns a map's name in messages; a wrapper has that of the map inside."""
+    return param.title if hasattr(type(param), "title") else type(param).__name__  # type: ignore[attr-defined]
+
+
+def coordinate_dtypes(param: OrthogonalParam) -> dict[str, torch.dtype]:
+    """Returns name to dtype of each coordinate: real, float32 or better; on a manifold, of the weight's field."""
+    free, bound, manifolds = coordinate_dtype(param.dtype), computing_dtype(param.dtype), param.manifolds
+    return {name: bound if name in manifolds else free for name in param.coordinates}
+
+
+def rounded(param: OrthogonalParam, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Returns coordinates in their `coordinate_dtypes`."""
+    return tuple([c.to(dtype) for c, dtype in zip(coordinates, coordinate_dtypes(param).values(), strict=True)])
+
+
+@torch.no_grad()
+def load_chart_(param: OrthogonalParam, chart: Mapping[str, Tensor]) -> None:
+    """Copies choices into the buffers of a map's chart."""
+    held = param.chart
+    for name, value in chart.items():
+        held[name].copy_(value)
+
+
+def solve(param: OrthogonalParam, w: Tensor) -> Position:
+    """Returns coordinates and chart of a weight, as `right_inverse` does; writes nothing.
+
+    A map whose weights are no frames has a method of this name, see `contract.protocols.Weights`.
+    """
+    if hasattr(type(param), "solve"):
+        return param.solve(w)  # type: ignore[operator]
+    coordinates, chart = param.invert(check_frame(param, w))
+    return rounded(param, coordinates), chart
+
+
+def check_tensor(param: OrthogonalParam, w: Any) -> None:
+    """Raises unless W has the shape and field of a map and finite entries."""
+    if not isinstance(w, Tensor):
+        raise DtypeError(f"{title(param)} needs a tensor, got {type(w).__name__}.")
+    if tuple(w.shape) != param.shape:
+        raise ShapeError(f"{title(param)} needs a weight of shape {param.shape}, got {tuple(w.shape)}.")
+    if not (w.is_floating_point() or w.is_complex()) or (w.is_complex() and not param.is_complex):
+        raise DtypeError(f"{title(param)} needs a frame that converts to {param.dtype}, got {w.dtype}.")
+    if not torch.isfinite(w).all():
+        raise NonFiniteError(f"{title(param)} needs finite entries, got a matrix with NaN or infinity.")
+
+
+@torch.no_grad()
+def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
+    """Returns the nearest exact frame in float64 or complex128, or raises what `right_inverse` lists."""
+    check_tensor(param, w)
+    dtype = coarser(param.dtype, w.dtype)
+    error, permitted = orthogonality_error(w).max().item(), frame_tolerance(param.shape[-1], dtype)
+    if not error <= permitted:
+        scale = scale_of(w, dtype)
+        hint = "" if scale is None else f", and gain={scale:.7g} of sk.orthogonal makes weights of this scale"
+        raise NotAFrameError(
+            f"{title(param)} needs orthonormal columns (rows, if wide), ||W^H W - I||_F <= {permitted:.2g}, got "
+            f"{error:.2g}; sk.functional.nearest_frame gives the nearest{hint}."
+        )
+    return nearest_frame(w.to(working_dtype(param.dtype)))
 
 
 Parametrization = str | type[OrthogonalParam]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
-from stiefelkit.contract.param import OrthogonalParam, Position, Traits
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits, check_tensor, solve, title
+from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected, return_bound
 from stiefelkit.errors import NotAFrameError, OptionError, shown
 from stiefelkit.metrics import scale_of
 from stiefelkit.numbers import Check, above
@@ -48,10 +49,10 @@ class Scaled(Wrapper):
 
     def __init__(self, inner: OrthogonalParam, gain: float | str, blocks: int = 1):
         super().__init__(inner, inner.shape)
-        gain = _GAIN.require(inner.title, "gain", gain)
+        gain = _GAIN.require(title(inner), "gain", gain)
         if gain == "learned" and GAIN in inner.coordinates:
             raise OptionError(
-                f"{inner.title} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {shown(gain)}."
+                f"{title(inner)} needs a fixed gain, since it has a coordinate {GAIN!r} itself, got {shown(gain)}."
             )
         self.gain: float | None = None if isinstance(gain, str) else float(gain)
         self.blocks = blocks
@@ -83,14 +84,14 @@ class Scaled(Wrapper):
 
     def bare(self, *coordinates: Tensor) -> Tensor:
         """Returns the frames before they are scaled."""
-        return self.inner.bare(*self._split(coordinates)[0])
+        return bare_frames(self.inner, *self._split(coordinates)[0])
 
     def frames(self, weight: Tensor) -> Tensor:
         """Returns the weight divided by its gain; by its own scale, if the gain is learned."""
         gain = self._gain_of(weight)
         if isinstance(gain, Tensor):
             gain = self._spread(gain.masked_fill(gain == 0, 1.0))
-        return self.inner.frames((weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
+        return frames_in(self.inner, (weight.to(working_dtype(weight.dtype)) / gain).to(weight.dtype))
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws as the inner map does, with gain 1 if it is learned."""
@@ -99,13 +100,15 @@ class Scaled(Wrapper):
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest frame times the gain; a learned gain is the mean of the singular values."""
-        q = self.inner.nearest(weight)
+        q = nearest_weight(self.inner, weight)
         return q * self._spread(self._gain_along(q, weight))
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the inner map may have, times the gain."""
-        gain = self._spread(self._gain_along(self.inner.nearest(weight), weight) if self.gain is None else self.gain)
-        return gain * self.inner.project(weight.to(working_dtype(self.dtype)) / gain)
+        gain = self._spread(
+            self._gain_along(nearest_weight(self.inner, weight), weight) if self.gain is None else self.gain
+        )
+        return gain * projected(self.inner, weight.to(working_dtype(self.dtype)) / gain)
 
     @torch.no_grad()
     def solve(self, w: Tensor) -> Position:
@@ -114,18 +117,18 @@ class Scaled(Wrapper):
         Raises:
             NotAFrameError: the weight divided by its gain is no frame.
         """
-        self.check_tensor(w)
+        check_tensor(self, w)
         gain = self._gain_of(w)
         if isinstance(gain, Tensor) and bool((gain == 0).any()):
             raise NotAFrameError(
-                f'{self.title} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
+                f'{title(self)} with gain="learned" needs a frame times a number, got zero; sk.bake makes the weight a '
                 "plain one, which may be zero."
             )
         frame = w.to(working_dtype(w.dtype)) / self._spread(gain)
         if torch.finfo(w.dtype).eps > torch.finfo(self.dtype).eps:
             frame = frame.to(w.dtype)  # in which it is a frame, or is none
         try:
-            unscaled, chart = self.inner.solve(frame)
+            unscaled, chart = solve(self.inner, frame)
         except NotAFrameError as error:
             raise NotAFrameError(self._in_words(w)) from error
         return self._joined(unscaled, gain), chart
@@ -141,7 +144,7 @@ class Scaled(Wrapper):
     def return_bound(self) -> float:
         """That of the inner map, and what rounding the gain and the product costs, times a fixed gain."""
         rounding = torch.finfo(self.dtype).eps * math.sqrt(self.shape[-1])
-        return (self.inner.return_bound + rounding) * (self.gain or 1.0)
+        return (return_bound(self.inner) + rounding) * (self.gain or 1.0)
 
     def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
         """Returns the inner map's coordinates, and the gain."""
@@ -171,9 +174,9 @@ class Scaled(Wrapper):
         """Returns why a weight is refused: it is a frame times another number, or times none."""
         dtype = coarser(self.dtype, w.dtype)
         digits = 7 if torch.finfo(dtype).eps > 1e-9 else 15
-        needs = f'{self.title} with gain="learned" needs a frame times a number'
+        needs = f'{title(self)} with gain="learned" needs a frame times a number'
         if self.gain is not None:
-            needs = f"{self.title} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
+            needs = f"{title(self)} with gain={self.gain:.{digits}g} needs a frame times {self.gain:.{digits}g}"
         scale = scale_of(w, dtype)
         if scale is not None and self.gain is not None:
             return (

@@ -122,7 +122,7 @@ class View:
         """Whether the frame is the adjoint of the matrix."""
         return self.matrix_shape[-2] < self.matrix_shape[-1]
 
-    @property
+    @cached_property
     def frame_shape(self) -> tuple[int, ...]:
         """Shape of the frames, (*, n, p) with n >= p."""
         *batch, rows, columns = self.matrix_shape
@@ -155,12 +155,12 @@ class View:
     @cached_property
     def _moved_shape(self) -> tuple[int, ...]:
         """The dimensions of `split_shape`, in order."""
-        return tuple(self.split_shape[d] for d in self.order)
+        return tuple(map(self.split_shape.__getitem__, self.order))
 
     @cached_property
     def _back(self) -> tuple[int, ...]:
         """The permutation that takes `order` back."""
-        return tuple(self.order.index(d) for d in range(len(self.order)))
+        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
 
 
 def axis_of(name: str, shape: Sequence[int], dim: int) -> int:

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from stiefelkit.contract.composite import Wrapper
-from stiefelkit.contract.param import OrthogonalParam, Position
+from stiefelkit.contract.param import OrthogonalParam, Position, check_tensor, solve
+from stiefelkit.contract.protocols import bare_frames, frames_in, nearest_weight, projected
 from stiefelkit.contract.view import View
 from stiefelkit.errors import ShapeError
 
@@ -45,24 +46,24 @@ class Viewed(Wrapper):
 
     def solve(self, w: Tensor) -> Position:
         """Hands the frames in the weight to the inner map; see `OrthogonalParam.right_inverse`."""
-        self.check_tensor(w)
-        return self.inner.solve(self.view.to_frame(w))
+        check_tensor(self, w)
+        return solve(self.inner, self.view.to_frame(w))
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight whose frames are orthonormal."""
-        return self.view.from_frame(self.inner.nearest(self.view.to_frame(weight)))
+        return self.view.from_frame(nearest_weight(self.inner, self.view.to_frame(weight)))
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest weight that the inner map may have."""
-        return self.view.from_frame(self.inner.project(self.view.to_frame(weight)))
+        return self.view.from_frame(projected(self.inner, self.view.to_frame(weight)))
 
     def frames(self, weight: Tensor) -> Tensor:
         """Returns the weight read as the inner map's."""
-        return self.inner.frames(self.view.to_frame(weight))
+        return frames_in(self.inner, self.view.to_frame(weight))
 
     def bare(self, *coordinates: Tensor) -> Tensor:
         """Returns those of the inner map."""
-        return self.inner.bare(*coordinates)
+        return bare_frames(self.inner, *coordinates)
 
     def extra_repr(self) -> str:
         """Returns the view and the weight's shape."""

@@ -45,7 +45,8 @@ def orthogonality_error(w: Tensor) -> Tensor:
     >>> orthogonality_error(torch.eye(3)).item()
     0.0
     """
-    check_tensors("orthogonality_error", w)
+    if not isinstance(w, Tensor):
+        check_tensors("orthogonality_error", w)
     if w.dim() < 2:
         raise ShapeError(f"orthogonality_error needs matrices of shape (*, n, p), got shape {tuple(w.shape)}.")
     return torch.linalg.matrix_norm(defect(w.detach().to(working_dtype(w.dtype))))

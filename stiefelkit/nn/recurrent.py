@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from stiefelkit.contract.param import Parametrization
+from stiefelkit.contract.param import Parametrization, title
+from stiefelkit.contract.protocols import prefers_factors, structure_of
 from stiefelkit.contract.table import find_parametrization, option_names, registered
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.functional._arithmetic.product import is_autocast
@@ -148,9 +149,9 @@ class Recurrent(nn.Module):
             self.register_parameter(f"weight_hh{suffix}", nn.Parameter(w))
             orthogonal(self, f"weight_hh{suffix}", self.parametrization, **options)
         coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
-        self._has_factors = coordinate_list is not None and coordinate_list.param.structure is not None
+        self._has_factors = coordinate_list is not None and structure_of(coordinate_list.param) is not None
         if self.factored and not self._has_factors:
-            kind = "a free W" if coordinate_list is None else f"{coordinate_list.param.title} {self.hidden_size}"
+            kind = "a free W" if coordinate_list is None else f"{title(coordinate_list.param)} {self.hidden_size}"
             raise OptionError(
                 f"{self._name} needs a map with factors for factored=True, such as givens, householder and fourier, "
                 f"got {kind}."
@@ -217,7 +218,7 @@ class Recurrent(nn.Module):
         """Returns whether factors are asked for, or faster, and the scan runs in the one backend that takes them."""
         if self.factored is None:
             coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
-            if coordinate_list is None or not coordinate_list.param.prefers_factors(rows):
+            if coordinate_list is None or not prefers_factors(coordinate_list.param, rows):
                 return False
         if self.backend != "auto":
             return self.backend == "inplace"

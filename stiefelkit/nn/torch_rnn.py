@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from stiefelkit.contract.protocols import projected
 from stiefelkit.errors import (
     CheckpointError,
     DtypeError,
@@ -219,7 +220,7 @@ def fill_(who: str, rnn: nn.Module, source: TorchRNN, is_projected: bool) -> Non
             parameter.requires_grad_(trained)
             continue
         try:
-            coordinate_list.right_inverse(coordinate_list.param.project(weight) if is_projected else weight)
+            coordinate_list.right_inverse(projected(coordinate_list.param, weight) if is_projected else weight)
         except RankError as error:
             raise RankError(
                 f"{who} needs full rank in {key}, got a matrix without a nearest frame; torch.nn.init.orthogonal_ "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, prefixed, within
 from stiefelkit.contract.param import Parametrization, Position, Traits
+from stiefelkit.contract.protocols import projected, return_bound, takes_nearest
 from stiefelkit.errors import DtypeError, ImageError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.metrics import permitted_return, rounding_limit
@@ -114,7 +115,7 @@ class BlockDiagonal(Composite):
     @property
     def takes_nearest(self) -> bool:
         """With one block, as the inner map; the frame nearest to a weight has no more blocks than that."""
-        return self.blocks == 1 and self.inner.takes_nearest
+        return self.blocks == 1 and takes_nearest(self.inner)
 
     def options(self) -> dict[str, Any]:
         """Returns those of the inner map, and how many blocks there are."""
@@ -142,7 +143,7 @@ class BlockDiagonal(Composite):
     @property
     def return_bound(self) -> float:
         """That of the blocks together."""
-        return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * self.inner.return_bound)
+        return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * return_bound(self.inner))
 
     def forward(self, *coordinates: Tensor) -> Tensor:
         """Maps the inner map's coordinates to frames of shape (*, n, p)."""
@@ -159,11 +160,11 @@ class BlockDiagonal(Composite):
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest frame, of one block the nearest that the inner map takes."""
-        return self.project(weight) if self.blocks == 1 else super().nearest(weight)
+        return self.project(weight) if self.blocks == 1 else nearest_frame(weight.to(working_dtype(self.dtype)))
 
     def project(self, weight: Tensor) -> Tensor:
         """Returns the nearest block-diagonal frame: each block's nearest that the inner map takes."""
-        return self._assembled(self.inner.project(self._split(weight.to(working_dtype(self.dtype)))))
+        return self._assembled(projected(self.inner, self._split(weight.to(working_dtype(self.dtype)))))
 
     def invert(self, w: Tensor) -> Position:
         """Inverts the inner map at all blocks; what is outside of them must be zero, to rounding."""

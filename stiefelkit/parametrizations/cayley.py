@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits
+from stiefelkit.contract.protocols import return_bound
 from stiefelkit.errors import DtypeError, ImageError, OptionError, shown
 from stiefelkit.functional import band_size, cayley, cayley_inverse, pick_band, skew_size, spread_band
 from stiefelkit.init import uniform
@@ -115,12 +116,12 @@ class Cayley(OrthogonalParam):
         """Those of the contract and "helfrich"; of a band fewer, and no identity where signs are -1."""
         schemes = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
         reflects = self.negative is not None and -1 in self.negative
-        return tuple(scheme for scheme in schemes if not (reflects and scheme == "identity"))
+        return tuple([scheme for scheme in schemes if not (reflects and scheme == "identity")])
 
     @property
     def takes_nearest(self) -> bool:
         """Not with signs that are fixed, which imply a draw."""
-        return super().takes_nearest and self.negative is None
+        return self.schemes[0] == "haar" and self.negative is None
 
     @property
     def _is_fast(self) -> bool:
@@ -217,7 +218,7 @@ class Cayley(OrthogonalParam):
             zeros = tuple(torch.zeros(shape, dtype=torch.float64) for shape in self.coordinates.values())
             return zeros, {} if self.is_complex else {"signs": self._first_signs()}
         if self.negative is None or scheme != "haar":
-            return self.initial_frame(scheme, generator)
+            return super().initial(scheme, generator)
         signs = self._first_signs()
         return (haar_with_signs(self.shape, signs, generator),), {"signs": signs}
 
@@ -240,7 +241,7 @@ class Cayley(OrthogonalParam):
         n, p = self.shape[-2:]
         rounded = cayley(skew.to(coordinate_dtype(self.dtype)), n, p, signs=signs)
         difference = torch.linalg.matrix_norm(rounded - w).max().item()
-        if not difference <= self.return_bound:
+        if not difference <= return_bound(self):
             got = f"that comes back {difference:.2g} away" if math.isfinite(difference) else "that has"
             raise ImageError(
                 f"Cayley with negative= needs a frame W for which W D has no eigenvalue at or near -1 (and det W = "

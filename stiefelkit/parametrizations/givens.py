@@ -64,7 +64,6 @@ class Givens(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("angle", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
-    further_schemes: ClassVar[tuple[str, ...]] = ("uniform",)
     stacks: ClassVar[bool] = True
 
     signs: Tensor
@@ -147,6 +146,11 @@ class Givens(OrthogonalParam):
         *batch, n, _ = self.shape
         phase = {"phase": (*batch, self.rotations + n)} if self.is_complex else {}
         return {"angle": (*batch, self.rotations)} | phase
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of the contract, and "uniform"."""
+        return (*super().schemes, "uniform")
 
     def options(self) -> dict[str, Any]:
         """Returns the layout and the number of layers."""
@@ -252,7 +256,7 @@ class Givens(OrthogonalParam):
         "uniform": all angles and phases U(-pi, pi), D = I if real, as EURNN does.
         """
         if scheme not in ("haar", "uniform"):
-            return self.initial_frame(scheme, generator)
+            return super().initial(scheme, generator)
         *batch, n, _ = self.shape
         if scheme == "uniform":
             angle = symmetric((*batch, self.rotations), math.pi, generator)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits, rows_of
+from stiefelkit.contract.protocols import return_bound
 from stiefelkit.errors import ImageError, OptionError
 from stiefelkit.functional import (
     diagonal,
@@ -66,7 +67,6 @@ class Householder(OrthogonalParam):
 
     coordinate_names: ClassVar[tuple[str, ...]] = ("reflectors", "phase")
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
-    further_schemes: ClassVar[tuple[str, ...]] = ("mhammedi", "paired")
     stacks: ClassVar[bool] = True
 
     signs: Tensor
@@ -120,7 +120,7 @@ class Householder(OrthogonalParam):
     @property
     def schemes(self) -> tuple[str, ...]:
         """Those of the contract, "mhammedi" and, of an even number of reflectors, "paired"."""
-        return super().schemes if self.reflections % 2 == 0 else super().schemes[:-1]
+        return (*super().schemes, "mhammedi", *(["paired"] if self.reflections % 2 == 0 else []))
 
     def options(self) -> dict[str, Any]:
         """Returns the number of reflectors."""
@@ -218,7 +218,7 @@ class Householder(OrthogonalParam):
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)
         dtype = dtype_of_parts(real, self.is_complex)
         back = householder(v.to(real), n, k, p, dtype=dtype, signs=signs, phase=phase).to(self.dtype)
-        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= self.return_bound).all())
+        return bool((torch.linalg.matrix_norm(back.to(w.dtype) - w) <= return_bound(self)).all())
 
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame, or the reflectors themselves.
@@ -232,7 +232,7 @@ class Householder(OrthogonalParam):
         if scheme == "paired":
             return self._paired(generator)
         if scheme != "mhammedi" and (scheme != "haar" or self.traits.onto):
-            return self.initial_frame(scheme, generator)
+            return super().initial(scheme, generator)
         (*batch, n, p), k = self.shape, self.reflections
         drawn = [gaussian(shape, generator) for shape in self.coordinates.values()]
         signs = unit_signs((*batch, p), device_of(generator))

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import Composite, Inner, prefixed, within
-from stiefelkit.contract.param import Parametrization, Position, Traits
+from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
+from stiefelkit.contract.protocols import takes_nearest
 from stiefelkit.errors import DtypeError, NotAFrameError
 from stiefelkit.functional import nearest_frame, product
 from stiefelkit.metrics import FRAME_TOLERANCE, rounding_limit
@@ -163,7 +164,7 @@ class Margin(Composite):
     @property
     def takes_nearest(self) -> bool:
         """As the map of U."""
-        return self.u.takes_nearest
+        return takes_nearest(self.u)
 
     def _singular_values(self, q: Tensor) -> Tensor:
         return 1 + 2 * self.margin * (torch.sigmoid(q) - 0.5)
@@ -178,9 +179,13 @@ class Margin(Composite):
         return u * s.clamp(1 - self.margin, 1 + self.margin).unsqueeze(-2) @ vh
 
     @torch.no_grad()
-    def check_frame(self, w: Tensor) -> Tensor:
-        """Returns W in float64 or complex128 if its singular values are in range."""
-        self.check_tensor(w)
+    def solve(self, w: Tensor) -> Position:
+        """Returns the position of a weight whose singular values are in range.
+
+        Raises:
+            NotAFrameError: one is further from 1 than the margin.
+        """
+        check_tensor(self, w)
         exact = w.to(working_dtype(self.dtype))
         slack = FRAME_TOLERANCE * rounding_limit(self.shape[-1], coarser(self.dtype, w.dtype))
         off = (torch.linalg.svdvals(exact) - 1).abs().max().item()
@@ -189,7 +194,8 @@ class Margin(Composite):
                 f"Margin needs singular values within {self.margin:g} of 1, got one {off:.2g} away; init='project' "
                 "takes the nearest weight."
             )
-        return exact
+        coordinates, chart = self.invert(exact)
+        return rounded(self, coordinates), chart
 
     def invert(self, w: Tensor) -> Position:
         """Takes the singular value decomposition; a frame is U itself, with V = I."""

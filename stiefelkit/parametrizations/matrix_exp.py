@@ -9,7 +9,7 @@ from torch import Tensor
 from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam, Position, Traits
 from stiefelkit.errors import ImageError
-from stiefelkit.functional import matrix_exp, pack_skew, skew_logarithm, skew_size, tall_logarithm
+from stiefelkit.functional import matrix_exp, nearest_frame, pack_skew, skew_logarithm, skew_size, tall_logarithm
 from stiefelkit.init import device_of, gaussian
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.parametrizations._charts import component, flaw_of_matrix, from_buffer, identity_buffer, to_buffer
@@ -48,7 +48,6 @@ class MatrixExp(OrthogonalParam):
     """
 
     precisions: ClassVar[tuple[str, ...]] = ("exact", "fast")
-    further_schemes: ClassVar[tuple[str, ...]] = ("gaussian",)
     coordinate_names: ClassVar[tuple[str, ...]] = ("skew",)
     frame_buffers: ClassVar[tuple[str, ...]] = ("rotation",)
     stacks: ClassVar[bool] = True
@@ -93,6 +92,11 @@ class MatrixExp(OrthogonalParam):
         return max(super().error_bound(), fast)
 
     @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of the contract, and "gaussian"."""
+        return (*super().schemes, "gaussian")
+
+    @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
         """`skew`."""
         *batch, n, p = self.shape
@@ -128,7 +132,7 @@ class MatrixExp(OrthogonalParam):
 
     def nearest(self, weight: Tensor) -> Tensor:
         """Returns the nearest frame; where that is a reflection, out of reach, the nearest rotation."""
-        q = super().nearest(weight)
+        q = nearest_frame(weight.to(working_dtype(self.dtype)))
         if self.traits.onto:
             return q
         tolerance = frame_tolerance(self.shape[-1], coarser(weight.dtype, torch.float32))

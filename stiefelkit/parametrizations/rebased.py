@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.contract.composite import Composite, Inner, prefixed, within
-from stiefelkit.contract.param import Parametrization, Position, Traits
+from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor, rounded
 from stiefelkit.errors import DtypeError, OptionError
 from stiefelkit.functional import nearest_frame, polish, product
 from stiefelkit.metrics import rounding_limit
@@ -158,13 +158,9 @@ class Rebased(Composite):
         coordinates = tuple(c.to(w.device) for c in coordinates)
         chart = {name: value.to(w.device) for name, value in chart.items()}
         # Not the first columns of the identity where the inner map cannot be that, as tall blocks on a diagonal.
-        q = torch.func.functional_call(self.inner, chart, self.inner.rounded(coordinates)).to(w.dtype)
+        q = torch.func.functional_call(self.inner, chart, rounded(self.inner, coordinates)).to(w.dtype)
         base = _completed(w) @ _completed(nearest_frame(q)).mH
         return coordinates, {"base": to_buffer(base)} | prefixed(inner=chart)
-
-    def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
-        """Draws a frame for the base."""
-        return self.initial_frame(scheme, generator)
 
     def rebased(self, *coordinates: Tensor) -> Position:
         """Returns the coordinates and the chart that put the present frame into the base; writes nothing.
@@ -174,7 +170,7 @@ class Rebased(Composite):
         """
         with torch.no_grad():
             w = self._frame(*coordinates)
-            self.check_tensor(w)
+            check_tensor(self, w)
             return self.invert(nearest_frame(w.to(working_dtype(w.dtype))))
 
 

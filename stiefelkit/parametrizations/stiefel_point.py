@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, Position, Traits
+from stiefelkit.contract.param import OrthogonalParam, Position, Traits, load_chart_
 from stiefelkit.parametrizations.fourier import Fourier
 from stiefelkit.tensors import working_dtype
 
@@ -87,8 +87,8 @@ class StiefelPoint(OrthogonalParam):
     def initial(self, scheme: str, generator: torch.Generator | None = None) -> Position:
         """Draws a frame."""
         if scheme != _RESTRICTED:
-            return self.initial_frame(scheme, generator)
+            return super().initial(scheme, generator)
         map = Fourier(self.shape, dtype=working_dtype(self.dtype))
         coordinates, chart = map.initial(map.schemes[0], generator)
-        map.load_chart_(chart)
+        load_chart_(map, chart)
         return (map(*coordinates),), {}

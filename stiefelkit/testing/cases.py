@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, rounded
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import record
@@ -45,8 +45,8 @@ class Case:
         """Makes the map with coordinates and chart of its default scheme."""
         param = self.build()
         coordinates, chart = param.initial(param.schemes[0], seeds.generator(seed))
-        param.load_chart_(chart)
-        coordinates = tuple(c.to(self.device) for c in param.rounded(coordinates))
+        load_chart_(param, chart)
+        coordinates = tuple(c.to(self.device) for c in rounded(param, coordinates))
         record(f"{self!r}.drawn({seed})", param.coordinates, coordinates)
         return param, coordinates
 
@@ -97,7 +97,7 @@ def random_coordinates(
             return init.haar(shape, working_dtype(dtype), generator).to(dtype)
         return torch.randn(shape, generator=generator, dtype=dtype) * scale
 
-    dtypes = param.coordinate_dtypes
+    dtypes = coordinate_dtypes(param)
     return tuple(draw(name, shape, dtypes[name]) for name, shape in param.coordinates.items())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefelkit.contract.param import load_chart_, rounded
 from stiefelkit.contract.table import rest_of
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
@@ -33,10 +34,10 @@ def law_schemes(case: Case) -> None:
                 require(not param.traits.onto, f"{scheme} cannot be drawn, though declared onto")
                 break
             require(set(chart) == set(param.chart), f"{scheme} draws only a part of the chart")
-            param.load_chart_(chart)
+            load_chart_(param, chart)
             shapes = dict(zip(param.coordinates, (tuple(c.shape) for c in coordinates), strict=True))
             require(shapes == dict(param.coordinates), f"{scheme} draws shapes {shapes}")
-            drawn.append(param(*param.rounded(coordinates)))
+            drawn.append(param(*rounded(param, coordinates)))
         if len(drawn) == 2:
             require(torch.equal(*drawn), f"{scheme} does not follow the generator")
             if case.build().traits.exact:

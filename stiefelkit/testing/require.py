@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import write_count
-from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.param import OrthogonalParam, load_chart_
 from stiefelkit.metrics import orthogonality_error, permitted_error, rounding_limit, working_dtype
 from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
@@ -113,5 +113,5 @@ def double(coordinates: Iterable[Tensor]) -> tuple[Tensor, ...]:
 def in_double(case: Case, param: OrthogonalParam) -> OrthogonalParam:
     """Returns the same map, chart included, for a float64 or complex128 frame."""
     twin = case.build(dtype=working_dtype(case.dtype))
-    twin.load_chart_(param.chart)
+    load_chart_(twin, param.chart)
     return twin

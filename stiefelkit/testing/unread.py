@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stiefelkit._torch import TorchDispatchMode
+from stiefelkit.contract.param import coordinate_dtypes
 from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim.base.rounding import PROMISED
@@ -85,7 +86,7 @@ def law_reads(case: Case) -> None:
 def law_meta(case: Case) -> None:
     """Forward and backward run on the meta device, where tensors have a shape and no values."""
     param = case.cls(case.shape, dtype=case.dtype, device="meta", **dict(case.options))
-    dtypes = param.coordinate_dtypes
+    dtypes = coordinate_dtypes(param)
     leaves = [
         torch.empty(shape, dtype=dtypes[name], device="meta", requires_grad=True)
         for name, shape in param.coordinates.items()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import SideBySide
-from stiefelkit.contract.param import OrthogonalParam, Parametrization
+from stiefelkit.contract.param import OrthogonalParam, Parametrization, coordinate_dtypes, title
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
 from stiefelkit.contract.view import VIEWS, View, axis_of, views_of_blocks
@@ -185,7 +185,7 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
     parts = [_build(plan, first, weight, view) for view in seen]
     axis = axis_of(seen[0].name, weight.shape, plan.dim) - weight.dim()
     param = parts[0] if len(parts) == 1 else SideBySide(parts, plan.blocks, plan.dim, axis)  # type: ignore[arg-type]
-    device, dtypes = weight.device, param.coordinate_dtypes
+    device, dtypes = weight.device, coordinate_dtypes(param)
     blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
     coordinate_list = CoordinateList(param, blank, weight.requires_grad)
     init = start.init
@@ -195,7 +195,7 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
     if device.type != "meta":
         start_(coordinate_list, weight.detach(), start, first.title)
     elif isinstance(init, Tensor) or one_of("project").holds(init):
-        raise OptionError(f"{param.title} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
+        raise OptionError(f"{title(param)} on the meta device needs an init scheme or None, got {shown(init, 40)}.")
     return coordinate_list
 
 

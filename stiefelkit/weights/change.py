@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefelkit.contract.composite import cores
-from stiefelkit.contract.param import each_frame
+from stiefelkit.contract.param import each_frame, load_chart_, title
+from stiefelkit.contract.protocols import bare_frames
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
@@ -96,7 +97,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         (start, param) for start, param in cores(coordinate_list.param) if isinstance(param, rebased)
     ]
     if not maps:
-        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {coordinate_list.param.title}.')
+        raise OptionError(f'rebase_ needs a weight with the map "rebased", got {title(coordinate_list.param)}.')
     held = {id(c) for group in getattr(optimizer, "param_groups", ()) for c in group["params"]}
     own = list(coordinate_list.coordinates.values())
     moved = [c for start, param in maps for c in own[start : start + len(param.coordinates)]]
@@ -112,7 +113,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
         present[shares], chart = param.rebased(*present[shares])
         charts.append((param, chart))
     for param, chart in charts:
-        param.load_chart_(chart)
+        load_chart_(param, chart)
     coordinate_list.fill_(present)
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps one history for all parameters
         optimizer.state.clear()
@@ -273,7 +274,7 @@ def drift(model: nn.Module) -> dict[str, Drift]:
     drifts = {}
     for weight in orthogonal_weights(model):
         coordinate_list = weight.coordinate_list
-        frames = each_frame(coordinate_list.param.bare(*coordinate_list.gathered()))
+        frames = each_frame(bare_frames(coordinate_list.param, *coordinate_list.gathered()))
         drifts[weight.qualified] = max((_drift(q, weight.qualified) for q in frames), key=lambda d: d.error / d.limit)
     return drifts
 

@@ -10,7 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from stiefelkit.contract import table
 from stiefelkit.contract.composite import SideBySide
-from stiefelkit.contract.param import OrthogonalParam, each_frame
+from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, each_frame
+from stiefelkit.contract.protocols import frames_in
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.viewed import Viewed
 from stiefelkit.errors import CheckpointError, NonFiniteError
@@ -328,11 +329,11 @@ def _check_weight(param: OrthogonalParam, values: dict[str, Tensor], chart: dict
     largest = max((c.abs().max().item() for c in gathered.values() if c.numel()), default=0.0)
     if largest <= _WITHIN_THE_LAW:
         return
-    device, dtypes = next(iter(gathered.values())).device, param.coordinate_dtypes
+    device, dtypes = next(iter(gathered.values())).device, coordinate_dtypes(param)
     cast = tuple(c.to(device=device, dtype=dtypes[name]) for name, c in gathered.items())
     buffers = {name: choice.to(device) for name, choice in chart.items()}
     w = torch.func.functional_call(param, buffers, cast)
-    for frames in each_frame(param.frames(w)):
+    for frames in each_frame(frames_in(param, w)):
         error = orthogonality_error(frames).max().item()
         bound = max(param.error_bound(*cast), frame_tolerance(frames.shape[-1], frames.dtype))
         if not error <= bound:

@@ -17,7 +17,8 @@ from stiefelkit._torch import (
     parameters_of_caller,
     write_count,
 )
-from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
+from stiefelkit.contract.protocols import structure_of
 from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
@@ -65,14 +66,15 @@ class CoordinateList(parametrize.ParametrizationList):
     _checked: tuple[Any, str] = (None, "")
 
     def __init__(self, param: OrthogonalParam, coordinates: Sequence[Tensor], requires_grad: bool = True):
-        nn.ModuleList.__init__(self, [param])
-        param.is_attached = True
+        nn.Module.__init__(self)
+        self._modules["0"] = param
+        param._is_attached = True  # type: ignore[assignment]
         self.unsafe = True
         self.is_tensor = False
         self.ntensors = len(coordinates)
-        for i, c in enumerate(coordinates):
-            self.register_parameter(f"original{i}", nn.Parameter(c.contiguous(), requires_grad))
-        self._originals = tuple(f"original{i}" for i in range(self.ntensors))
+        self._originals = tuple([f"original{i}" for i in range(self.ntensors)])
+        for key, c in zip(self._originals, coordinates, strict=True):
+            self._parameters[key] = nn.Parameter(c.contiguous(), requires_grad)
         self._buffers[EXTRA] = None
         self.scheme: str | None = None
         self.weight = "the weight"
@@ -80,14 +82,14 @@ class CoordinateList(parametrize.ParametrizationList):
         self._watch()
 
     def _watch(self) -> None:
-        self._notes, self._stamp = Notes(), None
-        self._key_of = dict(zip(self.param.coordinates, self._originals, strict=True))
-        names = {*self._key_of, *self.param.chart} - self.__dict__.keys()
-        self._names = frozenset(name for name in names if not hasattr(type(self), name))
+        param, self._stamp = self.param, None
+        self._notes = Notes(param)
+        self._key_of = dict(zip(param.coordinates, self._originals, strict=True))
+        self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
         leave_seat(self)
         self.note_written()
         optimizer_notices.watch(self)
-        if self.frame_tensors():
+        if self._notes.are_of_frames:
             optimizer_hooks.watch(self)
 
     def __len__(self) -> int:
@@ -190,9 +192,9 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def note_written(self) -> None:
         """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
-        self._notes.take(self.param, self._parameters, self._originals)
-        wanted, held = self.param.coordinate_dtypes.values(), self._parameters
-        pairs = zip(self._originals, wanted, strict=True)
+        param, held = self.param, self._parameters
+        self._notes.take(param, held, self._key_of)
+        pairs = zip(self._originals, coordinate_dtypes(param).values(), strict=True)
         self._dtypes = [(key, id(held[key]), dtype) for key, dtype in pairs if held.get(key) is not None]
 
     def mend(self, by_value: bool | None = None) -> None:
@@ -270,7 +272,7 @@ class CoordinateList(parametrize.ParametrizationList):
             return self._modules["0"](*map(self._parameters.get, self._originals)).contiguous()  # type: ignore[misc]
         if is_exported():
             raise OptionError(
-                f"torch.onnx.export needs plain weights, got {self.weight} of a {self.param.title}; export "
+                f"torch.onnx.export needs plain weights, got {self.weight} of a {title(self.param)}; export "
                 "sk.bake(copy.deepcopy(model))."
             )
         seat = self.seat
@@ -329,12 +331,13 @@ class CoordinateList(parametrize.ParametrizationList):
     def factored(self) -> Factored | None:
         """Returns the weight in factors, for a recurrence; None if it has none, or must be formed."""
         param, values = self.param, self._values()
-        if param.structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
+        structure = structure_of(param)
+        if structure is None or len(self._parametrizations()) > 1 or param.dtype.itemsize < 4:
             return None
         if is_exported() or any(isinstance(value, torch.fx.Proxy) for value in values):
             return None
         self._make_ready(values)
-        return Factored(param.structure, param.factors(*values))
+        return Factored(structure, param.factors(*values))  # type: ignore[operator]
 
     def _make_ready(self, values: Sequence[Tensor]) -> None:
         """Mends what was written to; raises UnfilledError unless the coordinates can be read."""
@@ -342,7 +345,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self._check_filled()
         if is_sharded(*values):
             raise UnfilledError(
-                f"{self.param.title} needs gathered coordinates outside forward, got sharded ones; call the module's "
+                f"{title(self.param)} needs gathered coordinates outside forward, got sharded ones; call the module's "
                 "unshard() first and reshard() after, or use sk.drift."
             )
         if not is_intercepted():
@@ -406,7 +409,7 @@ class CoordinateList(parametrize.ParametrizationList):
         self.check_assignable()
         drawn, chart = self.param.initial(init or self.scheme or self.param.schemes[0], generator)
         like = self._values()[0]
-        self.param.load_chart_({key: as_on_the_first(choice, like) for key, choice in chart.items()})
+        load_chart_(self.param, {key: as_on_the_first(choice, like) for key, choice in chart.items()})
         self.fill_([as_on_the_first(c, like) for c in drawn])
 
     def describe(self) -> dict[str, Any]:
@@ -466,7 +469,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _settle(self, loaded: Mapping[str, torch.dtype]) -> None:
         """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
-        wanted = self.param.coordinate_dtypes
+        wanted = coordinate_dtypes(self.param)
         for name, c in self.coordinates.items():
             if c.is_complex() and not wanted[name].is_complex:
                 if torch.view_as_real(c.detach())[..., 1].any():
@@ -522,6 +525,10 @@ class CoordinateList(parametrize.ParametrizationList):
     def _check_filled(self) -> None:
         if self._is_unfilled():
             raise UnfilledError(
-                f"{self.param.title} needs filled coordinates, got a weight that was moved to or from the meta "
+                f"{title(self.param)} needs filled coordinates, got a weight that was moved to or from the meta "
                 "device or through to_empty; call load_state_dict or sk.reset_ first."
             )
+
+
+_OWN = frozenset(dir(CoordinateList))
+"""Names that coordinates cannot be reached by."""

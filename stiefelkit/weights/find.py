@@ -295,7 +295,7 @@ def _stacked_in(place: Place) -> tuple[str, str] | None:
 def is_pattern(name: object) -> bool:
     """Returns whether a name means several weights, as `where=` does: a pattern, several names, or a function."""
     if isinstance(name, str):
-        return any(letter in name for letter in "*?[")
+        return not {*name}.isdisjoint("*?[")
     return callable(name) or isinstance(name, Sequence)
 
 

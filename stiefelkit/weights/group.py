@@ -346,7 +346,7 @@ _NOTHING = nullcontext()
 def maps_stacks(param: OrthogonalParam) -> bool:
     """Returns whether `forward` of a map and of those inside takes stacks, as its class has to say."""
     kinds = {type(part) for part in param.modules() if isinstance(part, OrthogonalParam)}
-    return all(cls.stacks and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
+    return all(getattr(cls, "stacks", False) and _owner(cls, "stacks") is _owner(cls, "forward") for cls in kinds)
 
 
 def _owner(cls: type, name: str) -> type:

@@ -11,6 +11,7 @@ from stiefelkit._torch import (
     inside_checkpoint,
     load_pre_hooks,
 )
+from stiefelkit.contract.param import title
 from stiefelkit.errors import CheckpointError, shown
 from stiefelkit.tensors import is_sharding
 from stiefelkit.weights.coordinate_list import CoordinateList
@@ -110,7 +111,7 @@ def check_tree(
     for name, coordinate_list in lists_of(module):
         if prefix + name in state_dict:
             raise CheckpointError(
-                f"{prefix}{name} needs the coordinates of {coordinate_list.param.title}, got a plain weight; load it "
+                f"{prefix}{name} needs the coordinates of {title(coordinate_list.param)}, got a plain weight; load it "
                 "before sk.orthogonal, or assign it with sk.assign_ (sk.check_state_dict checks a whole model at once)."
             )
         path, same_load = f"{prefix}parametrizations.{name}.", None if rewrites else load

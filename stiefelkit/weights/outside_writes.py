@@ -1,7 +1,7 @@
 """Frames and charts that somebody else has written to, as averages of weights do: noticed, and mended or refused."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stiefelkit._torch import held_buffers, write_count
 from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.protocols import frame_buffers
 from stiefelkit.errors import NotAFrameError, RankError
 from stiefelkit.functional import nearest_frame
 from stiefelkit.functional._arithmetic.reads import reads_are_free
@@ -100,28 +101,31 @@ class Notes:
     were_trained = False
     """Whether an optimizer of frames has moved any of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, param: OrthogonalParam) -> None:
         self._noted: list[_Note] = []
         self.places: tuple[list[Any], list[str]] = ([], [])
         """The dictionaries that hold what is noted, and its keys."""
+        self.are_of_frames = bool(param.manifolds) or any([packed is not None for _, _, packed in chart_places(param)])
+        """Whether any of them must stay a frame."""
 
-    def take(self, param: OrthogonalParam, parameters: Any, keys: Iterable[str]) -> None:
+    def take(self, param: OrthogonalParam, parameters: Any, keys: Mapping[str, str]) -> None:
         """Notes frames and the chart of a map as they are now, and forgets those before.
 
         Args:
             param: the map.
             parameters: the dictionary that holds its coordinates.
-            keys: those of the coordinates.
+            keys: name to key in it of each coordinate.
         """
-        self._noted = []
-        names = zip(keys, param.coordinates, strict=True)
-        frames = [(parameters, key, False) for key, name in names if name in param.manifolds]
-        for held, key, packed in [*frames, *chart_places(param)]:
-            t = held.get(key)
+        self._noted, held, keyed = [], [], []
+        bound = param.manifolds
+        for holder, key, packed in [*[(parameters, keys[name], False) for name in bound], *chart_places(param)]:
+            t = holder.get(key)
             if t is not None and not (t.is_meta or is_sharded(t)):
                 count = None if t.is_inference() else write_count(t)
-                self._noted.append(_Note(held, key, id(t), count, Values(t, packed)))
-        self.places = [note.held for note in self._noted], [note.key for note in self._noted]
+                self._noted.append(_Note(holder, key, id(t), count, Values(t, packed)))
+                held.append(holder)
+                keyed.append(key)
+        self.places = held, keyed
 
     def _present(self) -> list[tuple[_Note, Tensor]]:
         """Notes and tensors; others in their place, as functional_call puts there, do not count."""
@@ -233,7 +237,7 @@ class Stacks:
 def chart_places(param: OrthogonalParam) -> list[Place]:
     """Returns where the chart of a map is held, and which parts of it must stay frames."""
     return [
-        (held, key, part.is_complex if key in getattr(part, "frame_buffers", ()) else None)  # type: ignore[misc]
+        (held, key, part.is_complex if key in frame_buffers(part) else None)  # type: ignore[misc]
         for part in param.modules()
         for held in [held_buffers(part)]
         for key, value in held.items()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stiefelkit._torch import is_in_backward, is_intercepted, tree_flatten, tree_unflatten
+from stiefelkit.contract.param import title
 from stiefelkit.errors import OptionError, PeerError
 from stiefelkit.weights.group import Backward, Evaluation, Group, Reading, StackOfMaps, omit_unread, structure
 from stiefelkit.weights.owners import Kind, Owners, predict, rows_of_ranks, seconds_of
@@ -117,7 +118,7 @@ class Sharing:
         params = [group.lists[0].param for group in groups]
         self.costs = [_cost(param.shape, param.traits.cost_exponent) for param in params]
         self.names = [
-            f"{len(group.lists)} of {p.title} {tuple(p.shape)} {p.dtype} {p.options()}"
+            f"{len(group.lists)} of {title(p)} {tuple(p.shape)} {p.dtype} {p.options()}"
             for group, p in zip(groups, params, strict=True)
         ]
         self.signature = zlib.crc32("\n".join(self.names).encode())

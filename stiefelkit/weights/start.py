@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, each_frame
+from stiefelkit.contract.param import OrthogonalParam, each_frame, title
+from stiefelkit.contract.protocols import frames_in, nearest_weight, projected, takes_nearest
 from stiefelkit.errors import ImageError, NonFiniteError, NotAFrameError, OptionError, RankError, did_you_mean, shown
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.numbers import one_of
@@ -38,7 +39,7 @@ def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title:
     elif init == "project":
         if not torch.isfinite(weight).all():
             raise NonFiniteError('init="project" needs a finite weight, got one with NaN or infinity.')
-        coordinate_list.right_inverse(param.project(weight))
+        coordinate_list.right_inverse(projected(param, weight))
     elif init is not None:
         coordinate_list.draw_(init, start.generator)
     elif not _is_kept(coordinate_list, weight):
@@ -48,12 +49,14 @@ def start_(coordinate_list: CoordinateList, weight: Tensor, start: Start, title:
 def check_scheme(param: OrthogonalParam, init: object) -> None:
     """Raises OptionError unless the map has the scheme."""
     if not one_of(*param.schemes).holds(init):
-        raise OptionError(f"{param.title} has no init {shown(init)}{did_you_mean(init, param.schemes)}")
+        raise OptionError(f"{title(param)} has no init {shown(init)}{did_you_mean(init, param.schemes)}")
 
 
 def _is_kept(coordinate_list: CoordinateList, weight: Tensor) -> bool:
     """Keeps a weight that is a frame; raises ImageError if the map does not reach it."""
     param = coordinate_list.param
+    if not (hasattr(type(param), "solve") or _is_frame(param, weight)):
+        return False
     try:
         coordinate_list.right_inverse(_mended(param, weight))
     except (NotAFrameError, NonFiniteError):
@@ -70,9 +73,9 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
     """Takes the nearest frame if the map may and can, or else draws."""
     param = coordinate_list.param
     why = "its map is drawn unless the weight fits"
-    if param.takes_nearest:
+    if takes_nearest(param):
         try:
-            coordinate_list.right_inverse(param.nearest(weight))
+            coordinate_list.right_inverse(nearest_weight(param, weight))
         except (ImageError, NonFiniteError, RankError) as error:
             why = str(error).removesuffix(".")
         else:
@@ -95,7 +98,7 @@ def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
     """Returns whether a finite weight is a frame in its own dtype, or to float32 and cast up from there."""
     return all(
         orthogonality_error(q).max().item() <= frame_tolerance(q.shape[-1], coarser(q.dtype, torch.float32))
-        for q in each_frame(param.frames(weight))
+        for q in each_frame(frames_in(param, weight))
     )
 
 
@@ -103,4 +106,4 @@ def _mended(param: OrthogonalParam, weight: Tensor) -> Tensor:
     """Returns a float64 weight that is a frame to float32, cast up from there, is taken for one: its nearest."""
     if weight.dtype not in (torch.float64, torch.complex128) or not torch.isfinite(weight).all():
         return weight
-    return param.nearest(weight) if _is_frame(param, weight) else weight
+    return nearest_weight(param, weight) if _is_frame(param, weight) else weight

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils import parametrize
 
 from stiefelkit._torch import held_modules, inside_checkpoint, load_pre_hooks, registering
-from stiefelkit.contract.param import OrthogonalParam
+from stiefelkit.contract.param import OrthogonalParam, title
 from stiefelkit.errors import OptionError
 from stiefelkit.weights.coordinate_list import CoordinateList
 from stiefelkit.weights.find import Place, plain_weight
@@ -69,12 +69,12 @@ def _check_place(parent: parametrize.ParametrizationList, name: str, child: nn.M
         plain_weight(Place(weight, module, weight))
     if isinstance(child, OrthogonalParam) and name != "0":
         raise OptionError(
-            f"{child.title} needs to be the first parametrization of a weight, got one on top of "
+            f"{title(child)} needs to be the first parametrization of a weight, got one on top of "
             f"{type(parent[0]).__name__}; parametrize.remove_parametrizations first."
         )
-    if isinstance(child, OrthogonalParam) and child.is_attached:
+    if isinstance(child, OrthogonalParam) and hasattr(child, "_is_attached"):
         raise OptionError(
-            f"{child.title} needs to be a new map for each weight, got that of another; make one, or share the weight "
+            f"{title(child)} needs to be a new map for each weight, got that of another; make one, or share the weight "
             "by parametrize.transfer_parametrizations_and_params."
         )
     if isinstance(parent, CoordinateList) and name.isdigit() and name != "0":
@@ -82,7 +82,7 @@ def _check_place(parent: parametrize.ParametrizationList, name: str, child: nn.M
             inspect.signature(child.forward).bind(None)
         except TypeError as error:
             raise OptionError(
-                f"{parent.weight}, a {parent.param.title}'s, needs parametrizations on top that take one tensor, got "
+                f"{parent.weight}, a {title(parent.param)}'s, needs parametrizations on top that take one tensor, got "
                 f"{type(child).__name__}; gain= of sk.orthogonal scales a frame, and sk.bake makes it a plain weight."
             ) from error
 

@@ -5,6 +5,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.contract.param import load_chart_
 from stiefelkit.testing import seeds
 
 Fourier = sk.parametrizations.Fourier
@@ -13,7 +14,7 @@ Fourier = sk.parametrizations.Fourier
 def drawn(n):
     param = Fourier((n, n), dtype=torch.complex128)
     coordinates, chart = param.initial("arjovsky", seeds.generator())
-    param.load_chart_(chart)
+    load_chart_(param, chart)
     return param, *coordinates
 
 

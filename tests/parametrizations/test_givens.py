@@ -8,6 +8,7 @@ import torch
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.contract.param import load_chart_
 from stiefelkit.functional import (
     brickwall,
     brickwall_inverse,
@@ -225,7 +226,7 @@ def test_haar_angles_make_haar_matrices(n, dtype):
     count = 20_000
     map = Givens((count, n, n), dtype=dtype)
     coordinates, chart = map.initial("haar", seeds.generator())
-    map.load_chart_(chart)
+    load_chart_(map, chart)
     w = map(*coordinates)
     # E|w_ij|^4 is 3 / (n (n + 2)) in O(n), 2 / (n (n + 1)) in U(n); E|tr W^k|^2 = k in U(n), k + [k even] in O(n).
     fourth = 2 / (n * (n + 1)) if dtype.is_complex else 3 / (n * (n + 2))
@@ -254,7 +255,7 @@ def test_haar_angles_have_the_densities_found_in_haar_matrices(dtype):
 def test_layers_beyond_full_capacity_stay_haar():
     map = Givens((20_000, 3, 3), dtype=torch.float64, layers=6)
     coordinates, chart = map.initial("haar", seeds.generator())
-    map.load_chart_(chart)
+    load_chart_(map, chart)
     assert torch.allclose(map(*coordinates).pow(4).mean(0), torch.tensor(0.2, dtype=torch.float64), rtol=0.06)
 
 
@@ -307,7 +308,7 @@ def test_aligned_rounding_errors_stay_within_bounds(fill, dtype):
 def test_linear_agrees_whichever_road_it_takes(options, precision):
     map = Givens((64, 50), dtype=torch.float32, precision=precision, **options)
     (angle,), chart = map.initial("uniform", seeds.generator())
-    map.load_chart_(chart)
+    load_chart_(map, chart)
     angle = angle.float().requires_grad_()
     for rows in (1, 8, 500):
         x = torch.randn(rows, 50, requires_grad=True)

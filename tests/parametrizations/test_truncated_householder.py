@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stiefelkit import errors, init
+from stiefelkit.contract.param import load_chart_, rounded
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.parametrizations import Householder
 from stiefelkit.testing.seeds import generator
@@ -13,9 +14,9 @@ CASES = [((6, 6), 1), ((8, 8), 3), ((9, 5), 2), ((2, 7, 4), 3), ((72, 12), 2), (
 
 def inside(map, number=0):
     coordinates, chart = map.initial("haar", generator(number))
-    map.load_chart_(chart)
+    load_chart_(map, chart)
     with torch.no_grad():
-        return map(*map.rounded(coordinates))
+        return map(*rounded(map, coordinates))
 
 
 def law(map):

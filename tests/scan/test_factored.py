@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.contract.param import coordinate_dtypes, load_chart_
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Factored, activations, scan
@@ -42,8 +43,8 @@ def placed(name: str, dtype: torch.dtype, options: dict[str, Any], n: int = 6) -
     """A map with a chart that was drawn, and coordinates."""
     map = find_parametrization(name)((n, n), dtype=dtype, **options)
     coordinates, chart = map.initial(map.schemes[0])
-    map.load_chart_(chart)
-    wanted = map.coordinate_dtypes.values()
+    load_chart_(map, chart)
+    wanted = coordinate_dtypes(map).values()
     return map, tuple(c.to(dtype).requires_grad_() for c, dtype in zip(coordinates, wanted, strict=True))
 
 
@@ -143,7 +144,7 @@ def test_a_step_in_factors_keeps_lengths_and_states_to_a_few_roundings(name, dty
     x = torch.zeros(steps, 20, n)
     h = run(factored(map, coordinates), {"x": x, "h0": h0}, activation="identity", last_only=True)[1].detach()
     finer = find_parametrization(name)((n, n), dtype=torch.promote_types(dtype, DOUBLE), **options)
-    finer.load_chart_(map.chart)
+    load_chart_(finer, map.chart)
     w = finer(*(c.detach().double() for c in coordinates))
     exact = h0.to(w.dtype) @ torch.linalg.matrix_power(w, steps).mT
     bound = rounding * steps * torch.finfo(dtype).eps
@@ -159,7 +160,7 @@ def test_float32_gradients_are_those_of_float64_to_rounding(name, dtype, options
     exact = compared(map(*coordinates), arguments, coordinates)
     coarse = torch.complex64 if dtype.is_complex else torch.float32
     rounded = find_parametrization(name)(map.shape, dtype=coarse, **options)
-    rounded.load_chart_(map.chart)
+    load_chart_(rounded, map.chart)
     leaves = [c.detach().float().requires_grad_() for c in coordinates]
     given = {
         key: t.detach().to(coarse if t.is_complex() else torch.float32).requires_grad_() for key, t in arguments.items()

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.contract.param import coordinate_dtypes
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 from stiefelkit.testing.seeds import generator
 from stiefelkit.weights import checkpoint
@@ -399,7 +400,7 @@ def test_a_checkpoint_of_another_dtype_gives_frames_to_the_limit_of_the_model(na
         # well above what rounding of coordinates leaves, well below another weight
         assert torch.dist(w.double(), theirs.weight.double()) <= max(torch.finfo(DTYPES[e]).eps for e in pair) ** 0.5
     if load is not by_copy:
-        assert {key: c.dtype for key, c in held.coordinates.items()} == held.param.coordinate_dtypes
+        assert {key: c.dtype for key, c in held.coordinates.items()} == coordinate_dtypes(held.param)
 
 
 @pytest.mark.parametrize("strict", [False, True])

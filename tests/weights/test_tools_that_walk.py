@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 import stiefelkit as sk
 from stiefelkit import errors
+from stiefelkit.contract.param import coordinate_dtypes
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
 INSIDE = "parametrizations.weight."
@@ -280,7 +281,7 @@ def test_vectors_of_parameters_sharing_and_freezing_leave_frames(name, dtype):
     layer.weight  # noqa: B018
     assert name == "margin" or sk.drift(copy.deepcopy(layer))["weight"].bits_lost < 1
     assert {key: c.dtype for key, c in sk.coordinates(layer, "weight").items()} == (
-        layer.parametrizations.weight.param.coordinate_dtypes
+        coordinate_dtypes(layer.parametrizations.weight.param)
     )
     layer.share_memory()
     frozen = sk.bake(layer.requires_grad_(False)).weight

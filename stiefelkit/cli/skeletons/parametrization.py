@@ -65,7 +65,3 @@ class Skeleton(OrthogonalParam):
         if not torch.allclose(self(angle).double(), w, atol=1e-6):
             raise ImageError("Skeleton needs rotations of consecutive pairs, got another frame; cayley takes it.")
         return (angle,), {}
-
-    def initial(self, scheme, generator=None):
-        """Draws a frame, and inverts it."""
-        return self.initial_frame(scheme, generator)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit import init
+from stiefelkit.contract.param import load_chart_
+from stiefelkit.contract.protocols import structure_of
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.measuring.races.scan_cases import ScanCase
 from stiefelkit.scan import Factored, find_activation
@@ -76,10 +78,11 @@ class Sequences:
         case = self.case
         param = find_parametrization(case.map)((case.n, case.n), dtype=self.state_dtype, **case.map_options)
         coordinates, chart = param.initial(param.schemes[0], self._source)
-        param.load_chart_(chart)
+        load_chart_(param, chart)
         coordinates = [c.to(self.dtype) for c in coordinates]
-        assert param.structure is not None
-        self.factored = Factored(param.structure, self._placed(param.factors(*coordinates), self.state_dtype))
+        structure = structure_of(param)
+        assert structure is not None
+        self.factored = Factored(structure, self._placed(param.factors(*coordinates), self.state_dtype))  # type: ignore[operator]
         return self._placed(param(*coordinates), self.state_dtype)
 
     def _normal(self, *shape: int, dtype: torch.dtype) -> Tensor:

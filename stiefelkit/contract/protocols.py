@@ -1,0 +1,160 @@
+"""What few parametrizations add to the contract: methods that are found by their names, and what holds without them."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from stiefelkit.contract.param import OrthogonalParam, Position
+from stiefelkit.functional import nearest_frame
+from stiefelkit.metrics import permitted_return
+from stiefelkit.tensors import working_dtype
+
+__all__ = [
+    "Bounds",
+    "Factors",
+    "Nearest",
+    "Stacks",
+    "Weights",
+    "bare_frames",
+    "frame_buffers",
+    "frames_in",
+    "nearest_weight",
+    "prefers_factors",
+    "projected",
+    "return_bound",
+    "structure_of",
+    "takes_nearest",
+]
+
+
+class Stacks(Protocol):
+    """A map whose `forward` takes one dimension more in front of coordinates and chart, and gives a stack of weights.
+
+    It holds for the class whose `forward` it is; a subclass with a `forward` of its own says it again. Weights of other
+    maps are grouped (`sk.grouped`) by `torch.vmap`.
+    """
+
+    stacks: ClassVar[bool]
+
+
+class Factors(Protocol):
+    """A map with factors by which a recurrence applies W without forming it."""
+
+    @property
+    def structure(self) -> str | None:
+        """Which of `stiefelkit.scan.structures` applies W from its factors; None if none does."""
+
+    def factors(self, *coordinates: Tensor) -> Tensor:
+        """Returns the factors of W as the structure has them, in the dtype of W, each rounded once."""
+        ...
+
+    def prefers_factors(self, rows: int) -> bool:
+        """Returns whether a recurrence over so many rows a step is faster with factors than with W, on a CPU."""
+        ...
+
+
+class Nearest(Protocol):
+    """A map whose nearest weight is not the polar factor, or that `sk.orthogonal` shall not ask for it."""
+
+    @property
+    def takes_nearest(self) -> bool:
+        """Whether `sk.orthogonal` takes the weight nearest to the one that is there, or else draws.
+
+        Without it, where the default scheme is "haar"; a map with an option that fixes the chart overrides that.
+        """
+        ...
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """Returns the weight nearest to a given one whose frames are exact, in float64 or complex128."""
+        ...
+
+    def project(self, weight: Tensor) -> Tensor:
+        """Returns the nearest weight that the map can have, in float64 or complex128; `nearest`, if left out."""
+        ...
+
+
+class Bounds(Protocol):
+    """A map whose weights come back from their coordinates less near than `permitted_return` says."""
+
+    @property
+    def return_bound(self) -> float:
+        """The largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding."""
+        ...
+
+
+class Weights(Protocol):
+    """A map whose weights are no frames of its own: it is around others, or scales, or has a chart of frames."""
+
+    frame_buffers: ClassVar[tuple[str, ...]]
+    """Names of own buffers that hold frames, [Re, Im] last if complex: averaged and mended as frames are."""
+    title: str
+    """The map's name in messages."""
+
+    def solve(self, w: Tensor) -> Position:
+        """Checks a weight and returns its coordinates and chart; writes nothing."""
+        ...
+
+    def frames(self, weight: Tensor) -> Any:
+        """Returns the matrices in a weight that must have orthonormal columns; a tuple where their sizes differ."""
+        ...
+
+    def bare(self, *coordinates: Tensor) -> Any:
+        """Returns these frames at coordinates, without view and gain: what `sk.drift` measures."""
+        ...
+
+
+def _own(param: OrthogonalParam, name: str) -> Any:
+    """Returns an attribute if the class has it, else None; an AttributeError from inside of it is raised."""
+    return getattr(param, name) if hasattr(type(param), name) else None
+
+
+def return_bound(param: OrthogonalParam) -> float:
+    """Returns the largest ||forward(right_inverse(W)) - W||_F of a W that is a frame to rounding; see `Bounds`."""
+    own = _own(param, "return_bound")
+    return permitted_return(param.shape, param.dtype) if own is None else own
+
+
+def structure_of(param: OrthogonalParam) -> str | None:
+    """Returns which structure of the scan applies W from factors, None if none does; see `Factors`."""
+    return _own(param, "structure")
+
+
+def prefers_factors(param: Any, rows: int) -> bool:
+    """Returns whether a recurrence over so many rows is faster with the factors of a map that has them."""
+    return hasattr(type(param), "prefers_factors") and param.prefers_factors(rows)
+
+
+def takes_nearest(param: OrthogonalParam) -> bool:
+    """Returns whether `sk.orthogonal`, unless told otherwise, takes the nearest weight; see `Nearest`."""
+    own = _own(param, "takes_nearest")
+    return param.schemes[0] == "haar" if own is None else own
+
+
+def nearest_weight(param: OrthogonalParam, weight: Tensor) -> Tensor:
+    """Returns the weight of a map's shape nearest to a given one whose frames are exact; see `Nearest`."""
+    own = _own(param, "nearest")
+    return nearest_frame(weight.to(working_dtype(param.dtype))) if own is None else own(weight)
+
+
+def projected(param: OrthogonalParam, weight: Tensor) -> Tensor:
+    """Returns the nearest weight that a map can have; see `Nearest`."""
+    own = _own(param, "project")
+    return nearest_weight(param, weight) if own is None else own(weight)
+
+
+def frames_in(param: OrthogonalParam, weight: Tensor) -> Any:
+    """Returns the matrices in a weight that must have orthonormal columns; see `Weights`."""
+    own = _own(param, "frames")
+    return weight if own is None else own(weight)
+
+
+def bare_frames(param: OrthogonalParam, *coordinates: Tensor) -> Any:
+    """Returns the frames at coordinates, without view and gain; see `Weights`."""
+    own = _own(param, "bare")
+    return frames_in(param, param(*coordinates)) if own is None else own(*coordinates)
+
+
+def frame_buffers(part: Any) -> Sequence[str]:
+    """Returns the names of a module's buffers that must stay frames; see `Weights`."""
+    return getattr(part, "frame_buffers", ())
