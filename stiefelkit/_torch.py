@@ -1,4 +1,4 @@
-"""What the package needs of torch and torch keeps to itself, under names of its own.
+"""The private parts of torch that the package uses, each under a name of our own.
 
 No other file names anything private of torch, except what a class inherits. tests/house/test_private_torch.py says what
 each of these has to do, and so which one it was when torch renames or changes it.
@@ -77,10 +77,10 @@ CHECKPOINTED = "_checkpoint_wrapped_module"
 """The child of a wrapper of torch.distributed that checkpoints activations; not in the keys of state dicts."""
 
 is_transformed = torch._C._are_functorch_transforms_active
-"""Whether a transform of torch.func is at work: vmap, grad, jvp and their like."""
+"""Returns whether a transform of torch.func is active: vmap, grad, jvp and others."""
 is_view = Tensor._is_view
 write_count = operator.attrgetter("_version")
-"""How often a tensor has been written to."""
+"""Returns how often a tensor has been written to."""
 copy_each = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 """Copies tensors into others, pair by pair, in one call."""
 held_parameters = operator.attrgetter("_parameters")
@@ -155,7 +155,7 @@ def is_jit_traced() -> bool:
 
 
 def constant_in_traced_code(function: F) -> F:
-    """Has compilers call a function and not look into it: `torch.compiler.assume_constant_result`, but imports none."""
+    """Makes compilers call a function without tracing it: `torch.compiler.assume_constant_result`, but imports none."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -256,7 +256,7 @@ def is_composite(op: Any) -> bool:
 
 @contextlib.contextmanager
 def lazy_conjugates() -> Iterator[None]:
-    """Context inside a dispatch mode in which kernels meet conjugates and negatives as they do outside of it."""
+    """Returns a context inside a dispatch mode in which kernels meet conjugates as they do outside of it."""
     out = {key: torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in ("Conjugate", "Negative")}
     for key in out:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)

@@ -87,7 +87,7 @@ def settle_(options: Any, who: str = "", /, **checks: "Check") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What an option must be: in words that go after "needs", with {key} for its name, and as a test of plain values.
+    """A requirement on an option: in words that follow "needs", with {key} for its name, and as a test of plain values.
 
     `plain` says which value of a number of another kind is tested, and kept.
     """
@@ -159,4 +159,4 @@ def optional(check: Check) -> Check:
 
 
 FLAG = Check("{key} to be True or False", lambda value: isinstance(value, bool))
-"""What is on or off: a word, "False" as well, would count as on."""
+"""A flag: a word, "False" as well, would count as on."""

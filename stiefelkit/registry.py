@@ -89,6 +89,7 @@ class Registry:
         self._targets: dict[str, Any] = dict(built_in)
         self._origins: dict[str, str | None] = dict.fromkeys(built_in, f"stiefelkit {__version__}")
         self._loaded: dict[str, Any] = {}
+        self._checked: dict[int, Any] = {}
         self._contested: dict[str, tuple[Any, Any]] = {}
         self._plugins_read = False
 
@@ -165,7 +166,9 @@ class Registry:
             OptionError: the object is not of this kind, or lacks something that each must have.
         """
         target = self.get(target) if isinstance(target, str) else target
-        self.check(target)
+        if id(target) not in self._checked:
+            self.check(target)
+            self._checked[id(target)] = target
         return target
 
     def available(self) -> dict[str, Any]:

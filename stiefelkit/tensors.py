@@ -1,4 +1,4 @@
-"""Which dtype goes with which, and sharded tensors and plain ones alike."""
+"""Dtypes of weights, coordinates and computations; sharded and plain tensors."""
 
 import warnings
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def keep_precision(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callab
 def keeps_values(fn: Callable[[Tensor], Tensor]) -> bool:
     """Returns whether what `Module._apply` is given keeps values: to_empty's empty_like does not.
 
-    Only what it does to values that are known to nobody tells it from a move.
+    A cast and `to_empty` look the same to `_apply`; probing with random values tells them apart.
     """
     sample = torch.rand(64, device="cpu").bfloat16().float()
     probe = fn(sample.clone())
@@ -113,7 +113,7 @@ def followed(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
 
 
 def _keeps_rows(fn: Callable[[Tensor], Tensor], dim: int) -> bool:
-    """Tells whether a function given to `Module._apply` keeps tensors row-major, as `.to(memory_format=)` does not."""
+    """Returns whether a function given to `Module._apply` keeps tensors row-major, unlike `.to(memory_format=)`."""
     sample = torch.empty((2,) * dim, device="cpu")
     try:
         return fn(sample).is_contiguous()

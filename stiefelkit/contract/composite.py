@@ -71,7 +71,7 @@ def _of_inner(name: str) -> Any:
 
 
 class Wrapper(OrthogonalParam):
-    """Says of a map what the map inside says of itself, under its name; a wrapper adds how its weights differ.
+    """A map around another one, whose properties it has; a wrapper adds how its weights differ.
 
     The shape is that of the weight, which need be no frame's.
     """
@@ -92,7 +92,7 @@ class Wrapper(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """None: the laws run on the inner maps."""
+        """Returns none: the laws run on the inner maps."""
         return []
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:

@@ -137,7 +137,7 @@ class OrthogonalParam(nn.Module, ABC):
 
     @property
     def is_complex(self) -> bool:
-        """Whether the frame is complex."""
+        """True if the frame is complex."""
         return self.dtype.is_complex
 
     @classmethod
@@ -153,7 +153,7 @@ class OrthogonalParam(nn.Module, ABC):
     @property
     @abstractmethod
     def traits(self) -> Traits:
-        """What this instance promises."""
+        """The promises of this instance."""
 
     @property
     @abstractmethod
@@ -180,7 +180,7 @@ class OrthogonalParam(nn.Module, ABC):
         return tuple(init.SCHEMES)
 
     def options(self) -> dict[str, Any]:
-        """JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
+        """Returns JSON-able options that change what the coordinates mean; a checkpoint with others is refused."""
         return {}
 
     @abstractmethod
@@ -256,7 +256,7 @@ class OrthogonalParam(nn.Module, ABC):
         return self
 
     def extra_repr(self) -> str:
-        """Shape, dtype and coordinate count."""
+        """Returns shape, dtype and coordinate count."""
         size = sum(math.prod(shape) for shape in self.coordinates.values())
         return f"shape={self.shape}, dtype={self.dtype}, coordinates={size}"
 
@@ -268,8 +268,9 @@ def title(param: OrthogonalParam) -> str:
 
 def coordinate_dtypes(param: OrthogonalParam) -> dict[str, torch.dtype]:
     """Returns name to dtype of each coordinate: real, float32 or better; on a manifold, of the weight's field."""
-    free, bound, manifolds = coordinate_dtype(param.dtype), computing_dtype(param.dtype), param.manifolds
-    return {name: bound if name in manifolds else free for name in param.coordinates}
+    dtypes = dict.fromkeys(param.coordinates, coordinate_dtype(param.dtype))
+    bound = param.manifolds
+    return dtypes | dict.fromkeys(bound, computing_dtype(param.dtype)) if bound else dtypes
 
 
 def rounded(param: OrthogonalParam, coordinates: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -325,7 +326,7 @@ def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
 
 
 Parametrization = str | type[OrthogonalParam]
-"""What `parametrization=` takes: a registered name, or a class."""
+"""The type of `parametrization=`: a registered name, or a class."""
 
 
 def each_frame(frames: Any) -> tuple[Tensor, ...]:

@@ -1,12 +1,13 @@
-"""What few parametrizations add to the contract: methods that are found by their names, and what holds without them."""
+"""Protocols for the few parametrizations that need more than the contract, and the defaults of all others."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from stiefelkit.contract.param import OrthogonalParam, Position
+from stiefelkit.contract.param import OrthogonalParam, Position, rounded, solve
 from stiefelkit.functional import nearest_frame
+from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import permitted_return
 from stiefelkit.tensors import working_dtype
 
@@ -23,6 +24,7 @@ __all__ = [
     "prefers_factors",
     "projected",
     "return_bound",
+    "solve_nearest",
     "structure_of",
     "takes_nearest",
 ]
@@ -43,7 +45,7 @@ class Factors(Protocol):
 
     @property
     def structure(self) -> str | None:
-        """Which of `stiefelkit.scan.structures` applies W from its factors; None if none does."""
+        """The name in `stiefelkit.scan.structures` of what applies W from its factors; None if there is none."""
 
     def factors(self, *coordinates: Tensor) -> Tensor:
         """Returns the factors of W as the structure has them, in the dtype of W, each rounded once."""
@@ -59,7 +61,7 @@ class Nearest(Protocol):
 
     @property
     def takes_nearest(self) -> bool:
-        """Whether `sk.orthogonal` takes the weight nearest to the one that is there, or else draws.
+        """True if `sk.orthogonal` takes the weight nearest to the present one, instead of drawing.
 
         Without it, where the default scheme is "haar"; a map with an option that fixes the chart overrides that.
         """
@@ -135,6 +137,15 @@ def nearest_weight(param: OrthogonalParam, weight: Tensor) -> Tensor:
     """Returns the weight of a map's shape nearest to a given one whose frames are exact; see `Nearest`."""
     own = _own(param, "nearest")
     return nearest_frame(weight.to(working_dtype(param.dtype))) if own is None else own(weight)
+
+
+def solve_nearest(param: OrthogonalParam, weight: Tensor) -> Position:
+    """Returns coordinates and chart of `nearest_weight`; writes nothing."""
+    q = nearest_weight(param, weight)
+    if hasattr(type(param), "solve") or hasattr(type(param), "nearest"):
+        return solve(param, q)
+    coordinates, chart = param.invert(polished(q))  # as `check_frame` would return it
+    return rounded(param, coordinates), chart
 
 
 def projected(param: OrthogonalParam, weight: Tensor) -> Tensor:

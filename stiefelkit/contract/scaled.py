@@ -59,12 +59,12 @@ class Scaled(Wrapper):
 
     @property
     def traits(self) -> Traits:
-        """Those of the inner map, but never exact."""
+        """The inner map's traits, but never exact."""
         return replace(self.inner.traits, exact=False)
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of the inner map, and `gain` if it is learned."""
+        """The inner map's coordinates, and `gain` if it is learned."""
         return self.inner.coordinates | ({GAIN: (self.blocks,)} if self.gain is None else {})
 
     def options(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Scaled(Wrapper):
 
     @property
     def return_bound(self) -> float:
-        """That of the inner map, and what rounding the gain and the product costs, times a fixed gain."""
+        """The inner map's bound, and the rounding of gain and product, times a fixed gain."""
         rounding = torch.finfo(self.dtype).eps * math.sqrt(self.shape[-1])
         return (return_bound(self.inner) + rounding) * (self.gain or 1.0)
 

@@ -1,5 +1,6 @@
-"""How wide weights, convolutions and other tensors are read as frames."""
+"""Views: wide weights, convolutions and other tensors read as frames."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 from stiefelkit.errors import OptionError, ShapeError, did_you_mean, shown
 from stiefelkit.numbers import settle_
 
-__all__ = ["VIEWS", "View", "views_of_blocks"]
+__all__ = ["VIEWS", "View", "axis_of", "view_of", "views_of_blocks"]
 
 
 VIEWS = {
@@ -31,7 +32,7 @@ _GROUPED = "group_"
 
 @dataclass(frozen=True)
 class View:
-    """How a weight is read as frames: dimensions moved, flattened and, if the matrix is wide, its adjoint taken.
+    """A way to read a weight as frames: dimensions are moved and flattened; a wide matrix is replaced by its adjoint.
 
     Args:
         name: one of `VIEWS`.
@@ -73,7 +74,7 @@ class View:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether there is a matrix for each group."""
+        """True if there is a matrix for each group."""
         return self.name.startswith(_GROUPED)
 
     @property
@@ -83,7 +84,7 @@ class View:
 
     @property
     def is_split(self) -> bool:
-        """Whether there is a matrix for each of several parts, groups or blocks."""
+        """True if there is a matrix for each of several parts, groups or blocks."""
         return self.is_grouped or self.blocks > 1
 
     @cached_property
@@ -119,7 +120,7 @@ class View:
 
     @cached_property
     def is_wide(self) -> bool:
-        """Whether the frame is the adjoint of the matrix."""
+        """True if the frame is the adjoint of the matrix."""
         return self.matrix_shape[-2] < self.matrix_shape[-1]
 
     @cached_property
@@ -130,7 +131,7 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weight is the frame as it stands."""
+        """True if the weight itself is the frame."""
         return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
 
     def options(self) -> dict[str, Any]:
@@ -161,6 +162,12 @@ class View:
     def _back(self) -> tuple[int, ...]:
         """The permutation that takes `order` back."""
         return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
+
+
+@functools.lru_cache(256)
+def view_of(name: str, shape: tuple[int, ...], out_dim: int, groups: int) -> View:
+    """Returns the view of a whole weight; the same object for the same arguments."""
+    return View(name, shape, out_dim, groups)
 
 
 def axis_of(name: str, shape: Sequence[int], dim: int) -> int:

@@ -1,4 +1,4 @@
-"""What may be a frame, what may be moved, and what errors say of the rest."""
+"""Checks of points and tangent vectors, and their error messages."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What frames are to geoopt: their shapes and dtypes, how many dimensions they have, and random ones."""
+"""Frames as points of a geoopt manifold: shapes, dtypes, dimensions and random draws."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class Frames(geoopt.Manifold):
     ndim = 2
 
     def dim(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> int:
-        """Number of real dimensions of the manifold of one frame: np - p(p + 1)/2, and 2np - p^2 where complex.
+        """Returns the real dimension of the manifold of one frame: np - p(p + 1)/2, and 2np - p^2 where complex.
 
         Args:
             size: (*, n, p), as integers or one sequence; how large the batch is does not count.

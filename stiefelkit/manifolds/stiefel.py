@@ -76,12 +76,12 @@ class Stiefel(Frames):
 
     @property
     def reversible(self) -> bool:  # type: ignore[override]
-        """Whether a step and the same step back, with the carried direction, end at the start."""
+        """True if a step and the same step back, with the carried direction, end at the start."""
         return self.retraction == "cayley"
 
     @property
     def is_isometric(self) -> bool:
-        """Whether `retr_transp` and `transp_follow_retr` keep inner products."""
+        """True if `retr_transp` and `transp_follow_retr` keep inner products."""
         return self.retraction == "cayley"
 
     def __eq__(self, other: object) -> bool:
@@ -138,12 +138,12 @@ class Stiefel(Frames):
         return riemannian_hessian(w, g, h, tangent_part(w, wide), self.metric).to(ehess.dtype)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
-        """Inner product of tangent vectors, real in complex spaces too, shape (*), or (*, 1, 1) with `keepdim`."""
+        """Returns the real inner product of tangent vectors, shape (*), or (*, 1, 1) with `keepdim`."""
         w, a, b = widened(x, u, u if v is None else v)
         return inner_product(w, a, b, self.metric, keepdim=keepdim).to(x.dtype.to_real())
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Length of a tangent vector, shape (*), or (*, 1, 1) with `keepdim`."""
+        """Returns the length of a tangent vector, shape (*), or (*, 1, 1) with `keepdim`."""
         w, a = widened(x, u)
         unit = unit_of(a)
         length = inner_product(w, a / unit, a / unit, self.metric, keepdim=True).sqrt() * unit
@@ -209,7 +209,7 @@ class Stiefel(Frames):
         return u.to(x.dtype)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False, missing: str = "raise") -> Tensor:
-        """Length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
+        """Returns the length of the geodesic that `logmap` finds, shape (*), or (*, 1, 1) with `keepdim`."""
         return self.norm(x, self.logmap(x, y, missing=missing), keepdim=keepdim)
 
     def _geodesic(self, w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

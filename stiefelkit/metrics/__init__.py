@@ -1,4 +1,4 @@
-"""How far a matrix is from being a frame, and how far a linear layer stretches what passes through it."""
+"""Distances of matrices from frames, and the singular values of linear layers as operators."""
 
 from stiefelkit.metrics.frames import (
     FRAME_TOLERANCE,

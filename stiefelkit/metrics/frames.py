@@ -1,4 +1,4 @@
-"""How far a matrix is from being a frame, and how far rounding alone would put it."""
+"""The distance of a matrix from a frame, and the distance that rounding alone causes."""
 
 import math
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def orthogonality_error(w: Tensor) -> Tensor:
 
 
 def defect(w: Tensor) -> Tensor:
-    """W^H W - I of matrices (*, n, p), summed over blocks of max(16, p) rows.
+    """Returns W^H W - I of matrices (*, n, p), summed over blocks of max(16, p) rows.
 
     In one long sum the rounding errors of equal rows align and grow as n eps.
 
@@ -142,7 +142,7 @@ def permitted_return(shape: Sequence[int], dtype: torch.dtype, *, unspared: bool
 
 
 def bits_lost(error: float, limit: float) -> float:
-    """Binary digits of orthogonality lost beyond rounding: log2(max(error / limit, 1)), in bits.
+    """Returns the binary digits of orthogonality lost beyond rounding: log2(max(error / limit, 1)), in bits.
 
     >>> bits_lost(8e-7, 1e-7)
     3.0

@@ -1,4 +1,4 @@
-"""How far a linear layer stretches and shrinks differences of inputs: the singular values of it as an operator."""
+"""The singular values of a linear layer as an operator: how far it stretches and shrinks differences of inputs."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -160,14 +160,14 @@ class _Operator:
         return torch.view_as_real(y) if y.is_complex() and not x.is_complex() else y
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A x of one input of its shape, in working precision."""
+        """Returns A x of one input of its shape, in working precision."""
         with torch.no_grad():
             scale = self._at_origin.abs().max().clamp_min(1)  # or a large bias would cost digits
             y = self._called((x * scale).to(self.dtype)[None]) - self._at_origin
         return (y[0] / scale).to(working_dtype(y.dtype))
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """A^H y of a batch of outputs, in working precision."""
+        """Returns A^H y of a batch of outputs, in working precision."""
         origin, out = self._origin, self._at_origin
         if len(y) > 1:
             origin = torch.zeros_like(origin).expand(len(y), *self.shape).contiguous().requires_grad_()
@@ -178,7 +178,7 @@ class _Operator:
         return x.to(working_dtype(x.dtype))
 
     def draw(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Gaussian numbers, the same in each call of `lipschitz`."""
+        """Draws Gaussian numbers, the same in each call of `lipschitz`."""
         return torch.randn(*shape, dtype=working_dtype(dtype), generator=self._random, device="cpu").to(self.device)
 
     def tolerance(self, y: Tensor, terms: int = 1) -> Tensor:

@@ -1,4 +1,4 @@
-"""What several models share: the options of their layer, draws of its weights, and the read-out."""
+"""Parts that several models share: the options of their layer, draws of its weights, and the read-out."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -65,7 +65,7 @@ class SequenceModel(nn.Module):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trained real numbers in a model, as the papers count them.
+    """Returns the number of trained real numbers in a model, as the papers count them.
 
     A frame that is a coordinate itself counts with the dimension of its manifold: np - p(p + 1)/2 for a real one,
     2np - p^2 for a complex one.

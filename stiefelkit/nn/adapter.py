@@ -131,7 +131,7 @@ class OrthogonalAdapter(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """That of the layer."""
+        """The layer's bias."""
         return self.layer.bias
 
     @property
@@ -146,7 +146,7 @@ class OrthogonalAdapter(nn.Module):
         return self._product("weight")
 
     def merge(self) -> None:
-        """Has the layer read `weight`, computed once; a layer that is merged stays so.
+        """Makes the layer read `weight`, computed once; a merged layer stays merged.
 
         Raises:
             OptionError: the layer computes more than W x + b.
@@ -156,7 +156,7 @@ class OrthogonalAdapter(nn.Module):
             self.merged = self._finite_product("merge")
 
     def unmerge(self) -> None:
-        """Has the layer read the frozen weight and R again."""
+        """Makes the layer read the frozen weight and R again."""
         self.merged = None
 
     def folded(self) -> nn.Linear:

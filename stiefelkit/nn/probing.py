@@ -19,7 +19,7 @@ _OF_PEFT = ("get_base_layer", "unload_and_optionally_merge_module")
 """Methods of PEFT's layers, one of which each has: what they wrap they merge into, and put back."""
 _ROWS = 8
 _ROUNDINGS = 4
-"""How many times the error of torch's own product is still that of a product."""
+"""Multiples of the error of torch's own product up to which a result counts as that product."""
 
 
 def has_own_forward(module: nn.Module) -> bool:
@@ -110,7 +110,7 @@ def agree(one: Tensor, other: Tensor, n: int) -> bool:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Context in which random numbers are drawn for nobody else, and autocast is off."""
+    """Runs a block with autocast off, and restores the state of random numbers after it."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.autocast(device.type, enabled=False):
         yield

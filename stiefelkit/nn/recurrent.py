@@ -1,4 +1,4 @@
-"""What recurrent layers and cells share: U, W, bias and first state, for real and complex states."""
+"""The base of recurrent layers and cells: U, W, bias and first state, for real and complex states."""
 
 import inspect
 from collections.abc import Callable
@@ -52,11 +52,11 @@ class Recurrent(nn.Module):
     frame_gradients: ClassVar[tuple[str, ...]] = ("exact",)
     """Kinds of dL/dW that an optimizer may ask the coordinate list of W for; "half" of complex W only."""
     input_blocks: ClassVar[int] = 1
-    """How many matrices of U stand on top of each other."""
+    """The number of matrices of U that stand on top of each other."""
     backends: ClassVar[tuple[str, ...]] = BACKENDS
     """Names that `backend=` takes."""
     factored: bool | None = None
-    """Whether the recurrence takes W in factors; None where that is faster."""
+    """True if the recurrence takes W in factors; None to do so where that is faster."""
     _has_factors: bool = False
     batch_first: bool | None = None
     """Of layers, whether a batch is (B, T, .); a cell reads no sequence."""
@@ -122,7 +122,7 @@ class Recurrent(nn.Module):
 
     @property
     def is_complex(self) -> bool:
-        """Whether states are complex."""
+        """True if states are complex."""
         return self.field == "complex"
 
     @property
@@ -206,7 +206,7 @@ class Recurrent(nn.Module):
         return _paired(zero, zero) if self.is_complex else zero
 
     def _matrix(self, suffix: str, rows: int, steps: int) -> Tensor | Factored:
-        """W: in factors where its map has such and the scan is faster with them, or as `factored` has it."""
+        """Returns W, in factors where its map has them and the scan is faster so, or as `factored` says."""
         if self._has_factors and self.factored is not False and self._takes_factors(suffix, rows, steps):
             coordinate_list = coordinate_list_of(self, f"weight_hh{suffix}")
             factored = None if coordinate_list is None else coordinate_list.factored()

@@ -17,7 +17,7 @@ __all__ = ["rotate_"]
 
 
 class _Role(NamedTuple):
-    """How a tensor changes: R times its columns, its rows times a norm's scale, its rows times R^T."""
+    """A way in which a tensor changes: R times its columns, its rows times a norm's scale, its rows times R^T."""
 
     writes: bool = False
     reads: bool = False

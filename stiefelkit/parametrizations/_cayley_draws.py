@@ -20,7 +20,7 @@ _LIGHT_TAILED = 4
 
 
 def helfrich(shape: tuple[int, ...], is_complex: bool, generator: torch.Generator | None, arc: float) -> Tensor:
-    """tan(t/2) with t uniform on (0, arc) for consecutive pairs of axes, as scoRNN and scuRNN begin."""
+    """Draws tan(t/2) with t uniform on (0, arc) for consecutive pairs of axes, as scoRNN and scuRNN begin."""
     *batch, n, p = shape
     pairs = min(n // 2, (p + 1) // 2)
     t = uniform((*batch, pairs), generator) * arc

@@ -39,7 +39,7 @@ class BrickWall:
 
     @property
     def is_full(self) -> bool:
-        """Whether every frame can be made."""
+        """True if the mesh makes every frame."""
         return self.n <= 2 or self.layers >= self.n
 
     def haar_indices(self) -> Tensor:
@@ -47,7 +47,7 @@ class BrickWall:
         return haar_indices(self.n, min(self.n, self.layers))
 
     def frame(self, angle: Tensor, phase: Tensor | None, d: Tensor, p: int, rounded: torch.dtype | None) -> Tensor:
-        """First p columns of the product, in the precision of the angles, or rounded on the way if that is cheaper."""
+        """Returns the first p columns of the product, in the angles' precision, or rounded on the way if cheaper."""
         dtype = dtype_of_parts(angle.dtype, phase is not None)
         w = brickwall(torch.eye(self.n, p, dtype=dtype, device=angle.device), angle, phase, layers=self.layers)
         return w * d.to(w.dtype).unsqueeze(-1)

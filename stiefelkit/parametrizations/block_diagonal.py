@@ -79,7 +79,7 @@ class BlockDiagonal(Composite):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall, batched, blocks of one entry, one block; several maps; fast."""
+        """Returns square, tall, batched, blocks of one entry, one block; several maps; fast."""
         return [
             ((6, 6), {"blocks": 3}),
             ((4, 4), {"blocks": 4}),
@@ -96,7 +96,7 @@ class BlockDiagonal(Composite):
 
     @property
     def traits(self) -> Traits:
-        """Those of the inner map; onto with one block only."""
+        """The inner map's traits; onto with one block only."""
         inner = self.inner.traits
         return Traits(
             onto=inner.onto and self.blocks == 1,
@@ -109,12 +109,12 @@ class BlockDiagonal(Composite):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of the inner map."""
+        """The inner map's."""
         return self.inner.schemes
 
     @property
     def takes_nearest(self) -> bool:
-        """With one block, as the inner map; the frame nearest to a weight has no more blocks than that."""
+        """The inner map's with one block; the frame nearest to a weight has no more blocks than that."""
         return self.blocks == 1 and takes_nearest(self.inner)
 
     def options(self) -> dict[str, Any]:
@@ -123,12 +123,12 @@ class BlockDiagonal(Composite):
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of the inner map for k blocks, (*, k, ...)."""
+        """The inner map's coordinates for k blocks, (*, k, ...)."""
         return self.inner.coordinates
 
     @property
     def manifolds(self) -> dict[str, str]:
-        """Those of the inner map."""
+        """The inner map's."""
         return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
@@ -142,7 +142,7 @@ class BlockDiagonal(Composite):
 
     @property
     def return_bound(self) -> float:
-        """That of the blocks together."""
+        """The bound of all blocks together."""
         return max(permitted_return(self.shape, self.dtype), math.sqrt(self.blocks) * return_bound(self.inner))
 
     def forward(self, *coordinates: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class Cayley(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall, one column, one entry, odd, batched, fixed signs, bands, fast."""
+        """Returns square, tall, one column, one entry, odd, batched, fixed signs, bands, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
         signs = [((6, 6), {"negative": 2}), ((6, 3), {"negative": [1, -1, 1]})]
         bands = [((7, 7), {"bandwidth": 2}), ((2, 6, 3), {"bandwidth": 1})]
@@ -113,14 +113,14 @@ class Cayley(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of the contract and "helfrich"; of a band fewer, and no identity where signs are -1."""
+        """Schemes of the contract and "helfrich"; fewer for a band, and no identity where signs are -1."""
         schemes = (*super().schemes, "helfrich") if self.bandwidth is None else ("helfrich", "identity")
         reflects = self.negative is not None and -1 in self.negative
         return tuple([scheme for scheme in schemes if not (reflects and scheme == "identity")])
 
     @property
     def takes_nearest(self) -> bool:
-        """Not with signs that are fixed, which imply a draw."""
+        """False with fixed signs, which imply a draw."""
         return self.schemes[0] == "haar" and self.negative is None
 
     @property

@@ -103,7 +103,7 @@ class Givens(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall, one column, one entry, odd, batched; few layers, many, the Fourier pattern, fast."""
+        """Returns square, tall, one column, one entry, odd, batched; few layers, many, the Fourier pattern, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (2, 8, 2)]
         few = [((6, 6), 1), ((9, 5), 3), ((2, 8, 8), 4), ((4, 4), 7)]
         fourier: dict[str, Any] = {"layout": "fft"}
@@ -161,7 +161,7 @@ class Givens(OrthogonalParam):
         return flaw_of_signs(chart)
 
     def error_bound(self, *coordinates: Tensor) -> float:
-        """In "fast" mode (L + 16) eps sqrt(p) more, eps that of the coordinates."""
+        """Returns an exact frame's bound; in "fast" mode (L + 16) eps sqrt(p) more, eps of the coordinates' dtype."""
         p = self.shape[-1]
         rounded = permitted_error(p, self.dtype)
         if self.precision == "exact":
@@ -225,7 +225,7 @@ class Givens(OrthogonalParam):
         return torch.cat([complex_of(t.cos(), t.sin()), complex_of(f.cos(), f.sin()), d]).to(self.dtype)
 
     def prefers_factors(self, rows: int) -> bool:
-        """Measured: a step with L layers and a product of rows with W cost the same where n^2 / (L + 2) is this."""
+        """Returns whether n^2 / (L + 2) is above the measured point where layers and a product cost the same."""
         many, few = (10_000, 8_000) if self.is_complex else (18_000, 40_000)
         return self.shape[-1] ** 2 >= (self.layers + 2) * (many + few / max(rows, 1))
 

@@ -89,7 +89,7 @@ class Householder(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall, one column, one entry, batched, of two panels, truncated, applied without W, fast."""
+        """Returns square, tall, one column, one entry, batched, of two panels, truncated, applied without W, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (5, 1), (2, 3, 6, 6), (3, 8, 2), (67, 66)]
         truncated = [((6, 6), 1), ((8, 8), 3), ((9, 5), 2), ((2, 7, 4), 3), ((72, 12), 2)]
         fast = [((7, 7), {}), ((9, 5), {"reflections": 2}), ((2, 3, 6, 6), {})]
@@ -119,7 +119,7 @@ class Householder(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, "mhammedi" and, of an even number of reflectors, "paired"."""
+        """Schemes of the contract, "mhammedi" and, with an even number of reflectors, "paired"."""
         return (*super().schemes, "mhammedi", *(["paired"] if self.reflections % 2 == 0 else []))
 
     def options(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Householder(OrthogonalParam):
         return "low_rank" if len(self.shape) == 2 and self.shape[0] == self.shape[1] else None
 
     def factors(self, reflectors: Tensor, phase: Tensor | None = None) -> Tensor:
-        """D, A and B of W = D + A B^H = (I - U T^-1 U^H) D, |u_j|^2 = 2, T = I + striu(U^H U)."""
+        """Returns D, A and B of W = D + A B^H = (I - U T^-1 U^H) D, |u_j|^2 = 2, T = I + striu(U^H U)."""
         d = diagonal(phase=phase) if self.is_complex else diagonal(signs=self.signs)
         u = unpack_trapezoid(reflectors.double(), self.shape[-1], self.reflections, self.is_complex)
         largest = u.detach().abs().amax(-2)
@@ -168,7 +168,7 @@ class Householder(OrthogonalParam):
         return torch.cat([d.unsqueeze(0), a.mT, b.mT]).to(self.dtype)
 
     def prefers_factors(self, rows: int) -> bool:
-        """Measured: a step with k reflectors and a product of rows with W cost the same where n (n - 2 k) is this."""
+        """Returns whether n (n - 2 k) is above the measured point where reflectors and a product cost the same."""
         n = self.shape[-1]
         return n * (n - 2 * self.reflections) >= 14_000 + (24_000 if self.is_complex else 36_000) / max(rows, 1)
 

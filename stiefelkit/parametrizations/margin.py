@@ -87,7 +87,7 @@ class Margin(Composite):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall, batched, one entry, no margin, several maps."""
+        """Returns square, tall, batched, one entry, no margin, several maps."""
         mixed = {"margin": 0.05, "u": "householder", "u_options": {"reflections": 3}, "v": "matrix_exp"}
         return [
             ((6, 6), {"margin": 0.05}),
@@ -99,7 +99,7 @@ class Margin(Composite):
 
     @property
     def traits(self) -> Traits:
-        """Those of U, but never exact."""
+        """The traits of U's map, but never exact."""
         u, v = self.u.traits, self.v.traits
         return Traits(
             onto=u.onto,
@@ -112,7 +112,7 @@ class Margin(Composite):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of U."""
+        """The schemes of U's map."""
         return self.u.schemes
 
     def options(self) -> dict[str, Any]:
@@ -121,13 +121,13 @@ class Margin(Composite):
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of U, of V and the spectrum."""
+        """The coordinates of U, of V and the spectrum."""
         inner = prefixed(u=self.u.coordinates, v=self.v.coordinates)
         return inner | {"spectrum": (*self.shape[:-2], self.shape[-1])}
 
     @property
     def manifolds(self) -> dict[str, str]:
-        """Those of U and of V."""
+        """The manifolds of U's and V's coordinates."""
         return prefixed(u=self.u.manifolds, v=self.v.manifolds)
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
@@ -163,7 +163,7 @@ class Margin(Composite):
 
     @property
     def takes_nearest(self) -> bool:
-        """As the map of U."""
+        """The answer of U's map."""
         return takes_nearest(self.u)
 
     def _singular_values(self, q: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class MatrixExp(OrthogonalParam):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall below and above 2p, one column, one entry, odd, batched, fast."""
+        """Returns square, tall below and above 2p, one column, one entry, odd, batched, fast."""
         shapes = [(1, 1), (2, 2), (7, 7), (16, 16), (9, 4), (7, 5), (5, 1), (2, 3, 6, 6), (3, 8, 2)]
         fast = [((16, 16), {"precision": "fast"}), ((2, 7, 5), {"precision": "fast"})]
         return [*((shape, {}) for shape in shapes), *fast]

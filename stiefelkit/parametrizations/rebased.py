@@ -88,7 +88,7 @@ class Rebased(Composite):
 
     @classmethod
     def examples(cls) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
-        """Square, tall, batched, one entry; several maps; fast."""
+        """Returns square, tall, batched, one entry; several maps; fast."""
         return [
             ((6, 6), {}),
             ((1, 1), {}),
@@ -120,12 +120,12 @@ class Rebased(Composite):
 
     @property
     def coordinates(self) -> dict[str, tuple[int, ...]]:
-        """Those of the inner map."""
+        """The inner map's."""
         return self.inner.coordinates
 
     @property
     def manifolds(self) -> dict[str, str]:
-        """Those of the inner map."""
+        """The inner map's."""
         return self.inner.manifolds
 
     def check_chart(self, chart: Mapping[str, Tensor]) -> str | None:
@@ -148,7 +148,7 @@ class Rebased(Composite):
         return w.to(self.dtype)
 
     def _frame(self, *coordinates: Tensor) -> Tensor:
-        """B Q before it is polished and rounded."""
+        """Returns B Q before it is polished and rounded."""
         q = self.inner(*coordinates)
         return product(from_buffer(self.base, self.is_complex).to(q.dtype), q)
 

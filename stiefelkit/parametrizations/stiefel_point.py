@@ -59,7 +59,7 @@ class StiefelPoint(OrthogonalParam):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Those of the contract, and "restricted" where `fourier` is."""
+        """Schemes of the contract, and "restricted" where `fourier` takes the shape."""
         restricted = Fourier.supports(self.shape, self.dtype) is None
         return (*super().schemes, _RESTRICTED) if restricted else super().schemes
 

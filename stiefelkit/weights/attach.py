@@ -13,7 +13,7 @@ from stiefelkit.contract.composite import SideBySide
 from stiefelkit.contract.param import OrthogonalParam, Parametrization, coordinate_dtypes, title
 from stiefelkit.contract.scaled import Scaled
 from stiefelkit.contract.table import check_options, find_parametrization, option_names
-from stiefelkit.contract.view import VIEWS, View, axis_of, views_of_blocks
+from stiefelkit.contract.view import VIEWS, View, axis_of, view_of, views_of_blocks
 from stiefelkit.contract.viewed import Viewed
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
 from stiefelkit.numbers import one_of, plain, sizes
@@ -118,13 +118,16 @@ def orthogonal(
     for place in chosen:
         tied.setdefault(id(plain_weight(place)), []).append(place)
     cls = find_parametrization(parametrization)
-    given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
-    own = {key: value for key, value in given.items() if key in option_names(cls)}
-    options, blocks, dim = options | own, None if "blocks" in own else blocks, None if "dim" in own else dim
-    if dim is not None and blocks is None:
-        raise OptionError(f"orthogonal needs blocks= of its own beside dim=, got dim={shown(dim)} with {cls.__name__}.")
-    runs, dim = sizes(blocks) or plain(blocks), plain(dim)
-    plan = _Plan(cls, view, runs, 0 if dim is None else dim, plain(gain), {"precision": precision, **plain(options)})
+    if blocks is not None or dim is not None:
+        given = {key: value for key, value in (("blocks", blocks), ("dim", dim)) if value is not None}
+        own = {key: value for key, value in given.items() if key in option_names(cls)}
+        options, blocks, dim = options | own, None if "blocks" in own else blocks, None if "dim" in own else dim
+        if dim is not None and blocks is None:
+            raise OptionError(
+                f"orthogonal needs blocks= of its own beside dim=, got dim={shown(dim)} with {cls.__name__}."
+            )
+        blocks, dim = sizes(blocks) or plain(blocks), plain(dim)
+    plan = _Plan(cls, view, blocks, 0 if dim is None else dim, plain(gain), {"precision": precision, **plain(options)})
     start = Start(init, generator)
     carried = [(places, _carry(plan, places, start)) for places in tied.values()]
     notes = list(notes_on(module, tied.values(), view, cls if blocks is None else None))
@@ -175,9 +178,10 @@ class _Plan(NamedTuple):
 def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList:
     """Makes what will carry a weight, filled; the weight may stand in several places."""
     first, *others = places
-    weight, seen = plain_weight(first), _seen(plan, first)
+    weight = plain_weight(first)
+    seen = _seen(plan, first, weight)
     for other in others:
-        if _seen(plan, other) != seen:
+        if _seen(plan, other, weight) != seen:
             raise OptionError(
                 f"orthogonal needs modules that read a weight in one way, got {first.title} and {other.title}, one "
                 "parameter in a convolution and in a transposed one; choose one of them, and tie the other to it."
@@ -185,8 +189,8 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
     parts = [_build(plan, first, weight, view) for view in seen]
     axis = axis_of(seen[0].name, weight.shape, plan.dim) - weight.dim()
     param = parts[0] if len(parts) == 1 else SideBySide(parts, plan.blocks, plan.dim, axis)  # type: ignore[arg-type]
-    device, dtypes = weight.device, coordinate_dtypes(param)
-    blank = [torch.empty(shape, device=device, dtype=dtypes[key]) for key, shape in param.coordinates.items()]
+    device, pairs = weight.device, zip(param.coordinates.values(), coordinate_dtypes(param).values(), strict=True)
+    blank = [torch.empty(shape, device=device, dtype=dtype) for shape, dtype in pairs]
     coordinate_list = CoordinateList(param, blank, weight.requires_grad)
     init = start.init
     if not (init is None or isinstance(init, Tensor) or one_of("project").holds(init)):
@@ -202,9 +206,8 @@ def _carry(plan: _Plan, places: Sequence[Place], start: Start) -> CoordinateList
 _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
-def _seen(plan: _Plan, place: Place) -> tuple[View, ...]:
+def _seen(plan: _Plan, place: Place, weight: Tensor) -> tuple[View, ...]:
     """Returns how a weight is read, run by run of its blocks; checks that it is a matrix, or kernel, that can be."""
-    weight = plain_weight(place)
     convolution, groups = is_convolution(place), groups_of(place)
     where = f"{plan.cls.__name__} on {place.title}"
     if weight.dim() < 2:
@@ -219,7 +222,10 @@ def _seen(plan: _Plan, place: Place) -> tuple[View, ...]:
     if not (weight.is_floating_point() or weight.is_complex()) or weight.itemsize == 1:
         raise DtypeError(f"{where} needs a floating or complex weight of 16 bits or more, got {weight.dtype}.")
     transposed = convolution and bool(getattr(place.host, "transposed", False))
-    view = View("matrix" if plan.view is None else plan.view, tuple(weight.shape), int(transposed), groups)
+    try:
+        view = view_of("matrix" if plan.view is None else plan.view, tuple(weight.shape), int(transposed), groups)
+    except TypeError:  # not hashable, so no name of a view
+        view = View(plan.view, tuple(weight.shape), int(transposed), groups)  # type: ignore[arg-type]
     if plan.blocks is None:
         return (view,)
     try:

@@ -1,4 +1,4 @@
-"""What one does with an orthogonal weight: assign, draw anew, rebase, tie, bake, shard, and measure its drift."""
+"""Changes of an orthogonal weight (assign, draw anew, rebase, tie, bake, shard), and its drift."""
 
 import math
 import warnings
@@ -192,7 +192,7 @@ def _bake(weight: OrthogonalWeight, frame: nn.Parameter | None) -> nn.Parameter:
 
 
 def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None:
-    """Has a second module read the same orthogonal weight: one set of coordinates, whose gradients add up.
+    """Makes a second module read the same orthogonal weight: one set of coordinates, whose gradients add up.
 
     For what one would write as `decoder.weight = encoder.weight`, as of an embedding and the layer before a softmax.
     State dicts hold the coordinates under both names, copies stay tied, and `sk.bake(model)` leaves one parameter.
@@ -247,7 +247,7 @@ def tie(module: nn.Module, name: str, other: nn.Module, other_name: str) -> None
 
 @dataclass(frozen=True)
 class Drift:
-    """How far a weight is from being a frame.
+    """The distance of a weight from a frame.
 
     Attributes:
         error: ||W^H W - I||_F in float64, the worst of a batch, or of blocks.

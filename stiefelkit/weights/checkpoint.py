@@ -1,4 +1,4 @@
-"""What a state dict must hold for one orthogonal weight: descriptions of maps, coordinates and charts."""
+"""The entries of one orthogonal weight in a state dict: description of its map, coordinates and chart."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _SAVED_NAMES: dict[type, str] = {
 }
 """The names of wrappers in checkpoints. They stay when a class moves to another file."""
 _FIXED = ("shape", "field")
-"""What no assignment changes."""
+"""Entries that no assignment changes."""
 _REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -145,7 +145,7 @@ def _unscaled(described: Any, depth: int = 1) -> Any:
 
 
 def _blocks(description: dict[str, Any]) -> str:
-    """Says of which blocks side by side a weight is, by its options."""
+    """Returns in words the blocks of which a weight consists, by its options."""
     options = description.get("options")
     if not (isinstance(options, dict) and {"blocks", "dim"} <= options.keys()):
         return "without blocks"
@@ -170,7 +170,7 @@ def _to_change_gain(theirs: Any, ours: Any) -> str:
 
 
 def _is_same(theirs: Any, ours: Any) -> bool:
-    """Equality that tells 1 from True and 1.0, no deeper than ours is."""
+    """Returns whether two values are equal, 1, True and 1.0 being different; goes no deeper than ours."""
     if type(theirs) is not type(ours):
         return False
     if isinstance(ours, dict):

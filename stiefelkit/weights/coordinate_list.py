@@ -1,4 +1,4 @@
-"""What carries the coordinates of a parametrized weight: `CoordinateList`."""
+"""The module that holds the coordinates of a parametrized weight: `CoordinateList`."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from stiefelkit._torch import (
     write_count,
 )
 from stiefelkit.contract.param import OrthogonalParam, coordinate_dtypes, load_chart_, title
-from stiefelkit.contract.protocols import structure_of
+from stiefelkit.contract.protocols import solve_nearest, structure_of
 from stiefelkit.errors import DtypeError, ImageError, OptionError, UnfilledError
 from stiefelkit.functional._arithmetic.product import with_dense_gradient
 from stiefelkit.scan.structures import Factored
@@ -83,6 +83,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _watch(self) -> None:
         param, self._stamp = self.param, None
+        self._wanted = coordinate_dtypes(param)
         self._notes = Notes(param)
         self._key_of = dict(zip(param.coordinates, self._originals, strict=True))
         self._names = frozenset({*self._key_of, *param.chart} - self.__dict__.keys() - _OWN)
@@ -93,11 +94,11 @@ class CoordinateList(parametrize.ParametrizationList):
             optimizer_hooks.watch(self)
 
     def __len__(self) -> int:
-        """How many parametrizations there are; coordinates that are parametrized themselves are kept among them."""
+        """Returns the number of parametrizations; `_modules` also holds those of coordinates."""
         return len(self._parametrizations())
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """The map and what was put on top of it, in this order; to torch's transfer one that stands for them all."""
+        """Yields the map and the parametrizations on top; during torch's transfer one module that stands for all."""
         return iter([Handed(self)] if is_transferring() else self._parametrizations())
 
     def _parametrizations(self) -> list[nn.Module]:
@@ -117,7 +118,7 @@ class CoordinateList(parametrize.ParametrizationList):
             memo.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy, whose parameters are others."""
+        """Returns the state for a copy, which will have other parameters."""
         self.mend(by_value=True)
         emptied = [] if self._is_unfilled() else None
         return self.__dict__ | {"_emptied": emptied, "_notes": None, "_dtypes": [], "_stamp": None, "seat": None}
@@ -191,10 +192,10 @@ class CoordinateList(parametrize.ParametrizationList):
         return frame_tensors(self.param, self.coordinates)
 
     def note_written(self) -> None:
-        """Says that frames and chart are as they should be: `mend` looks at what is written from here on."""
+        """Records frames and chart as they are now; `mend` looks at later writes."""
         param, held = self.param, self._parameters
         self._notes.take(param, held, self._key_of)
-        pairs = zip(self._originals, coordinate_dtypes(param).values(), strict=True)
+        pairs = zip(self._originals, self._wanted.values(), strict=True)
         self._dtypes = [(key, id(held[key]), dtype) for key, dtype in pairs if held.get(key) is not None]
 
     def mend(self, by_value: bool | None = None) -> None:
@@ -373,6 +374,14 @@ class CoordinateList(parametrize.ParametrizationList):
             values = parametrization.right_inverse(values)  # type: ignore[operator]
         self.fill_(values)
 
+    @torch.no_grad()
+    def take_nearest(self, weight: Tensor) -> None:
+        """Sets the coordinates so that the weight is the nearest one to another that its map can have."""
+        self.check_assignable()
+        coordinates, chart = solve_nearest(self.param, weight)
+        load_chart_(self.param, chart)
+        self.fill_(coordinates)
+
     def check_assignable(self) -> None:
         """Raises ImageError if a coordinate has a parametrization of its own that cannot be assigned."""
         parametrized: Any = self._modules.get("parametrizations") or {}
@@ -428,7 +437,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     @property
     def _extra_state(self) -> Tensor:
-        """What loaders find that ask for a buffer; they put theirs among the buffers, where `mend` looks for it."""
+        """The description, for loaders that ask for a buffer; `mend` finds theirs among the buffers."""
         return self.get_extra_state()
 
     def _check_taken(self) -> None:
@@ -469,7 +478,7 @@ class CoordinateList(parametrize.ParametrizationList):
 
     def _settle(self, loaded: Mapping[str, torch.dtype]) -> None:
         """Casts what was loaded to the dtypes of coordinates, and takes frames that were coarser to their nearest."""
-        wanted = coordinate_dtypes(self.param)
+        wanted = self._wanted
         for name, c in self.coordinates.items():
             if c.is_complex() and not wanted[name].is_complex:
                 if torch.view_as_real(c.detach())[..., 1].any():
@@ -491,6 +500,7 @@ class CoordinateList(parametrize.ParametrizationList):
         if recurse:
             for child in self.children():
                 child._apply(fn)
+        self._wanted = coordinate_dtypes(self.param)
         super()._apply(keep_precision(fn, self.param.dtype), recurse=False)
         if was_meta or not keeps_values(fn):
             self._remember_emptied()

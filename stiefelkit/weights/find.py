@@ -1,4 +1,4 @@
-"""Which weights of a model are meant: qualified names, patterns, predicates; and what stands in the way of one."""
+"""Finding weights of a model by qualified names, patterns and predicates, and refusing those that cannot be taken."""
 
 import fnmatch
 import re
@@ -106,7 +106,7 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
 class Place(NamedTuple):
-    """Where a weight stands: its name in a model, "encoder.0.weight", the module that owns it, and its name there."""
+    """The place of a weight: its name in a model, "encoder.0.weight", the module that owns it, and its name there."""
 
     qualified: str
     host: nn.Module
@@ -299,7 +299,7 @@ def is_pattern(name: object) -> bool:
     return callable(name) or isinstance(name, Sequence)
 
 
-def _elsewhere(model: nn.Module, weight: Tensor, chosen: Iterable[Place]) -> list[Place]:
+def _elsewhere(model: nn.Module, weight: Tensor | None, chosen: Iterable[Place]) -> list[Place]:
     """Returns where else in a model a parameter stands, beside the places chosen."""
     taken = {_key(place) for place in chosen}
     places = [place for place in _weights(model) if held_parameters(place.host).get(place.name) is weight]
@@ -332,7 +332,7 @@ def notes_on(
             f'matrix of all groups; view="group_{view}" makes one of each.'
         )
     for first, *others in tied:
-        for other in _elsewhere(module, plain_weight(first), [first, *others]):
+        for other in _elsewhere(module, held_parameters(first.host)[first.name], [first, *others]):
             names = [place.qualified for place in (first, *others, other)]
             yield (
                 f"{first.qualified} and {other.qualified} were one parameter, and are no longer; "

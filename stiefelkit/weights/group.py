@@ -45,7 +45,7 @@ Place = tuple[MutableMapping[str, Tensor | None], str]
 
 
 class Carrier(Protocol):
-    """What carries the coordinates of a weight: `CoordinateList`, which stands a floor above."""
+    """The part of `CoordinateList`, which stands a floor above, that groups use."""
 
     seat: "Seat | None"
     is_sparse: bool
@@ -78,13 +78,13 @@ structure = _Structure()
 
 
 def leave_seat(one: Carrier) -> None:
-    """Says that a weight may not be of its group's kind any longer."""
+    """Removes a weight from its group, since it may be of another kind now."""
     one.seat = None
     structure.change()
 
 
 class Opening(threading.local):
-    """How often the groups of a model are open in a thread, and what it has evaluated there, by group."""
+    """The number of times that a thread has opened the groups of a model, and the evaluations it has made, by group."""
 
     depth = 0
 
@@ -94,7 +94,7 @@ class Opening(threading.local):
 
 @dataclass
 class Backward:
-    """What a backward pass leaves: whether there was one, and whose frames had no part in it."""
+    """The trace of a backward pass: whether there was one, and which frames had no part in it."""
 
     is_done: bool = False
     unread: frozenset[int] = frozenset()
@@ -323,7 +323,7 @@ class StackOfMaps:
                 held[key] = stacks.pop(0)
 
     def __call__(self, coordinates: Sequence[Tensor]) -> Tensor:
-        """The weights, stacked."""
+        """Returns the weights, stacked."""
         if self.is_vmapped:
             return self.with_chart(self.chart, coordinates)
         return self.map(*coordinates).contiguous()
@@ -365,7 +365,7 @@ def _coordinate_places(one: Carrier) -> list[Place]:
 
 
 def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:
-    """Has a backward pass note whose weights no loss depends on."""
+    """Makes a backward pass record the weights that no loss depends on."""
 
     def begin(gradients: Sequence[Tensor | None]) -> None:
         backward.is_done = True
@@ -375,7 +375,7 @@ def note_unread(weights: Sequence[Tensor], backward: Backward) -> None:
 
 
 def omit_unread(coordinates: Sequence[Tensor], backward: Backward) -> None:
-    """Has those weights leave the gradients of their coordinates alone, as if read by themselves."""
+    """Leaves the coordinates of those weights without gradients, as if each weight was read by itself."""
 
     def leave_out(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> Any:
         if not backward.unread:
@@ -388,7 +388,7 @@ def omit_unread(coordinates: Sequence[Tensor], backward: Backward) -> None:
 
 
 def saved_plainly() -> Any:
-    """Context in which tensors are saved as they are, whatever checkpoints or others do with those around."""
+    """Returns a context in which tensors are saved as they are, whatever outer hooks of checkpoints do."""
     is_hooked = not torch.compiler.is_compiling() and has_saved_tensor_hooks()
     return saved_tensors_hooks(_as_it_is, _as_it_is) if is_hooked else _NOTHING
 

@@ -74,7 +74,7 @@ class grouped:
 
 
 def group_(model: M, owners: Owners | None = None) -> M:
-    """Has every call of a model run inside `grouped`, compiled ones too, and returns the model.
+    """Runs every call of a model inside `grouped`, compiled ones too, and returns the model.
 
     Reads outside of `model(...)` evaluate a weight by itself. Copies and pickles of the model are grouped as well;
     state dicts are as before. `ungroup_` takes it back.

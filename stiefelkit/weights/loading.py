@@ -49,7 +49,7 @@ def checks_loading(module: nn.Module) -> bool:
 
 
 def check_loading_of(module: nn.Module, path: str = "") -> None:
-    """Has a module, and those on the way to a weight inside, check such weights under them before they are loaded.
+    """Makes a module, and those on the way to a weight inside, check orthogonal weights before torch loads them.
 
     A module with an orthogonal weight of its own does so anyhow.
 
@@ -81,7 +81,7 @@ def _check_before_loading(
     missing_keys: list[str],
     *args: Any,
 ) -> None:
-    """The hook; torch hands the same list of missing keys to all modules of one load, which serves as its name."""
+    """Checks a load; its list of missing keys, one object for all modules of a load, identifies it."""
     check_tree(module, state_dict, prefix, bool(metadata.get("assign_to_params_buffers")), missing_keys)
 
 

@@ -57,7 +57,7 @@ def adopt_coordinate_list(module: nn.Module, name: str, coordinate_list: Coordin
 
 
 def _introduce(module: nn.Module, plain: Any, name: str, coordinate_list: CoordinateList) -> None:
-    """Tells a coordinate list whose weight it is."""
+    """Records in a coordinate list whose weight it is."""
     coordinate_list.weight = f"{plain.__name__}.{name}"
     coordinate_list.gradients = getattr(plain, "frame_gradients", CoordinateList.gradients)
     coordinate_list.is_sparse |= isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse

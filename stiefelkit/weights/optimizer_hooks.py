@@ -37,7 +37,7 @@ MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
 
 
 class SupportsCoordinates(Protocol):
-    """What a `CoordinateList` is to floors below it."""
+    """The part of `CoordinateList` that lower floors use."""
 
     weight: str
 
@@ -49,7 +49,7 @@ class SupportsCoordinates(Protocol):
 
 
 class Frame(NamedTuple):
-    """Where a parameter that is a frame belongs; the coordinate list is None for one without a module."""
+    """The owner of a parameter that is a frame; the coordinate list is None for one without a module."""
 
     coordinate_list: Any
     name: str
@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 
     @property
     def title(self) -> str:
-        """In messages: "the frame of Linear.weight"."""
+        """The name in messages, "the frame of Linear.weight"."""
         weight = None if self.coordinate_list is None else self.coordinate_list.weight
         return "a frame without a module" if weight is None else f"the frame of {weight}"
 
@@ -68,7 +68,7 @@ _manifolds: list[type] = []
 """Classes of manifolds; the tensors that say they are on one are watched too."""
 _hooks: list[Any] = []
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakref.WeakKeyDictionary()
-"""How often each frame had been written to after its optimizer's last step, by id."""
+"""The write count of each frame after its optimizer's last step, by id."""
 
 
 def watch(coordinate_list: SupportsCoordinates) -> None:
@@ -179,7 +179,7 @@ def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _is_among(manifold: Any, classes: tuple[type, ...]) -> bool:
-    """Tells whether a manifold is of one of the classes, or is geoopt's `Scaled` around one that is."""
+    """Returns whether a manifold is of one of the classes, or is geoopt's `Scaled` around one that is."""
     return isinstance(manifold, classes) or isinstance(getattr(manifold, "base", None), classes)
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer would do without a word, said once before its step: train what nobody reads, shrink coordinates."""
+"""Warnings before an optimizer's step: parameters that no module reads, coordinates that weight decay shrinks."""
 
 import sys
 import warnings
@@ -21,7 +21,7 @@ _LISTED = 3
 
 
 class _Retired(NamedTuple):
-    """What `retire` was told of a parameter, and its gradient then, with how often that had been written to."""
+    """A parameter given to `retire`, its gradient at that time, and how often that had been written to."""
 
     parameter: weakref.ref[Tensor]
     weight: str
@@ -166,7 +166,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _qualified_names() -> dict[int, str]:
-    """Id to name, "encoder.0.weight", of coordinate lists and parameters of the models that the caller of `step` sees.
+    """Returns id to name, "encoder.0.weight", of coordinate lists and parameters in sight of the caller of `step`.
 
     These are among the local and global variables of the functions at work, and the attributes of their `self`. Of two
     names the longer one is taken, that of the outer module. (To ask the garbage collector for all modules would do harm

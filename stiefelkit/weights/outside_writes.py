@@ -30,7 +30,7 @@ _SAMPLE = 1024
 
 
 class Values:
-    """What a tensor held when it was looked at last: integers as they are, of frames a sum of some entries.
+    """The values of a tensor at the last look: integers as they are, of frames a sum of some entries.
 
     Args:
         t: integers, frames, or other numbers, which may be anything.
@@ -99,14 +99,14 @@ class Notes:
     """
 
     were_trained = False
-    """Whether an optimizer of frames has moved any of them."""
+    """True once an optimizer of frames has moved any of them."""
 
     def __init__(self, param: OrthogonalParam) -> None:
         self._noted: list[_Note] = []
         self.places: tuple[list[Any], list[str]] = ([], [])
         """The dictionaries that hold what is noted, and its keys."""
         self.are_of_frames = bool(param.manifolds) or any([packed is not None for _, _, packed in chart_places(param)])
-        """Whether any of them must stay a frame."""
+        """True if any of them must stay a frame."""
 
     def take(self, param: OrthogonalParam, parameters: Any, keys: Mapping[str, str]) -> None:
         """Notes frames and the chart of a map as they are now, and forgets those before.

@@ -48,7 +48,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins ranks: the seconds of an empty collective, and the bytes that a rank receives in a second."""
+    """The link between ranks: the seconds of an empty collective, and the bytes that a rank receives in a second."""
 
     latency: float
     bandwidth: float

@@ -21,7 +21,7 @@ __all__ = ["Sharing", "joined"]
 
 _READY, _ALONE, _FAILED = range(3)
 _MARGIN = 1.25
-"""What copies, and waiting for the slowest rank, may cost beyond the prediction."""
+"""Factor for copies and for waiting for the slowest rank, beyond the prediction."""
 
 
 class _Vector:
@@ -87,7 +87,7 @@ def _real(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which rows of each kind a rank owns, what maps them, and the vectors in which they travel."""
+    """The rows of each kind that a rank owns, their maps, and the vectors in which they travel."""
 
     rows: list[slice]
     maps: dict[int, StackOfMaps]
@@ -96,7 +96,7 @@ class _Layout:
 
 @dataclass
 class _Share:
-    """What a rank has of one kind: its rows, mapped, and the coordinates of the others, row by row."""
+    """A rank's share of one kind: its rows, mapped, and the coordinates of the others, row by row."""
 
     rows: slice
     stacked: Tensor | None
@@ -159,7 +159,7 @@ class Sharing:
         return _MARGIN * prediction.shared < prediction.alone
 
     def _seconds(self, i: int, reading: Reading | None) -> tuple[float, float]:
-        """Of one weight more of a kind, forward and backward, and of a call: from all of them, and from a share."""
+        """Returns the seconds of one more weight of a kind, forward and backward, and of a call."""
         group = self.groups[i]
         if reading is None or not any(column[0].requires_grad for column in reading.columns):
             return 0.0, 0.0
@@ -376,5 +376,5 @@ def _rows_of(reading: Reading, rows: slice) -> Reading:
 
 
 def _cost(shape: Sequence[int], exponent: float) -> float:
-    """Of a weight beside others: n to the exponent for one of n x n."""
+    """Returns the relative cost of a weight: n to the exponent for one of n x n."""
     return math.prod(shape) ** (exponent / 2)

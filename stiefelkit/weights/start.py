@@ -1,4 +1,4 @@
-"""What a weight's coordinates hold first: the weight itself, the frame nearest to it, or a draw."""
+"""The first values of a weight's coordinates: the weight itself, the frame nearest to it, or a draw."""
 
 import logging
 from typing import NamedTuple
@@ -21,7 +21,7 @@ _log = logging.getLogger("stiefelkit")
 
 
 class Start(NamedTuple):
-    """How a weight starts: `init` and `generator` of `stiefelkit.orthogonal`."""
+    """The start of a weight: `init` and `generator` of `stiefelkit.orthogonal`."""
 
     init: str | Tensor | None
     generator: torch.Generator | None
@@ -75,7 +75,7 @@ def _replace(coordinate_list: CoordinateList, weight: Tensor, generator: torch.G
     why = "its map is drawn unless the weight fits"
     if takes_nearest(param):
         try:
-            coordinate_list.right_inverse(nearest_weight(param, weight))
+            coordinate_list.take_nearest(weight)
         except (ImageError, NonFiniteError, RankError) as error:
             why = str(error).removesuffix(".")
         else:
