@@ -3,8 +3,10 @@
 Each scheme is a function `(shape, dtype, generator) -> W` with shape (*, n, p); `draw` picks one by name.
 """
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from stiefelkit.metrics import defect
 from stiefelkit.numbers import one_of, sizes
 from stiefelkit.tensors import check_dtype, working_dtype
 
-__all__ = ["SCHEMES", "draw", "haar", "henaff", "identity", "unit_circle"]
+__all__ = ["SCHEMES", "draw", "haar", "hadamard", "henaff", "identity", "unit_circle"]
 
 
 def haar(shape: Sequence[int], dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:
@@ -96,6 +98,157 @@ def unit_circle(
     *batch, _, p = shape
     t = uniform((*batch, p), generator) * (2 * math.pi) - math.pi
     return (identity(shape, dtype, generator) * torch.exp(1j * t)[..., None, :]).to(dtype)
+
+
+def hadamard(
+    n: int, *, random: bool = True, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> Tensor:
+    """Returns H / sqrt(n), H a Hadamard matrix (entries 1 and -1, orthogonal rows), with columns of random sign.
+
+    H is a product of Sylvester's matrices, of order 2^k, with one of Paley's, of order q + 1 or 2 (q + 1) for a prime
+    power q, or with Williamson's of order 172. `stiefelkit.functional.hadamard_transform` applies it without forming
+    it.
+
+    Args:
+        n: the order: 1, 2, or a multiple of 4 of the form above; among those up to 2000 about three in four are.
+        random: multiplies each column by a sign drawn at random.
+        dtype: of the matrix, real or complex.
+        generator: source of randomness, on whose device the matrix is; torch's default when None.
+
+    Raises:
+        ShapeError: no Hadamard matrix of this order is known here; the sentence names the nearest orders.
+        DtypeError: the dtype is neither floating nor complex.
+
+    References:
+        Paley, On orthogonal matrices, 1933; Williamson, Hadamard's determinant theorem and the sum of four squares,
+        1944.
+
+    >>> hadamard(2, random=False)
+    tensor([[ 0.7071,  0.7071],
+            [ 0.7071, -0.7071]], dtype=torch.float64)
+    """
+    shape = _check("hadamard", (n, n), dtype)
+    h = functools.reduce(torch.kron, hadamard_factors(shape[0])).to(device_of(generator))
+    if random:
+        h = h * symmetric((shape[0],), 1.0, generator).sign()
+    return (h / math.sqrt(shape[0])).to(dtype)
+
+
+@functools.lru_cache(64)
+def hadamard_factors(n: int) -> tuple[Tensor, ...]:
+    """Returns matrices of order 2, and one of another order, whose Kronecker product is the matrix of `hadamard`.
+
+    Raises:
+        ShapeError: no such matrix of this order is known here.
+    """
+    twos = (n & -n).bit_length() - 1 if n > 0 else -1
+    with torch.inference_mode(False):
+        two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
+        for k in range(twos, -1, -1):
+            if n >> k in (1, 2):
+                return (two,) * twos if twos else (two[:1, :1],)
+            base = _base(n >> k)
+            if base is not None:
+                return *((two,) * k), base
+    below = next(m for m in itertools.count(max(n, 1), -1) if _is_known(m))
+    above = next(m for m in itertools.count(max(n, 1)) if _is_known(m))
+    raise ShapeError(
+        f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {below} and {above} are near."
+    )
+
+
+def _is_known(n: int) -> bool:
+    """Returns whether there is a construction of this order."""
+    twos = (n & -n).bit_length() - 1
+    return any(n >> k in (1, 2, 172) or any(map(_is_order_of_field, _fields(n >> k))) for k in range(twos + 1))
+
+
+def _fields(n: int) -> Iterator[int]:
+    """Yields the orders of fields by which Paley makes a matrix of order n, if there are such fields."""
+    if n % 4 == 0:
+        yield n - 1
+        if n % 8 == 4:
+            yield n // 2 - 1
+
+
+def _is_order_of_field(q: int) -> bool:
+    """Returns whether q is a prime, or the square or the cube of one."""
+    return any(round(q ** (1 / k)) ** k == q and _is_prime(round(q ** (1 / k))) for k in (1, 2, 3))
+
+
+def _is_prime(p: int) -> bool:
+    return p > 1 and all(p % d for d in range(2, math.isqrt(p) + 1))
+
+
+def _base(n: int) -> Tensor | None:
+    """Returns Paley's or Williamson's matrix of order n, None if there is none."""
+    for q in _fields(n):
+        if not _is_order_of_field(q):
+            continue
+        s = torch.zeros(q + 1, q + 1, dtype=torch.float64, device="cpu")
+        s[1:, 1:] = _jacobsthal(q)
+        s[0, 1:] = 1
+        s[1:, 0] = 1 if q % 4 == 1 else -1
+        eye = torch.eye(q + 1, dtype=s.dtype, device="cpu")
+        if q % 4 == 3:
+            return eye + s
+        one, other = (torch.tensor(m, dtype=s.dtype, device="cpu") for m in ([[1, 1], [1, -1]], [[1, -1], [-1, -1]]))
+        return torch.kron(s, one) + torch.kron(eye, other)
+    return _williamson() if n == 172 else None
+
+
+def _jacobsthal(q: int) -> Tensor:
+    """Returns the matrix of the quadratic character of a - b, for the elements a, b of the field of q elements."""
+    degree = next(k for k in (1, 2, 3) if _is_prime(round(q ** (1 / k))) and round(q ** (1 / k)) ** k == q)
+    p = round(q ** (1 / degree))
+    elements = list(itertools.product(range(p), repeat=degree))
+
+    def times(a: Sequence[int], b: Sequence[int], monic: Sequence[int]) -> tuple[int, ...]:
+        product = [0] * (2 * degree - 1)
+        for i, j in itertools.product(range(degree), repeat=2):
+            product[i + j] += a[i] * b[j]
+        for i in range(2 * degree - 2, degree - 1, -1):  # x^degree = -monic
+            for j in range(degree):
+                product[i - degree + j] -= product[i] * monic[j]
+        return tuple(c % p for c in product[:degree])
+
+    def has_root(monic: Sequence[int]) -> bool:
+        return any((x**degree + sum(c * x**j for j, c in enumerate(monic))) % p == 0 for x in range(p))
+
+    # Of degree 2 and 3 a polynomial without roots is irreducible.
+    monic = next(m for m in elements if degree == 1 or not has_root(m))
+    squares = {times(a, a, monic) for a in elements}
+    zero = (0,) * degree
+    character = [0 if a == zero else 1 if a in squares else -1 for a in elements]
+    digits = torch.tensor(elements, device="cpu")
+    differences = (digits[:, None] - digits[None, :]) % p
+    weights = torch.tensor([p ** (degree - 1 - i) for i in range(degree)], device="cpu")
+    return torch.tensor(character, dtype=torch.float64, device="cpu")[(differences * weights).sum(-1)]
+
+
+_ROWS_OF_43 = ((1, 1, 1, 1, -1, -1, -1), (1, 1, -1, -1, -1, -1, 1), (1, -1, 1, -1, 1, -1, 1), (-1, 1, 1, -1, -1, 1, 1))
+"""Signs of the classes of nonzero numbers modulo 43 by their sixth powers' group, in four symmetric circulants.
+
+Found by a search over all such signs: the squares of the four matrices add up to 172 I.
+"""
+
+
+def _williamson() -> Tensor:
+    """Returns the matrix of order 172 of four symmetric circulants of order 43."""
+    p, generator = 43, 3
+    group = {pow(generator, 7 * k, p) for k in range(6)}
+    classes: dict[int, int] = {}
+    for a in range(1, p):
+        if a not in classes:
+            index = len(set(classes.values()))
+            classes.update({a * h % p: index for h in group})
+    place = (torch.arange(p)[:, None] - torch.arange(p)[None, :]) % p
+    a, b, c, d = (
+        torch.tensor([1.0, *(signs[classes[x]] for x in range(1, p))], dtype=torch.float64, device="cpu")[place]
+        for signs in _ROWS_OF_43
+    )
+    rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
+    return torch.cat([torch.cat(row, 1) for row in rows])
 
 
 SCHEMES: dict[str, Callable[..., Tensor]] = {

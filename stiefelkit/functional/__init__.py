@@ -9,6 +9,7 @@ from stiefelkit.functional._diagonal import diagonal
 from stiefelkit.functional._exponential.logarithm import skew_logarithm, tall_logarithm
 from stiefelkit.functional._exponential.packed import matrix_exp
 from stiefelkit.functional._exponential.taylor import exponential
+from stiefelkit.functional._hadamard import hadamard_transform
 from stiefelkit.functional._householder.frames import householder, householder_linear
 from stiefelkit.functional._householder.inverse import householder_inverse
 from stiefelkit.functional._msign import msign
@@ -58,6 +59,7 @@ __all__ = [
     "geodesic_logarithm",
     "haar_angles",
     "haar_indices",
+    "hadamard_transform",
     "householder",
     "householder_inverse",
     "householder_linear",

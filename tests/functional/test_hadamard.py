@@ -1,0 +1,94 @@
+"""Hadamard matrices of every order that is promised, and the transform that applies them without forming them."""
+
+import functools
+
+import pytest
+import torch
+
+import stiefelkit as sk
+from stiefelkit import init
+from stiefelkit.errors import DtypeError, ShapeError
+from stiefelkit.testing import seeds
+
+WIDTHS = [2048, 2560, 2304, 3072, 3584, 4096, 5120, 8192, 8960, 11008, 13824, 14336, 18944, 27648, 28672, 29568]
+"""Hidden and inner widths of language models that people quantize."""
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 12, 20, 24, 28, 36, 44, 52, 60, 76, 100, 140, 148, 172, 240, 344, 684])
+def test_rows_are_orthogonal_and_entries_are_signs(n):
+    h = functools.reduce(torch.kron, init.hadamard_factors(n))
+    assert torch.equal(h.abs(), torch.ones(n, n, dtype=h.dtype))
+    assert torch.equal(h @ h.mT, n * torch.eye(n, dtype=h.dtype))
+
+
+def test_orders_of_two_are_sylvesters_and_most_multiples_of_four_are_there():
+    assert torch.equal(init.hadamard(4, random=False) * 2, torch.kron(*[init.hadamard(2, random=False) * 2**0.5] * 2))
+    known = [n for n in range(4, 401, 4) if _is_there(n)]
+    assert len(known) >= 75
+    assert all(map(_is_there, WIDTHS))
+
+
+def _is_there(n):
+    try:
+        init.hadamard_factors(n)
+    except ShapeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("n", [0, 3, 5, 6, 92, 116])
+def test_an_order_without_a_matrix_is_refused_with_the_nearest(n):
+    for refused in (lambda: init.hadamard(n), lambda: sk.functional.hadamard_transform(torch.zeros(2, n))):
+        with pytest.raises(ShapeError, match=r"needs an order .* got \d+; \d+ and \d+ are near"):
+            refused()
+
+
+def test_random_signs_stand_on_columns_and_follow_the_generator():
+    h, plain = init.hadamard(12, generator=torch.Generator().manual_seed(1)), init.hadamard(12, random=False)
+    signs = (h / plain)[0]
+    assert torch.equal(h, plain * signs)
+    assert set(signs.tolist()) == {1.0, -1.0}
+    assert torch.equal(h, init.hadamard(12, generator=torch.Generator().manual_seed(1)))
+    assert init.hadamard(12, dtype=torch.complex64).dtype == torch.complex64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("n", [1, 2, 8, 12, 96, 160, 344])
+def test_the_transform_is_the_product_rounded_once(n, dtype):
+    torch.manual_seed(seeds.seed(n))
+    x = torch.randn(3, 2, n, dtype=dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    h = init.hadamard(n, random=False, dtype=wide)
+    for adjoint, m in ((False, h), (True, h.mT)):
+        exact, y = x.to(wide) @ m.mT, sk.functional.hadamard_transform(x, adjoint=adjoint)
+        assert y.dtype == dtype
+        assert (y.to(wide) - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max() * 16 / 15 + 1e-14
+    back = sk.functional.hadamard_transform(sk.functional.hadamard_transform(x.to(wide)), adjoint=True)
+    assert torch.allclose(back, x.to(wide), atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_derivatives_of_both_modes_and_orders(dtype):
+    x = torch.randn(2, 12, dtype=dtype, requires_grad=True)
+    assert torch.autograd.gradcheck(sk.functional.hadamard_transform, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(sk.functional.hadamard_transform, x)
+
+
+def test_it_is_compiled_mapped_and_not_spoilt_by_inference_mode():
+    init.hadamard_factors.cache_clear()
+    x = torch.randn(4, 20)
+    with torch.inference_mode():
+        expected = sk.functional.hadamard_transform(x).clone()
+    assert torch.equal(torch.vmap(sk.functional.hadamard_transform)(x), expected)
+    assert torch.equal(torch.compile(sk.functional.hadamard_transform, fullgraph=True, backend="eager")(x), expected)
+    y = x.clone().requires_grad_()
+    sk.functional.hadamard_transform(y).sum().backward()
+    assert y.grad is not None
+
+
+def test_what_is_no_vector_of_numbers_is_refused():
+    for wrong in (torch.arange(4), "x", [1.0, 2.0]):
+        with pytest.raises(DtypeError, match="hadamard_transform needs a floating or complex tensor"):
+            sk.functional.hadamard_transform(wrong)
+    with pytest.raises(ShapeError, match="got a number"):
+        sk.functional.hadamard_transform(torch.tensor(1.0))
