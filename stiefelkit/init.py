@@ -120,8 +120,8 @@ def hadamard(
         DtypeError: the dtype is neither floating nor complex.
 
     References:
-        Paley, On orthogonal matrices, 1933; Williamson, Hadamard's determinant theorem and the sum of four squares,
-        1944.
+        Paley, On orthogonal matrices, Journal of Mathematics and Physics, 1933.
+        Williamson, Hadamard's determinant theorem and the sum of four squares, Duke Mathematical Journal 1944.
 
     >>> hadamard(2, random=False)
     tensor([[ 0.7071,  0.7071],
