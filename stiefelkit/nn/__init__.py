@@ -2,22 +2,32 @@
 
 from stiefelkit.nn.activations import ModReLU
 from stiefelkit.nn.adapter import OrthogonalAdapter, adapt, adapters, fold
+from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.goru import GORU
+from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
-from stiefelkit.nn.rotation import rotate_
+from stiefelkit.nn.rotated import Rotated, fake_quantize
+from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
 
 __all__ = [
     "GORU",
+    "HadamardLinear",
     "LinearTransitionRNN",
     "ModReLU",
     "OrthogonalAdapter",
     "OrthogonalLinear",
     "OrthogonalRNN",
     "OrthogonalRNNCell",
+    "Rotated",
+    "RotationSites",
+    "absorb_norm_",
+    "absorb_norms_",
     "adapt",
     "adapters",
+    "fake_quantize",
     "fold",
     "rotate_",
+    "rotation_sites",
 ]

@@ -1,6 +1,7 @@
 """Rotations that are folded into the linear layers around them, as quantization of language models wants."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -8,47 +9,92 @@ from torch import Tensor, nn
 
 from stiefelkit._torch import call_hooks, held_modules, held_parameters
 from stiefelkit.errors import DtypeError, NotAFrameError, OptionError, ShapeError, UnfilledError
+from stiefelkit.functional import hadamard_transform
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.adapter import OrthogonalAdapter
+from stiefelkit.nn.decoders import Heads, RotationSites
+from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.probing import agree, has_own_forward, in_other_adapters, probes, twin
 from stiefelkit.tensors import working_dtype
 
-__all__ = ["rotate_"]
+__all__ = ["absorb_norm_", "absorb_norms_", "rotate_", "weight_and_bias_of"]
 
 
-class _Role(NamedTuple):
-    """A way in which a tensor changes: R times its columns, its rows times a norm's scale, its rows times R^T."""
+@dataclass(frozen=True, eq=False)
+class _Factor:
+    """A linear map of the outputs or the inputs of a layer, as it acts on the rows of a matrix.
 
-    writes: bool = False
-    reads: bool = False
-    norm: int | None = None
+    Attributes:
+        word: the factor in messages, on the left of W.
+        size: the number of rows that it takes.
+        apply: maps matrices (size, columns) in float64.
+    """
 
-    def __str__(self) -> str:
-        scale, turn = " diag(g)" if self.norm is not None else "", " R^T" if self.reads else ""
-        return f"{'R ' if self.writes else ''}W{scale}{turn}"
+    word: str
+    size: int
+    apply: Callable[[Tensor], Tensor]
 
 
-class _Site(NamedTuple):
-    """A layer on h: whether it reads h, through which norm, and whether it adds to h."""
+@dataclass
+class _Site:
+    """A layer and the factors on its outputs and its inputs, the first to act first; `shift` is added to inputs."""
 
     layer: nn.Module
-    reads: bool
-    writes: bool
-    norm: nn.Module | None
+    outputs: list[_Factor] = field(default_factory=list)
+    inputs: list[_Factor] = field(default_factory=list)
+    norm: nn.Module | None = None
+    shift: Tensor | None = None
 
 
-class _Scale(NamedTuple):
-    """The scale of a norm: the parameter that holds it, its values, and what the parameter holds for none."""
+class _Affine(NamedTuple):
+    """The scale and the bias of a norm: the parameters, the factor, and the value of the scale's parameter for none."""
 
-    parameter: nn.Parameter
-    values: Tensor
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    values: Tensor | None
     neutral: float
+
+
+class _Change(NamedTuple):
+    """A tensor of a layer, the factors along its dimensions, and what is added to it first."""
+
+    site: _Site
+    name: str
+    tensor: nn.Parameter | None
+    factors: tuple[tuple[_Factor, ...], tuple[_Factor, ...]]
+    shift: Tensor | None = None
+
+    def __str__(self) -> str:
+        left, right = self.factors
+        ends = "".join(f" {f.word}{'' if f.word.startswith('diag') else '^T'}" for f in right)
+        return f"{''.join(f'{f.word} ' for f in reversed(left))}W{ends}"
+
+    @property
+    def key(self) -> Any:
+        """Equal for layers that want the same of a tensor."""
+        return *(tuple(map(id, along)) for along in self.factors), id(self.shift)
+
+    def value(self) -> Tensor:
+        """Returns the new values in float64, of a tensor that was not written to yet."""
+        left, right = self.factors
+        if self.name == "bias":
+            return _new_bias(self)
+        assert self.tensor is not None
+        m = self.tensor.to(working_dtype(self.tensor.dtype))
+        for factor in right:
+            m = factor.apply(m.mH).mH
+        for factor in left:
+            m = factor.apply(m)
+        return m
 
 
 @torch.no_grad()
 def rotate_(
-    rotation: Tensor,
+    rotation: Tensor | None = None,
     *,
+    sites: RotationSites | None = None,
+    heads: Tensor | Sequence[Tensor] | None = None,
+    online: bool = False,
     readers: Iterable[nn.Module] = (),
     writers: Iterable[nn.Module] = (),
     norms: Mapping[nn.Module, Iterable[nn.Module]] | None = None,
@@ -58,18 +104,26 @@ def rotate_(
 
     Writers, whose outputs are added up to h, get R W and R b, readers W R^T, and what does both R W R^T and R b: the
     function of the whole is the same, but for rounding. A norm between them must commute with R, as a root mean square
-    does; its scale is folded into those that read it, `norms={norm: readers}`, and is one from then on. Each tensor is
-    worked out once, in float64, and rounded once; nothing is written before all of it was checked. With R of
+    does; its scale is folded into those that read it, `norms={norm: readers}`, and is one from then on. A layer norm is
+    made a root mean square: writers are centred, and its bias goes into readers. Each tensor is worked out once, in
+    float64, and rounded once; nothing is written before all of it was checked. With R of
     `sk.orthogonal(layer, "weight", "stiefel")` that is layer.weight.
 
     Args:
-        rotation: R, n x n.
+        rotation: R, n x n; None with `heads` or `online` alone.
+        sites: the layers of a whole decoder, of `rotation_sites(model)`, in the place of those below. A head that is
+            tied to the embedding and has to differ from it gets a weight of its own, and the configuration says so.
+        heads: rotations between the value and the output layer of each attention of `sites`: a matrix for all heads, a
+            stack of one for each head of keys and values, or a sequence of these, one for each block.
+        online: multiplies what `sites.downs` read by a Hadamard matrix when the model runs, and their weights by its
+            inverse; each becomes a `HadamardLinear`, under the same name.
         readers: linear layers with n inputs.
         writers: linear layers with n outputs; or embeddings, whose rows are rotated.
         norms: norms of n features, each with all layers that read what it gives, which are readers by that.
-        model: the model of all these. If it is given, three things are looked for that were forgotten, and refused:
-            another norm of n features that does not commute with R, another layer that shares a weight with these, and
-            an adapter around one of these. A layer that was left out, and a parameter added to h, are not seen.
+        model: the model of all these, which layer norms are replaced in. If it is given, three things are looked for
+            that were forgotten, and refused: another norm of n features that does not commute with R, another layer
+            that shares a weight with these, and an adapter around one of these. A layer that was left out, and a
+            parameter added to h, are not seen.
 
     Raises:
         ShapeError: R is not square, or a layer has another size.
@@ -77,7 +131,7 @@ def rotate_(
         UnfilledError: a weight is on the meta device.
         DtypeError: a layer is neither linear nor, among the writers, an embedding; or its weight is no plain parameter.
         OptionError: layers share a weight and want different changes of it; a norm is no root mean square with a
-            scale; a layer has hooks, or its own forward does not commute with R.
+            scale, nor a layer norm in a model; a layer has hooks, or its own forward does not commute with R.
 
     >>> first, last = nn.Linear(3, 4), nn.Linear(4, 2)
     >>> x = torch.randn(5, 3)
@@ -86,119 +140,375 @@ def rotate_(
     >>> torch.allclose(last(first(x)), before, atol=1e-6)
     True
     """
-    if rotation.dim() != 2 or rotation.shape[0] != rotation.shape[1]:
-        raise ShapeError(f"rotate_ needs a square matrix, got shape {tuple(rotation.shape)}.")
-    n, error = len(rotation), orthogonality_error(rotation).item()
-    if not error <= frame_tolerance(n, rotation.dtype):
-        raise NotAFrameError(
-            f"rotate_ needs an orthogonal matrix, got one with ||R^H R - I||_F = {error:.2g}; "
-            "sk.functional.nearest_frame gives the nearest."
-        )
-    r = rotation.detach().to(working_dtype(rotation.dtype))
     if norms is not None and not isinstance(norms, Mapping):
         raise OptionError(f"rotate_ needs norms= as a mapping, norm: its readers, got {type(norms).__name__}.")
-    norms = {norm: list(read) for norm, read in (norms or {}).items()}
-    scales = {id(norm): scale for norm in norms if (scale := _scale(norm, r)) is not None}
-    sites = _sites(list(readers), list(writers), norms)
-    changed: dict[Any, tuple[Tensor, Tensor]] = {}
-    roles: dict[Any, tuple[_Role, nn.Module]] = {}
-    for module in [*norms, *(site.layer for site in sites)]:
+    if sites is None and (heads is not None or online):
+        raise OptionError("rotate_ needs sites= beside heads= and online=, got none; rotation_sites(model) finds them.")
+    given = [*readers], [*writers], {norm: [*read] for norm, read in (norms or {}).items()}
+    if sites is not None:
+        if any(given):
+            raise OptionError("rotate_ needs either sites= or readers=, writers= and norms=, got both.")
+        model, given = sites.model, ([], [*sites.writers], {norm: [*read] for norm, read in sites.norms.items()})
+    found: dict[int, _Site] = {}
+    affine: dict[nn.Module, _Affine] = {}
+    r = None if rotation is None else _checked(rotation, "a rotation")
+    if r is not None:
+        turn = _Factor("R", len(r), lambda m: r.to(m.device) @ m)
+        affine = _on_stream(found, [turn], r, *given, model)
+    if sites is not None and heads is not None:
+        _turn_heads(found, sites.heads, heads)
+    if online and sites is not None:
+        _transform_downs(found, sites.downs)
+    _fold(found, affine, model, sites is not None, r)
+    if online and sites is not None:
+        for name, layer in list(sites.model.named_modules(remove_duplicate=False)):
+            if any(layer is down for down in sites.downs):
+                _replace(sites.model, name, HadamardLinear.around(layer))
+
+
+@torch.no_grad()
+def absorb_norms_(sites: RotationSites) -> None:
+    """Absorbs all norms of a decoder into what reads them, so that any rotation of its stream commutes with them.
+
+    What `rotate_` does to norms, without a rotation: scales and biases go into readers, layer norms become root mean
+    squares of centred inputs, a head that has to differ from the embedding gets a weight of its own.
+
+    Args:
+        sites: the layers, of `rotation_sites(model)`.
+
+    Raises:
+        OptionError, DtypeError, ShapeError, UnfilledError: as `rotate_`.
+    """
+    v = probes(sites.size, torch.device("cpu"))[0]
+    generic = torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / (v @ v)
+    found: dict[int, _Site] = {}
+    norms = {norm: [*read] for norm, read in sites.norms.items()}
+    affine = _on_stream(found, [], generic, [], [*sites.writers], norms, sites.model)
+    _fold(found, affine, sites.model, True, None)
+
+
+def _fold(
+    found: Mapping[int, _Site],
+    affine: Mapping[nn.Module, _Affine],
+    model: nn.Module | None,
+    is_decoder: bool,
+    r: Tensor | None,
+) -> None:
+    """Checks all layers, then writes."""
+    changes = _changes(list(found.values()), is_decoder)
+    for module in [*affine, *(site.layer for site in found.values())]:
         if any(call_hooks(module)):
             raise OptionError(
                 f"rotate_ needs layers and norms without hooks, which may do more, got {_kind(module)} with hooks; "
                 "remove them first."
             )
-    for site in sites:
-        values = {}
-        for name, (tensor, role) in _roles(site, n, scales).items():
-            key = (tensor.device, tensor.data_ptr())
-            known, other = roles.setdefault(key, (role, site.layer))
-            if known != role or (key in changed and changed[key][0].shape != tensor.shape):
-                raise OptionError(
-                    f"rotate_ needs one change of a weight that layers share, got {_kind(other)}, which needs {known}, "
-                    f"and {_kind(site.layer)}, which needs {role}; untie them first: layer.{name} = "
-                    f"torch.nn.Parameter(layer.{name}.clone())."
-                )
-            if key not in changed:
-                scale = None if role.norm is None else scales[role.norm].values
-                changed[key] = tensor, _changed(tensor, role, scale, r)
-            values[name] = changed[key][1]
-        if has_own_forward(site.layer):
-            _check_own_forward(site, values, scales, r)
+    for site in found.values():
+        if has_own_forward(site.layer) and not _is_turned(site.layer):
+            _check_own_forward(site, {c.name: c.value() for c in changes if c.site is site and c.tensor is not None})
     if model is not None:
-        _check_model(model, sites, norms, {tensor.data_ptr() for tensor, _ in changed.values()}, r)
-    for tensor, value in changed.values():
-        tensor.copy_(value)
-    for scale in scales.values():
-        scale.parameter.fill_(scale.neutral)
+        changed = {change.tensor.data_ptr() for change in changes if change.tensor is not None}
+        _check_model(model, found, affine, changed, None if is_decoder else r)
+    _write(changes, affine, model)
 
 
-def _sites(
-    readers: list[nn.Module], writers: list[nn.Module], norms: Mapping[nn.Module, list[nn.Module]]
-) -> list[_Site]:
-    """Returns what each layer does, each once."""
-    behind: dict[int, nn.Module] = {}
-    for norm, read in norms.items():
-        for layer in read:
-            if behind.setdefault(id(layer), norm) is not norm:
-                raise OptionError(f"rotate_ needs one norm in front of a layer, got {_kind(layer)} behind two.")
-    reading = [*readers, *(layer for read in norms.values() for layer in read)]
-    reads, writes = {id(layer) for layer in reading}, {id(layer) for layer in writers}
-    each = {id(layer): layer for layer in [*reading, *writers]}
-    return [_Site(layer, key in reads, key in writes, behind.get(key)) for key, layer in each.items()]
+@torch.no_grad()
+def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
+    """Moves the scale of a norm, and the bias of a layer norm, into all layers that read it.
 
+    The norm's scale is one from then on and its bias zero; what readers compute is the same, but for rounding. They get
+    W diag(g) and b + W c, worked out in float64 and rounded once. A linear layer without a bias gets one where c is
+    not zero. A parameter that holds the scale minus one, as Gemma's, becomes zero.
 
-def _roles(site: _Site, n: int, scales: Mapping[int, _Scale]) -> dict[str, tuple[nn.Parameter, _Role]]:
-    """Returns the tensors of a layer by name, and how each changes."""
-    layer, norm = site.layer, id(site.norm) if id(site.norm) in scales else None
-    is_embedding = isinstance(layer, nn.Embedding) and not site.reads
-    if is_embedding:
-        role = _Role(reads=True)  # what it writes are rows
-    else:
-        role = _Role(site.writes, site.reads, norm)
-    w = held_parameters(layer).get("weight") if is_embedding or isinstance(layer, nn.Linear) else None
-    if w is None:
-        names = "Linear" if site.reads else "Linear or Embedding"
-        remedy = "; norms={norm: readers} folds its scale" if _is_norm(layer, n) else ""
-        raise DtypeError(
-            f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
-        )
-    if w.is_meta:
-        raise UnfilledError(f"rotate_ needs weights that hold values, got {_kind(layer)} on the meta device.")
-    for dim, is_rotated in enumerate((role.writes, role.reads)):
-        if is_rotated and w.shape[dim] != n:
-            raise ShapeError(f"rotate_ needs weights with {n} features along dimension {dim}, got {tuple(w.shape)}.")
-    bias = held_parameters(layer).get("bias")
-    return {"weight": (w, role)} | ({} if bias is None else {"bias": (bias, _Role(writes=site.writes))})
-
-
-def _changed(tensor: Tensor, role: _Role, scale: Tensor | None, r: Tensor) -> Tensor:
-    """Returns R W diag(g) R^T with the factors that a role has, in float64."""
-    wide, r = tensor.to(working_dtype(tensor.dtype)), r.to(tensor.device)
-    if scale is not None:
-        wide = wide * scale
-    if role.reads:
-        wide = wide @ r.mH
-    return r @ wide if role.writes else wide
-
-
-def _scale(norm: nn.Module, r: Tensor) -> _Scale | None:
-    """Returns the scale of a norm that commutes with R but for it; None if it commutes as it is.
+    Args:
+        norm: the norm.
+        readers: the linear layers that read it, all of them.
 
     Raises:
-        OptionError: it does not, or has a bias.
+        OptionError: the norm is not a scale and a bias after what it does without them, or a layer has hooks.
+        DtypeError: a reader is no linear layer with a plain weight.
+        ShapeError: a reader has another number of inputs.
+
+    >>> norm, layer = nn.LayerNorm(4), nn.Linear(4, 2)
+    >>> torch.nn.init.normal_(norm.bias).shape
+    torch.Size([4])
+    >>> x = torch.randn(3, 4)
+    >>> before = layer(norm(x))
+    >>> absorb_norm_(norm, [layer])
+    >>> torch.allclose(layer(norm(x)), before, atol=1e-6), norm.bias.abs().sum().item()
+    (True, 0.0)
     """
-    if _commutes(norm, r):
+    affine = _affine(norm, None)
+    if affine is None or affine.values is None:
+        raise OptionError(f"absorb_norm_ needs a norm with a scale of its own, got {_kind(norm)}.")
+    scale = _scale_of(affine.values)
+    shift = None if affine.bias is None else affine.bias.detach().double()
+    sites = [_Site(layer, inputs=[scale], norm=norm, shift=shift) for layer in readers]
+    changes = _changes(sites, False)
+    for module in [norm, *(site.layer for site in sites)]:
+        if any(call_hooks(module)):
+            raise OptionError(f"absorb_norm_ needs a norm and layers without hooks, got {_kind(module)} with hooks.")
+    _write(changes, {norm: affine}, None)
+
+
+def _checked(rotation: Tensor, what: str) -> Tensor:
+    """Returns a square orthogonal matrix, or a stack of such, in float64."""
+    if rotation.dim() < 2 or rotation.shape[-2] != rotation.shape[-1] or (what == "a rotation" and rotation.dim() > 2):
+        raise ShapeError(f"rotate_ needs a square matrix, got shape {tuple(rotation.shape)}.")
+    error = orthogonality_error(rotation).max().item()
+    if not error <= frame_tolerance(rotation.shape[-1], rotation.dtype):
+        raise NotAFrameError(
+            f"rotate_ needs an orthogonal matrix, got one with ||R^H R - I||_F = {error:.2g}; "
+            "sk.functional.nearest_frame gives the nearest."
+        )
+    return rotation.detach().to(working_dtype(rotation.dtype))
+
+
+def _site(found: dict[int, _Site], layer: nn.Module) -> _Site:
+    return found.setdefault(id(layer), _Site(layer))
+
+
+def _on_stream(
+    found: dict[int, _Site],
+    turn: list[_Factor],
+    r: Tensor,
+    readers: list[nn.Module],
+    writers: list[nn.Module],
+    norms: dict[nn.Module, list[nn.Module]],
+    model: nn.Module | None,
+) -> dict[nn.Module, _Affine]:
+    """Adds to layers the factors of a residual rotation R, if there is one, and those of norms that do not commute.
+
+    Returns the norms that lose a scale; `r` is what norms have to commute with.
+    """
+    centre = _Factor("M", len(r), lambda m: m - m.mean(0, keepdim=True))
+    is_centred = model is not None and any(isinstance(norm, nn.LayerNorm) for norm in norms)
+    affine = {norm: a for norm in norms if (a := _affine(norm, r, is_centred)) is not None}
+    for layer in writers:
+        _site(found, layer).outputs[:] = [centre, *turn] if is_centred else turn
+    for layer in readers:
+        _site(found, layer).inputs[:] = turn
+    for norm, read in norms.items():
+        own = affine.get(norm)
+        scale = None if own is None or own.values is None else _scale_of(own.values)
+        shift = None if own is None or own.bias is None else own.bias.detach().double()
+        for layer in read:
+            site = _site(found, layer)
+            if site.norm not in (None, norm):
+                raise OptionError(f"rotate_ needs one norm in front of a layer, got {_kind(layer)} behind two.")
+            site.norm, site.shift = norm, shift
+            site.inputs[:] = turn if scale is None else [scale, *turn]
+    return affine
+
+
+def _turn_heads(found: dict[int, _Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
+    """Adds the factors of the rotations of heads to value and output layers."""
+    each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
+    if len(each) != len(attentions):
+        raise OptionError(f"rotate_ needs heads= for {len(attentions)} attentions, got {len(each)}.")
+    for one, given in zip(attentions, each, strict=True):
+        stack = _checked(given, "heads")
+        if stack.shape not in [(one.size, one.size), (one.groups, one.size, one.size)]:
+            raise ShapeError(
+                f"rotate_ needs heads= of shape ({one.size}, {one.size}) or ({one.groups}, {one.size}, {one.size}), "
+                f"got {tuple(stack.shape)}."
+            )
+        stack = stack.expand(one.groups, one.size, one.size)
+        w, dim, _ = _matrix(one.value)
+        _site(found, one.value).outputs.append(_of_heads(stack, one.rows, w.shape[dim]))
+        shared = stack.repeat_interleave(one.count // one.groups, 0)
+        rows = torch.arange(one.count * one.size)
+        _site(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
+
+
+def _of_heads(stack: Tensor, rows: Tensor, size: int) -> _Factor:
+    def apply(m: Tensor) -> Tensor:
+        m = m.clone()
+        own = m[rows].reshape(len(stack), stack.shape[-1], -1)
+        m[rows] = (stack.to(m.device) @ own).reshape(len(rows), -1)
+        return m
+
+    return _Factor("R_h", size, apply)
+
+
+def _transform_downs(found: dict[int, _Site], downs: Sequence[nn.Module]) -> None:
+    for layer in downs:
+        w, dim, _ = _matrix(layer)
+        n = w.shape[1 - dim]
+        hadamard_transform(w.new_zeros(1, n))  # raises where there is no such matrix
+        _site(found, layer).inputs.append(_Factor("H", n, lambda m: hadamard_transform(m.mT).mT))
+
+
+def _scale_of(values: Tensor) -> _Factor:
+    return _Factor("diag(g)", len(values), lambda m: values.to(m.device)[:, None] * m)
+
+
+def _matrix(layer: nn.Module) -> tuple[nn.Parameter, int, bool]:
+    """Returns the weight of a layer, the dimension of its outputs, and whether it has inputs that may be changed."""
+    is_turned = _is_turned(layer)
+    w = held_parameters(layer).get("weight") if isinstance(layer, nn.Linear | nn.Embedding) or is_turned else None
+    if w is None:
+        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
+    if w.is_meta:
+        raise UnfilledError(f"rotate_ needs weights that hold values, got {_kind(layer)} on the meta device.")
+    is_embedding = isinstance(layer, nn.Embedding)
+    return w, int(is_embedding or is_turned), not is_embedding
+
+
+def weight_and_bias_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Returns the weight of a linear layer, outputs by inputs, and its bias."""
+    w, dim, _ = _matrix(layer)
+    return (w if dim == 0 else w.mT), held_parameters(layer).get("bias")
+
+
+def _is_turned(layer: nn.Module) -> bool:
+    """Returns whether a layer is transformers' `Conv1D`, a linear layer whose weight is inputs by outputs."""
+    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(layer).__mro__)
+
+
+def _changes(sites: Sequence[_Site], may_untie: bool) -> list[_Change]:
+    """Returns the change of every tensor, each once; weights that are to be untied come first."""
+    changes: list[_Change] = []
+    untied: list[_Change] = []
+    known: dict[Any, _Change] = {}
+    for site in sites:
+        for change in _changes_of(site):
+            tensor = change.tensor
+            key = (tensor.device, tensor.data_ptr(), tensor.shape) if tensor is not None else id(site)
+            other = known.setdefault(key, change)
+            if other is change:
+                changes.append(change)
+            elif other.key != change.key and may_untie:
+                untied.append(change)
+            elif other.key != change.key:
+                raise OptionError(
+                    f"rotate_ needs one change of a weight that layers share, got {_kind(other.site.layer)}, which "
+                    f"needs {other}, and {_kind(site.layer)}, which needs {change}; untie them first: layer."
+                    f"{change.name} = torch.nn.Parameter(layer.{change.name}.clone())."
+                )
+    return untied + changes
+
+
+def _changes_of(site: _Site) -> list[_Change]:
+    layer = site.layer
+    try:
+        w, dim, has_inputs = _matrix(layer)
+    except DtypeError:
+        names = "Linear" if site.inputs else "Linear or Embedding"
+        sizes = {factor.size for factor in (*site.inputs, *site.outputs)}
+        remedy = "; norms={norm: readers} folds its scale" if any(_is_norm(layer, n) for n in sizes) else ""
+        raise DtypeError(
+            f"rotate_ needs layers of torch.nn.{names} with plain weights, got {type(layer).__name__}{remedy}."
+        ) from None
+    if site.inputs and not has_inputs:
+        raise DtypeError(f"rotate_ needs layers of torch.nn.Linear with plain weights, got {type(layer).__name__}.")
+    for along, factors in ((dim, site.outputs), (1 - dim, site.inputs)):
+        for factor in factors:
+            if w.shape[along] != factor.size:
+                raise ShapeError(
+                    f"rotate_ needs weights with {factor.size} features along dimension {along}, got {tuple(w.shape)}."
+                )
+    outputs, inputs = tuple(site.outputs), tuple(site.inputs)
+    changes = [_Change(site, "weight", w, (outputs, inputs) if dim == 0 else (inputs, outputs))]
+    bias = held_parameters(layer).get("bias")
+    shift = site.shift if site.shift is not None and bool(site.shift.any()) else None
+    if shift is not None or (bias is not None and site.outputs):
+        changes.append(_Change(site, "bias", bias, (tuple(site.outputs), ()), shift))
+    return changes
+
+
+def _new_bias(change: _Change) -> Tensor:
+    """Returns the bias of a layer: what it was and W times the norm's bias, with the factors of outputs."""
+    w, dim, _ = _matrix(change.site.layer)
+    wide = w.to(working_dtype(w.dtype))
+    wide = wide if dim == 0 else wide.mT
+    b = wide.new_zeros(len(wide)) if change.tensor is None else change.tensor.to(wide.dtype)
+    if change.shift is not None:
+        b = b + wide @ change.shift.to(wide)
+    for factor in change.factors[0]:
+        b = factor.apply(b[:, None])[:, 0]
+    return b
+
+
+def _write(changes: Sequence[_Change], affine: Mapping[nn.Module, _Affine], model: nn.Module | None) -> None:
+    """Writes all changes: biases, which are made of weights, then weights that are untied, then the others."""
+    written: set[int] = set()
+    for change in sorted(changes, key=lambda change: change.name):
+        layer, old, value = change.site.layer, change.tensor, change.value()
+        if old is None or id(old) in _of_others(changes, change):
+            like = held_parameters(layer)["weight"] if old is None else old
+            new = nn.Parameter(value.to(like.dtype), like.requires_grad)  # type: ignore[union-attr]
+            layer.register_parameter(change.name, new)
+            config = getattr(model, "config", None)
+            if old is not None and hasattr(config, "tie_word_embeddings"):
+                config.tie_word_embeddings = False  # type: ignore[union-attr]
+        elif id(old) not in written:
+            old.copy_(value)
+            written.add(id(old))
+    for norm, own in affine.items():
+        if own.weight is not None:
+            own.weight.fill_(own.neutral)
+        if own.bias is not None:
+            own.bias.zero_()
+        if isinstance(norm, nn.LayerNorm) and model is not None:
+            for name, module in list(model.named_modules(remove_duplicate=False)):
+                if module is norm:
+                    _replace(model, name, _root_mean_square(norm))
+
+
+def _of_others(changes: Sequence[_Change], change: _Change) -> set[int]:
+    """Returns the tensors that a later change writes otherwise."""
+    later = changes[[c is change for c in changes].index(True) + 1 :]
+    return {id(c.tensor) for c in later if c.tensor is not None and c.key != change.key}
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    path, _, last = name.rpartition(".")
+    setattr(model.get_submodule(path), last, module)
+
+
+def _root_mean_square(norm: nn.LayerNorm) -> nn.RMSNorm:
+    """Returns the norm of centred inputs, with a scale of one under the same name."""
+    has_scale, w = norm.elementwise_affine, norm.weight
+    other = nn.RMSNorm([*norm.normalized_shape], eps=norm.eps, elementwise_affine=has_scale)
+    other = other.to(w.device, w.dtype) if has_scale else other
+    if has_scale:
+        other.weight.requires_grad_(w.requires_grad)
+    return other.train(norm.training)
+
+
+def _affine(norm: nn.Module, r: Tensor | None, is_centred: bool = False) -> _Affine | None:
+    """Returns scale and bias of a norm that commutes with R but for them; None if it commutes as it is.
+
+    Without R any norm will do that is a scale and a bias after what it does without them. `is_centred` says that inputs
+    are, so that a layer norm is a root mean square.
+
+    Raises:
+        OptionError: it does not commute.
+    """
+    held = held_parameters(norm).get("weight")
+    if r is not None and held is not None and held.shape != (len(r),):
+        raise ShapeError(f"rotate_ needs norms of {len(r)} features, got {_kind(norm)} of shape {tuple(held.shape)}.")
+    if r is not None and _commutes(norm, r):
         return None
-    parameter, x = held_parameters(norm).get("weight"), probes(len(r), r.device)
-    if parameter is not None and parameter.shape == (len(r),):
-        w = parameter.double()
+    is_layer_norm = isinstance(norm, nn.LayerNorm) and (is_centred or r is None)
+    weight, bias = held_parameters(norm).get("weight"), held_parameters(norm).get("bias")
+    if is_layer_norm and weight is None:
+        return _Affine(None, None, None, 1.0)
+    n = len(r) if r is not None else 0 if weight is None else len(weight)
+    if weight is not None and weight.shape == (n,) and (bias is None or bias.shape == (n,)):
+        x, w = probes(n, weight.device), weight.double()
         for neutral, values in ((1.0, w), (0.0, 1 + w)):
-            bare = twin(norm, weight=torch.full_like(w, neutral))
-            if _commutes(bare, r) and agree(bare(x.to(w.device)) * values, twin(norm)(x.to(w.device)), len(r)):
-                return _Scale(parameter, values, neutral)
+            bare = twin(norm, weight=torch.full_like(w, neutral), **({} if bias is None else {"bias": w * 0}))
+            fits = is_layer_norm or (r is None or (bias is None and _commutes(bare, r)))
+            y = bare(x) * values + (0 if bias is None else bias.double())
+            if fits and agree(y, twin(norm)(x), n):
+                return _Affine(weight, bias, values, neutral)
+    if r is None:
+        return None
+    remedy = "; with model= a layer norm is made one" if isinstance(norm, nn.LayerNorm) else ""
     raise OptionError(
-        f"rotate_ needs norms that are a root mean square and a scale, which commutes with R, got {_kind(norm)}."
+        f"rotate_ needs norms that are a root mean square and a scale, which commutes with R, got {_kind(norm)}"
+        f"{remedy}."
     )
 
 
@@ -209,38 +519,44 @@ def _commutes(norm: nn.Module, r: Tensor) -> bool:
     return agree(other(x @ r.mT), other(x) @ r.mT, len(r))
 
 
-def _check_own_forward(site: _Site, values: dict[str, Tensor], scales: Mapping[int, _Scale], r: Tensor) -> None:
-    """Raises OptionError unless a layer with a forward of its own does with new values what it did, but for R."""
-    layer, n = site.layer, len(r)
+def _check_own_forward(site: _Site, values: dict[str, Tensor]) -> None:
+    """Raises OptionError unless a layer with a forward of its own does with new values what it did, but for factors."""
+    layer = site.layer
     w: Any = held_parameters(layer)["weight"]
     if isinstance(layer, nn.Embedding):
         x = before = torch.arange(min(len(w), 8), device=w.device)
     else:
-        x = before = probes(w.shape[1], w.device)
-    if site.reads:
-        scale = scales.get(id(site.norm))
-        x = x @ r.mT.to(x)
-        before = before if scale is None else before * scale.values
+        before = probes(w.shape[1], w.device)
+        x, scale = before, 0 if site.shift is None else site.shift.to(before)
+        for factor in site.inputs:
+            # A scale before a rotation: W diag(g) R^T of R x is W of diag(g) x.
+            if factor.word == "diag(g)":
+                before = factor.apply(before.mT).mT
+            else:
+                x = factor.apply(x.mT).mT
+        before = before + scale
     try:
-        y, rotated = twin(layer)(before), twin(layer, **values)(x)
+        y, changed = twin(layer)(before), twin(layer, **values)(x)
     except Exception as cause:  # whatever a stranger's forward raises; one put on the instance runs the layer itself
         raise OptionError(
             f"rotate_ needs layers of which a copy runs in float64, got {_kind(layer)}, which raises "
             f"{type(cause).__name__}."
         ) from cause
-    if not agree(rotated, y @ r.mT.to(y) if site.writes else y, max(n, w.shape[1])):
+    for factor in site.outputs:
+        y = factor.apply(y.mT).mT
+    if not agree(changed, y, max(y.shape[-1], w.shape[1])):
         raise OptionError(f"rotate_ needs layers that compute W x + b, got {_kind(layer)}, whose forward does more.")
 
 
 def _check_model(
     model: nn.Module,
-    sites: list[_Site],
-    norms: Mapping[nn.Module, Any],
+    found: Mapping[int, _Site],
+    affine: Mapping[nn.Module, Any],
     changed: set[int],
-    r: Tensor,
+    r: Tensor | None,
 ) -> None:
-    """Raises OptionError for what stands on h in a model and was not named."""
-    named = {id(site.layer) for site in sites} | {id(norm) for norm in norms}
+    """Raises OptionError for what stands on h in a model and was not named; norms are looked at where R is given."""
+    named = {*found, *map(id, affine)}
     others = in_other_adapters(model)
     others |= {id(a.layer): "OrthogonalAdapter" for a in model.modules() if isinstance(a, OrthogonalAdapter)}
     for name, module in model.named_modules():
@@ -254,7 +570,7 @@ def _check_model(
         for parameter in held_parameters(module).values():
             if parameter is not None and parameter.data_ptr() in changed:
                 raise OptionError(f"rotate_ needs all layers that share a weight, got {name} left out, which reads it.")
-        if _is_norm(module, len(r)) and not _commutes(module, r):
+        if r is not None and _is_norm(module, len(r)) and not _commutes(module, r):
             raise OptionError(
                 f"rotate_ needs norms that commute with R, got {name}, {_kind(module)}, left out; norms={{norm: "
                 "readers}} folds a scale into what reads it."

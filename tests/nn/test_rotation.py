@@ -98,3 +98,65 @@ def test_a_layer_inside_an_adapter_is_refused():
     sk.nn.adapt(net, "1.weight", block_size=4)
     with pytest.raises(errors.OptionError, match=r"got 1\.layer inside OrthogonalAdapter; fold or "):
         sk.nn.rotate_(sk.init.haar((8, 8)), readers=[net[1].layer], writers=[net[0]], model=net)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_is_absorbed_by_what_reads_it(kind, has_bias):
+    norm, readers = kind(8).double(), [nn.Linear(8, n, bias=has_bias).double() for n in (3, 5)]
+    torch.manual_seed(seeds.seed(1))
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    before = [layer(norm(x)) for layer in readers]
+    sk.nn.absorb_norm_(norm, readers)
+    for layer, y in zip(readers, before, strict=True):
+        assert torch.allclose(layer(norm(x)), y, atol=1e-13)
+    assert torch.equal(norm.weight, torch.ones(8, dtype=torch.float64))
+    assert getattr(norm, "bias", None) is None or not norm.bias.any()
+
+
+def test_a_norm_that_is_more_than_a_scale_is_not_absorbed():
+    class Squared(nn.RMSNorm):
+        def forward(self, x):
+            return super().forward(x) ** 2
+
+    norm, layer = Squared(8), nn.Linear(8, 3)
+    nn.init.normal_(norm.weight)
+    before = [norm.weight.clone(), layer.weight.clone()]
+    with pytest.raises(errors.OptionError, match="a norm with a scale of its own, got Squared"):
+        sk.nn.absorb_norm_(norm, [layer])
+    with pytest.raises(errors.ShapeError, match="8 features along dimension 1, got \\(3, 4\\)"):
+        sk.nn.absorb_norm_(nn.RMSNorm(8), [layer, nn.Linear(4, 3)])
+    assert torch.equal(before[0], norm.weight)
+    assert torch.equal(before[1], layer.weight)
+
+
+def test_layer_norms_in_a_model_become_root_mean_squares_and_elsewhere_are_refused():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Embedding(6, 8), nn.LayerNorm(8), nn.Linear(8, 3, bias=False)
+
+        def forward(self, tokens):
+            return self.head(self.norm(self.embed(tokens)))
+
+    net: Any = Net().double()
+    nn.init.normal_(net.norm.weight)
+    nn.init.normal_(net.norm.bias)
+    r, tokens = init.haar((8, 8), generator=seeds.generator()), torch.arange(6)
+    before = net(tokens)
+    with pytest.raises(errors.OptionError, match="got LayerNorm; with model= a layer norm is made one"):
+        sk.nn.rotate_(r, writers=[net.embed], norms={net.norm: [net.head]})
+    sk.nn.rotate_(r, writers=[net.embed], norms={net.norm: [net.head]}, model=net)
+    assert isinstance(net.norm, nn.RMSNorm)
+    assert torch.allclose(net(tokens), before, atol=1e-12)
+
+
+def test_a_hadamard_layer_is_the_layer_with_the_transform_in_its_weight():
+    layer, x = nn.Linear(12, 5).double(), torch.randn(3, 12, dtype=torch.float64)
+    online = sk.nn.HadamardLinear.around(copy.deepcopy(layer))
+    with torch.no_grad():
+        online.weight.copy_(sk.functional.hadamard_transform(layer.weight))
+    assert torch.allclose(online(x), layer(x), atol=1e-13)
+    assert online.state_dict().keys() == layer.state_dict().keys()

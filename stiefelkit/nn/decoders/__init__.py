@@ -1,0 +1,164 @@
+"""Decoders whose residual stream can be rotated: the places of their layers, one family a file."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stiefelkit.errors import OptionError, shown
+from stiefelkit.registry import Registry
+
+__all__ = ["Decoder", "Heads", "RotationSites", "decoders", "rotation_sites"]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The places of the layers of a family of decoders, as names inside its base model.
+
+    Attributes:
+        classes: names of the classes of base models, "LlamaModel".
+        embeddings: what writes the residual stream first.
+        blocks: the list of blocks; further names are inside of a block.
+        norms: norm to what reads it.
+        writers: the layers whose outputs are added to the stream.
+        final: the norm in front of the head, which is the model's output embedding.
+        value: the layer that makes the values of attention.
+        output: the layer that reads attended values.
+        values: rows of that layer that are values: "all", "last" (after queries and keys) or "by_head" (queries, keys
+            and values of each head together).
+        downs: the layers that read the inner features of an MLP.
+    """
+
+    classes: tuple[str, ...]
+    embeddings: tuple[str, ...]
+    blocks: str
+    norms: Mapping[str, tuple[str, ...]]
+    writers: tuple[str, ...]
+    final: str
+    value: str
+    output: str
+    values: Literal["all", "last", "by_head"] = "all"
+    downs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The value and output layers of an attention, between which each head may be rotated.
+
+    Attributes:
+        value: the layer that makes values.
+        output: the layer that reads them.
+        count: heads of queries.
+        groups: heads of keys and values, each shared by count / groups heads of queries.
+        rows: the rows of `value` that hold values, head by head.
+    """
+
+    value: nn.Module
+    output: nn.Module
+    count: int
+    groups: int
+    rows: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of features of a head."""
+        return len(self.rows) // self.groups
+
+
+@dataclass(frozen=True)
+class RotationSites:
+    """The layers of a decoder on its residual stream, and its attentions; made by `rotation_sites`, or by hand.
+
+    Attributes:
+        model: the model.
+        norms: norm to the layers that read it.
+        writers: embeddings, and layers whose outputs are added to the stream.
+        heads: the attentions, in the order of blocks.
+        downs: the layers that read the inner features of an MLP.
+    """
+
+    model: nn.Module
+    norms: Mapping[nn.Module, Sequence[nn.Module]]
+    writers: Sequence[nn.Module]
+    heads: Sequence[Heads] = ()
+    downs: Sequence[nn.Module] = field(default=())
+
+    @property
+    def size(self) -> int:
+        """The number of features of the stream."""
+        w: Any = self.writers[0].weight
+        return int(w.shape[1] if isinstance(self.writers[0], nn.Embedding) else w.shape[0])
+
+
+def _check(decoder: Any) -> None:
+    if not isinstance(decoder, Decoder):
+        raise OptionError(f"A decoder needs to be a stiefelkit.nn.decoders.Decoder, got {shown(decoder)}.")
+
+
+decoders = Registry(
+    "stiefelkit.decoders",
+    "decoder",
+    {
+        "gpt2": "stiefelkit.nn.decoders.gpt2:GPT2",
+        "gpt_neox": "stiefelkit.nn.decoders.gpt_neox:GPT_NEOX",
+        "llama": "stiefelkit.nn.decoders.llama:LLAMA",
+        "phi3": "stiefelkit.nn.decoders.phi3:PHI3",
+    },
+    _check,
+)
+"""Families of decoders by name; plugins add their own."""
+
+
+def rotation_sites(model: nn.Module) -> RotationSites:
+    """Finds the layers of a decoder that a rotation of its residual stream, or of its heads, is folded into.
+
+    Known are models of transformers with a head: Llama, Mistral, Qwen2, Qwen3, Gemma, Phi-3, GPT-2, GPT-NeoX, and what
+    plugins describe by a `Decoder`. Others are described by a `RotationSites` of one's own. Models that norm what a
+    block adds to the stream (Gemma 2 and 3) have no such rotation.
+
+    Args:
+        model: the model, with its head.
+
+    Raises:
+        OptionError: the model is not of a known family, or has no head.
+    """
+    known = {name: decoder for decoder in decoders.available().values() for name in decoder.classes}
+    bases = [(module, known[type(module).__name__]) for module in model.modules() if type(module).__name__ in known]
+    if len(bases) != 1:
+        raise OptionError(
+            f"rotation_sites needs a model with one base of a known class ({', '.join(sorted(known))}), got "
+            f"{type(model).__name__}{' with several' if bases else ''}; describe it by a RotationSites."
+        )
+    (base, decoder), head = bases[0], None
+    if callable(getattr(model, "get_output_embeddings", None)):
+        head = model.get_output_embeddings()  # type: ignore[operator]
+    if not isinstance(head, nn.Module):
+        raise OptionError(f"rotation_sites needs a model with its head, got {type(model).__name__} without.")
+    blocks = list(base.get_submodule(decoder.blocks).children())
+    norms = {
+        b.get_submodule(norm): [*map(b.get_submodule, read)] for b in blocks for norm, read in decoder.norms.items()
+    }
+    norms[base.get_submodule(decoder.final)] = [head]
+    embeddings = [base.get_submodule(name) for name in decoder.embeddings]
+    return RotationSites(
+        model,
+        norms,
+        [*embeddings, *(block.get_submodule(name) for block in blocks for name in decoder.writers)],
+        list(_heads(base, decoder, blocks)),
+        [block.get_submodule(name) for block in blocks for name in decoder.downs],
+    )
+
+
+def _heads(base: nn.Module, decoder: Decoder, blocks: Sequence[nn.Module]) -> Iterator[Heads]:
+    config: Any = base.config
+    count = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or count
+    size = getattr(config, "head_dim", None) or config.hidden_size // count
+    start = 0 if decoder.values == "all" else (count + groups) * size
+    rows = torch.arange(start, start + groups * size)
+    if decoder.values == "by_head":
+        rows = torch.arange(3 * count * size).view(count, 3, size)[:, 2].flatten()
+    for block in blocks:
+        yield Heads(block.get_submodule(decoder.value), block.get_submodule(decoder.output), count, groups, rows)

@@ -1,0 +1,240 @@
+"""Rotations of a decoder that are learned through its fake-quantized layers, before they are folded."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from stiefelkit import init as first_frames
+from stiefelkit._torch import held_parameters
+from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.functional import hadamard_transform
+from stiefelkit.nn.decoders import RotationSites
+from stiefelkit.nn.rotation import absorb_norms_, rotate_, weight_and_bias_of
+from stiefelkit.numbers import optional, whole
+from stiefelkit.weights import attach
+
+__all__ = ["Rotated", "fake_quantize"]
+
+
+def fake_quantize(x: Tensor, bits: int) -> Tensor:
+    """Rounds to signed integers of a few bits times a scale for each row; gradients pass straight through.
+
+    The scale is the largest modulus of a row, over its last dimension, divided by 2^(bits - 1) - 1.
+
+    Args:
+        x: floating, of shape (*, n).
+        bits: from 2 to 16.
+
+    Raises:
+        OptionError: the bits are no such integer.
+
+    >>> fake_quantize(torch.tensor([1.0, 0.4, -0.05]), 3)
+    tensor([1.0000, 0.3333, -0.0000])
+    """
+    bits = whole(2, 16).require("fake_quantize", "bits", bits)
+    exact, most = x.detach(), 2 ** (bits - 1) - 1
+    scale = exact.abs().amax(-1, keepdim=True) / most
+    rounded = (exact / torch.where(scale == 0, 1.0, scale)).round() * scale
+    return x + (rounded - exact)
+
+
+class Rotated(nn.Module):
+    """A decoder whose layers are rotated and rounded to a few bits as it runs, to learn the rotations.
+
+    The residual rotation R, and one rotation for each head of keys and values, are frames that an optimizer of frames
+    trains (`sk.optim.SGDG`, `CayleyAdam`); the model's own parameters are frozen. At each call, each layer between
+    embedding and head computes with its rotated weight, rounded by rows, from its input, rounded by tokens; weights are
+    computed anew in the backward pass, so that no second copy of the model is held. `fold` makes what was learned part
+    of the model.
+
+    Norms are absorbed into what reads them, in the model itself, when this is made: see `rotate_`.
+
+    Args:
+        sites: the layers, of `rotation_sites(model)`.
+        weight_bits: bits of weights; None leaves them as they are.
+        activation_bits: bits of what layers read.
+        heads: whether heads are rotated, too.
+        online: whether what `sites.downs` read is multiplied by a Hadamard matrix.
+        start: the first residual rotation: "hadamard" with random signs, "haar", "identity" or a matrix. Heads start
+            at the identity.
+        generator: source of randomness.
+
+    Attributes:
+        rotation: a module whose `weight` is R.
+        head_rotations: modules, one for each block, whose `weight` is of shape (groups, d, d).
+
+    Raises:
+        OptionError, ShapeError: an option is out of range, or what `rotate_` raises.
+    """
+
+    def __init__(
+        self,
+        sites: RotationSites,
+        *,
+        weight_bits: int | None = 4,
+        activation_bits: int | None = 4,
+        heads: bool = True,
+        online: bool = False,
+        start: str | Tensor = "hadamard",
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        bits = optional(whole(2, 16))
+        self.weight_bits = bits.require("Rotated", "weight_bits", weight_bits)
+        self.activation_bits = bits.require("Rotated", "activation_bits", activation_bits)
+        n = sites.size
+        if isinstance(start, Tensor):
+            r = start
+        elif start == "hadamard":
+            r = first_frames.hadamard(n, generator=generator)
+        elif start in ("haar", "identity"):
+            r = first_frames.draw(start, (n, n), generator=generator)
+        else:
+            raise OptionError(
+                f'Rotated needs start= as a matrix, "hadamard", "haar" or "identity", got {shown(start)}.'
+            )
+        if tuple(r.shape) != (n, n):
+            raise ShapeError(f"Rotated needs start= of shape ({n}, {n}), got {tuple(r.shape)}.")
+        absorb_norms_(sites)
+        self.model, self.sites, self.online = sites.model.requires_grad_(False), sites, online
+        device = held_parameters(sites.writers[0])["weight"].device  # type: ignore[union-attr]
+        self.rotation = _Frame(r, device)
+        each = [torch.eye(one.size).expand(one.groups, -1, -1) for one in sites.heads] if heads else []
+        self.head_rotations = nn.ModuleList(_Frame(q, device) for q in each)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, rotated and rounded."""
+        with self._rotated():
+            return self.model(*args, **kwargs)
+
+    @torch.no_grad()
+    def fold(self) -> nn.Module:
+        """Folds the rotations into the model, in float64, and returns it, unrounded; they are the identity then."""
+        heads = [frame.weight.detach() for frame in self._frames()[1:]] or None
+        rotate_(self.rotation.weight.detach(), sites=self.sites, heads=heads, online=self.online)
+        for frame in self._frames():
+            frame.weight = torch.eye(frame.weight.shape[-1]).expand(frame.weight.shape)
+        self.online = False
+        return self.model
+
+    def _frames(self) -> list[Any]:
+        return [self.rotation, *self.head_rotations]
+
+    @contextmanager
+    def _rotated(self) -> Iterator[None]:
+        """Gives each layer a forward of its own for one call."""
+        r = self.rotation.weight
+        heads = [frame.weight for frame in self._frames()[1:]]
+        placed: list[nn.Module] = []
+        try:
+            for layer, run in self._forwards(r, heads):
+                vars(layer)["forward"] = run
+                placed.append(layer)
+            yield
+        finally:
+            for layer in placed:
+                del vars(layer)["forward"]
+
+    def _forwards(self, r: Tensor, heads: list[Tensor]) -> Iterator[tuple[nn.Module, Callable[..., Tensor]]]:
+        """Yields each layer and what it computes."""
+        readers = {id(layer): layer for read in self.sites.norms.values() for layer in read}
+        writers = {id(layer): layer for layer in self.sites.writers}
+        value, output = {}, {}
+        for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
+            value[id(one.value)] = one.rows, q
+            output[id(one.output)] = q.repeat_interleave(one.count // one.groups, 0)
+        downs = {id(layer) for layer in self.sites.downs} if self.online else set()
+        last = {id(layer) for layer in [*self.sites.norms.values()][-1]}
+        for key, layer in (readers | writers).items():
+            if isinstance(layer, nn.Embedding):
+                yield layer, _after(type(layer).forward.__get__(layer), r)
+            elif key in last:
+                yield layer, _before(type(layer).forward.__get__(layer), r)
+            else:
+                turned = _Turned(
+                    layer,
+                    r if key in readers else None,
+                    r if key in writers else None,
+                    value.get(key),
+                    output.get(key),
+                    key in downs,
+                )
+                yield layer, self._linear(turned)
+
+    def _linear(self, turned: "_Turned") -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            x = hadamard_transform(x) if turned.is_online else x
+            w, b = turned.weight_and_bias(x.dtype)
+            x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
+            w = w if self.weight_bits is None else fake_quantize(w, self.weight_bits)
+            return F.linear(x, w, b)
+
+        def forward(x: Tensor) -> Tensor:
+            return checkpoint(run, x, use_reentrant=False) if torch.is_grad_enabled() else run(x)  # type: ignore[return-value]
+
+        return forward
+
+
+class _Frame(nn.Module):
+    """A frame on its manifold, (*, n, n), in float32."""
+
+    def __init__(self, first: Tensor, device: torch.device):
+        super().__init__()
+        self.weight = nn.Parameter(first.to(device, torch.float32).clone())
+        attach.orthogonal(self, "weight", "stiefel")
+
+
+class _Turned:
+    """A linear layer with the rotations on both of its sides."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        reads: Tensor | None,
+        writes: Tensor | None,
+        value: tuple[Tensor, Tensor] | None,
+        output: Tensor | None,
+        is_online: bool,
+    ):
+        self.layer, self.reads, self.writes = layer, reads, writes
+        self.value, self.output, self.is_online = value, output, is_online
+
+    def weight_and_bias(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Returns the rotated weight, outputs by inputs, and the rotated bias, in a dtype; products in float32."""
+        w, b = weight_and_bias_of(self.layer)
+        w = w.float()
+        b = None if b is None else b.float()
+        if self.is_online:
+            w = hadamard_transform(w)
+        if self.reads is not None:
+            w = w @ self.reads.mT
+        if self.output is not None:
+            w = (w.unflatten(1, self.output.shape[:2]).transpose(0, 1) @ self.output.mT).transpose(0, 1).flatten(1)
+        if self.value is not None:
+            rows, q = self.value
+            w = _on_rows(w, rows, q)
+            b = None if b is None else _on_rows(b[:, None], rows, q)[:, 0]
+        if self.writes is not None:
+            w = self.writes @ w
+            b = None if b is None else self.writes @ b
+        return w.to(dtype), None if b is None else b.to(dtype)
+
+
+def _on_rows(m: Tensor, rows: Tensor, q: Tensor) -> Tensor:
+    """Returns a matrix some of whose rows are multiplied by a stack of rotations."""
+    rows = rows.to(m.device)
+    turned = (q @ m[rows].unflatten(0, q.shape[:2])).flatten(0, 1)
+    return m.index_copy(0, rows, turned)
+
+
+def _after(forward: Callable[..., Tensor], r: Tensor) -> Callable[..., Tensor]:
+    return lambda *args: F.linear(y := forward(*args), r.to(y.dtype))
+
+
+def _before(forward: Callable[..., Tensor], r: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: forward(x @ r.to(x.dtype))

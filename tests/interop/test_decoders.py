@@ -1,0 +1,181 @@
+"""Rotations of whole decoders of transformers: the same logits, whatever the family, the ties and the dtype."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stiefelkit as sk
+from stiefelkit import init
+from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
+from stiefelkit.testing import seeds
+
+transformers: Any = pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi3", "GPT2", "GPTNeoX"]
+
+
+def decoder(family: str, is_tied: bool = False, groups: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(seeds.seed(FAMILIES.index(family)))
+    sizes = SIZES | {"num_key_value_heads": groups, "tie_word_embeddings": is_tied}
+    if family in ("GPT2", "GPTNeoX"):
+        sizes.pop("num_key_value_heads")
+    if family == "GPT2":
+        sizes |= {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        sizes = {key: value for key, value in sizes.items() if not key.startswith(("hidden", "num", "inter", "max"))}
+        sizes.pop("head_dim")
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for p in model.parameters():  # scales, biases and weights of a size at which a mistake is seen
+            p.add_(0.3 * torch.randn_like(p) if p.dim() == 1 else 0.1 * torch.randn_like(p))
+    return model.to(dtype).eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    return model(torch.arange(24).view(2, 12)).logits.detach().double()
+
+
+def rotation(n: int = 32) -> torch.Tensor:
+    return init.haar((n, n), generator=seeds.generator())
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_same_after_both_rotations(family, is_tied):
+    model = decoder(family, is_tied)
+    before = logits(model)
+    sites = sk.nn.rotation_sites(model)
+    head_size = sites.heads[0].size
+    heads = [init.haar((one.groups, head_size, head_size), generator=seeds.generator()) for one in sites.heads]
+    w = model.get_input_embeddings().weight.clone()
+    sk.nn.rotate_(rotation(), sites=sites, heads=heads, online=True)
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    assert torch.dist(model.get_input_embeddings().weight, w) > 0.1 * w.norm()
+    assert sum(isinstance(m, sk.nn.HadamardLinear) for m in model.modules()) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_each_head_of_keys_and_values_has_a_rotation_whatever_their_number(family, groups):
+    model = decoder(family, groups=groups)
+    before, sites = logits(model), sk.nn.rotation_sites(model)
+    v = sites.heads[0].value.weight.clone()
+    sk.nn.rotate_(sites=sites, heads=rotation(8))
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    assert torch.allclose(sites.heads[0].value.weight[:8], rotation(8).float() @ v[:8], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_bfloat16_weights_are_rounded_once(family):
+    exact, model = decoder(family, dtype=torch.float64), decoder(family, dtype=torch.bfloat16)
+    exact.load_state_dict({key: value.double() for key, value in model.state_dict().items()})
+    before = logits(model)
+    for one in (exact, model):
+        sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(one))
+    rounded = {key: value.bfloat16() for key, value in exact.state_dict().items()}
+    assert all(torch.equal(value, rounded[key]) for key, value in model.state_dict().items())
+    assert torch.dist(logits(model), before) <= 0.1 * before.norm()
+
+
+def test_a_tied_head_that_need_not_differ_stays_tied():
+    model = decoder("Llama", is_tied=True)
+    model.model.norm.weight.data.fill_(1.0)
+    before = logits(model)
+    sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model))
+    assert model.lm_head.weight is not model.model.embed_tokens.weight or model.config.tie_word_embeddings
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+
+
+def test_a_rotated_model_is_saved_and_loaded(tmp_path):
+    for family in ("Llama", "Gemma"):
+        model = decoder(family, is_tied=True)
+        sk.nn.rotate_(rotation(), sites=sk.nn.rotation_sites(model), heads=rotation(8))
+        model.save_pretrained(tmp_path / family)
+        loaded = type(model).from_pretrained(tmp_path / family)
+        assert torch.equal(logits(loaded), logits(model))
+
+
+def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
+    model = decoder("Llama")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    sites = sk.nn.rotation_sites(model)
+    for error, words, arguments in (
+        (ShapeError, "norms of 16 features, got LlamaRMSNorm", {"rotation": rotation(16)}),
+        (NotAFrameError, "orthogonal", {"rotation": 2 * rotation()}),
+        (ShapeError, r"shape \(8, 8\) or \(2, 8, 8\)", {"heads": rotation(4)}),
+        (OptionError, "heads= for 2 attentions, got 1", {"heads": [rotation(8)]}),
+        (OptionError, "either sites= or", {"rotation": rotation(), "readers": [model.lm_head]}),
+    ):
+        with pytest.raises(error, match=words):
+            sk.nn.rotate_(**({"rotation": None} | arguments), sites=sites)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(OptionError, match="needs sites= beside heads="):
+        sk.nn.rotate_(heads=rotation(8))
+    for wrong, words in ((nn.Linear(4, 4), "got Linear; describe it"), (model.model, "without")):
+        with pytest.raises(OptionError, match=words):
+            sk.nn.rotation_sites(wrong)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Phi3", "GPTNeoX"])
+def test_a_decoder_that_is_rotated_as_it_runs_computes_the_same_unrounded_and_folded(family):
+    model = decoder(family, is_tied=True)
+    before = logits(model)
+    sites = sk.nn.rotation_sites(model)
+    rotated = sk.nn.Rotated(sites, weight_bits=None, activation_bits=None, online=True, generator=seeds.generator())
+    with torch.no_grad():
+        for frame in rotated.head_rotations:
+            frame.weight = init.haar(tuple(frame.weight.shape), torch.float32, seeds.generator())
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+    assert torch.dist(logits(rotated), before) <= 1e-5 * before.norm()
+    assert rotated.fold() is model
+    assert torch.dist(logits(model), before) <= 1e-5 * before.norm()
+
+
+def test_rotations_are_learned_through_rounded_layers_and_stay_frames():
+    model = decoder("Llama")
+    model.get_input_embeddings().weight.data[:, 3] *= 20  # an outlier channel
+    before, tokens = logits(model), torch.arange(24).view(2, 12)
+    rotated = sk.nn.Rotated(sk.nn.rotation_sites(model), start="identity")
+    frozen = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=1.0))
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = (rotated(tokens).logits - before).square().mean() / before.square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) / 5 < 0.8 * losses[0]
+    assert all(drift.bits_lost < 1 for drift in sk.drift(rotated).values())
+    assert all(torch.equal(value, frozen[key]) for key, value in model.state_dict().items())
+    assert "forward" not in vars(model.get_output_embeddings())
+
+
+def test_bits_and_starts_that_are_none_are_refused_before_norms_are_absorbed():
+    model = decoder("Llama")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    sites = sk.nn.rotation_sites(model)
+    for options, error in (
+        ({"weight_bits": 1}, OptionError),
+        ({"activation_bits": 2.5}, OptionError),
+        ({"start": "cayley"}, OptionError),
+        ({"start": torch.eye(4)}, ShapeError),
+    ):
+        with pytest.raises(error):
+            sk.nn.Rotated(sites, **options)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
