@@ -202,3 +202,14 @@ def test_the_example_learns_folds_and_saves(family, monkeypatch, capsys, tmp_pat
     assert worst <= 2
     assert away < 1e-5
     assert (tmp_path / "rotated" / "model.safetensors").exists()
+
+
+def test_the_page_runs_as_it_stands(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
+    codes = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(codes) == 2
+    names: dict[str, Any] = {}
+    for code in codes:
+        exec(compile(code, "language-models.md", "exec"), names)
+    assert names["model"] is names["sites"].model
