@@ -110,10 +110,10 @@ def main() -> None:
         sites = sk.nn.rotation_sites(model)
         for start in ("identity", "hadamard", "haar"):
             torch.manual_seed(seed)
-            rotated = sk.nn.Rotated(sites, start=start)
+            rotated = sk.nn.rotated(model, sites, start=start)
             print(f"seed {seed}: 4 bits, {start:32} perplexity {perplexity(rotated, unseen):8.3f}", flush=True)
         torch.manual_seed(seed)
-        rotated = sk.nn.Rotated(sites)
+        rotated = sk.nn.rotated(model, sites)
         worst = learn(rotated, known, chosen.rotation_steps, chosen.lr)
         print(f"seed {seed}: 4 bits, {'learned from hadamard':32} perplexity {perplexity(rotated, unseen):8.3f}")
         rotated.fold()

@@ -8,7 +8,7 @@ from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
-from stiefelkit.nn.rotated import Rotated, fake_quantize
+from stiefelkit.nn.rotated import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "fake_quantize",
     "fold",
     "rotate_",
+    "rotated",
     "rotation_sites",
 ]

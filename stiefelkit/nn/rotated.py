@@ -13,12 +13,12 @@ from stiefelkit import init as first_frames
 from stiefelkit._torch import held_parameters
 from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional import hadamard_transform
-from stiefelkit.nn.decoders import RotationSites
+from stiefelkit.nn.decoders import RotationSites, rotation_sites
 from stiefelkit.nn.rotation import absorb_norms_, rotate_, weight_and_bias_of
 from stiefelkit.numbers import optional, whole
 from stiefelkit.weights import attach
 
-__all__ = ["Rotated", "fake_quantize"]
+__all__ = ["Rotated", "fake_quantize", "rotated"]
 
 
 def fake_quantize(x: Tensor, bits: int) -> Tensor:
@@ -180,6 +180,23 @@ class Rotated(nn.Module):
         return forward
 
 
+def rotated(model: nn.Module, sites: RotationSites | None = None, **options: Any) -> Rotated:
+    """Returns `Rotated` of a model: its rotations are learned as it runs, with its layers rounded.
+
+    Args:
+        model: a decoder that `rotation_sites` knows, or whose layers are given.
+        sites: its layers, if they are given.
+        **options: of `Rotated`.
+
+    Raises:
+        OptionError, ShapeError: as `rotation_sites` and `Rotated`; or the layers are those of another model.
+    """
+    sites = rotation_sites(model) if sites is None else sites
+    if sites.model is not model:
+        raise OptionError(f"rotated needs the sites of its model, got those of another {type(sites.model).__name__}.")
+    return Rotated(sites, **options)
+
+
 class _Frame(nn.Module):
     """A frame on its manifold, (*, n, n), in float32."""
 
@@ -212,29 +229,30 @@ class _Turned:
         if self.is_online:
             w = hadamard_transform(w)
         if self.reads is not None:
-            w = w @ self.reads.mT
+            w = w @ self.reads.mT.to(w.device)
         if self.output is not None:
-            w = (w.unflatten(1, self.output.shape[:2]).transpose(0, 1) @ self.output.mT).transpose(0, 1).flatten(1)
+            parts = w.unflatten(1, self.output.shape[:2]).transpose(0, 1)
+            w = (parts @ self.output.mT.to(w.device)).transpose(0, 1).flatten(1)
         if self.value is not None:
             rows, q = self.value
             w = _on_rows(w, rows, q)
             b = None if b is None else _on_rows(b[:, None], rows, q)[:, 0]
         if self.writes is not None:
-            w = self.writes @ w
-            b = None if b is None else self.writes @ b
+            w = self.writes.to(w.device) @ w
+            b = None if b is None else self.writes.to(w.device) @ b
         return w.to(dtype), None if b is None else b.to(dtype)
 
 
 def _on_rows(m: Tensor, rows: Tensor, q: Tensor) -> Tensor:
     """Returns a matrix some of whose rows are multiplied by a stack of rotations."""
     rows = rows.to(m.device)
-    turned = (q @ m[rows].unflatten(0, q.shape[:2])).flatten(0, 1)
+    turned = (q.to(m.device) @ m[rows].unflatten(0, q.shape[:2])).flatten(0, 1)
     return m.index_copy(0, rows, turned)
 
 
 def _after(forward: Callable[..., Tensor], r: Tensor) -> Callable[..., Tensor]:
-    return lambda *args: F.linear(y := forward(*args), r.to(y.dtype))
+    return lambda *args: F.linear(y := forward(*args), r.to(y))
 
 
 def _before(forward: Callable[..., Tensor], r: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: forward(x @ r.to(x.dtype))
+    return lambda x: forward(x @ r.to(x))

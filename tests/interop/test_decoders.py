@@ -154,7 +154,7 @@ def test_rotations_are_learned_through_rounded_layers_and_stay_frames():
     model = decoder("Llama")
     model.get_input_embeddings().weight.data[:, 3] *= 20  # an outlier channel
     before, tokens = logits(model), torch.arange(24).view(2, 12)
-    rotated = sk.nn.Rotated(sk.nn.rotation_sites(model), start="identity")
+    rotated = sk.nn.rotated(model, start="identity")
     frozen = {key: value.clone() for key, value in model.state_dict().items()}
     optimizer = sk.optim.SGDG(sk.optim.parameter_groups(rotated, lr=1.0))
     losses = []
@@ -182,6 +182,8 @@ def test_bits_and_starts_that_are_none_are_refused_before_norms_are_absorbed():
     ):
         with pytest.raises(error):
             sk.nn.Rotated(sites, **options)
+    with pytest.raises(OptionError, match="the sites of its model"):
+        sk.nn.rotated(decoder("Llama"), sites)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
