@@ -22,7 +22,7 @@ __all__ = ["GAIN", "Scaled"]
 GAIN = "gain"
 """The name of the coordinate that a learned gain is."""
 _GAIN = Check(
-    '{key} to be a positive number or "learned"',
+    '{key} to be a positive number, "learned" or, in sk.orthogonal, "rms"',
     lambda gain: gain == "learned" if isinstance(gain, str) else above(0).holds(gain),
 )
 

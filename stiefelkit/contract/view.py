@@ -134,6 +134,12 @@ class View:
         """True if the weight itself is the frame."""
         return self.frame_shape == self.shape and self.order == tuple(range(len(self.split_shape)))
 
+    @property
+    def rms_gain(self) -> float:
+        """The root of outputs over inputs of a matrix: of its rows over its columns, unless rows are inputs."""
+        *_, rows, columns = self.matrix_shape
+        return math.sqrt(columns / rows if self.name.removeprefix(_GROUPED) == "in_by_rest" else rows / columns)
+
     def options(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the view."""
         groups = {"groups": self.groups} if self.is_grouped else {}

@@ -8,7 +8,7 @@ from stiefelkit.nn.hadamard_linear import HadamardLinear
 from stiefelkit.nn.linear import OrthogonalLinear
 from stiefelkit.nn.linear_transition import LinearTransitionRNN
 from stiefelkit.nn.rnn import OrthogonalRNN, OrthogonalRNNCell
-from stiefelkit.nn.rotated import Rotated, fake_quantize, rotated
+from stiefelkit.nn.rotated_decoder import Rotated, fake_quantize, rotated
 from stiefelkit.nn.rotation import absorb_norm_, absorb_norms_, rotate_
 
 __all__ = [

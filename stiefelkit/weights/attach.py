@@ -83,8 +83,10 @@ def orthogonal(
             values do: each becomes a frame of its own. Wide ones get orthonormal rows. A map with an option of this
             name ("block_diagonal") keeps it to itself, as any option.
         dim: along which dimension of the matrix, or of the kernel, blocks stand: 0, rows or outputs, if left out, or 1.
-        gain: the weight is this times a frame: a positive number, as of `torch.nn.init.calculate_gain`, or "learned", a
-            coordinate more, "gain", 1 after a draw, and else the mean singular value of the weight, or of each block.
+        gain: the weight is this times a frame: a positive number, as of `torch.nn.init.calculate_gain`; "rms", the root
+            of outputs over inputs, with which a layer keeps the root mean square of what passes, as far as its shape
+            lets it; or "learned", a coordinate more, "gain", 1 after a draw, and else the mean singular value of the
+            weight, or of each block.
         precision: "exact", the default, rounds once.
         generator: source of randomness for a drawn init.
         **options: the parametrization's own (`negative=` for "cayley").
@@ -244,5 +246,6 @@ def _build(plan: _Plan, place: Place, weight: Tensor, seen: View) -> OrthogonalP
         remedy = f"; make the layer with {words}" if takes_complex else ""
         raise DtypeError(f"{where} needs {reason}, got shape {seen.frame_shape} and {weight.dtype}{remedy}.")
     inner = plan.cls(seen.frame_shape, dtype=weight.dtype, device=weight.device, **plan.options)
-    scaled = inner if one_of(1, 1.0).holds(plan.gain) else Scaled(inner, plan.gain, seen.blocks)
+    gain = seen.rms_gain if one_of("rms").holds(plan.gain) else plan.gain
+    scaled = inner if one_of(1, 1.0).holds(gain) else Scaled(inner, gain, seen.blocks)
     return scaled if seen.is_plain else Viewed(scaled, seen)

@@ -187,6 +187,27 @@ def test_a_gain_times_a_frame_is_assigned_and_kept(gain):
     assert scale == pytest.approx(1.0 if gain == "learned" else 0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layer", "options", "gain"),
+    [
+        (lambda: nn.Linear(4, 16), {}, 2.0),
+        (lambda: nn.Linear(16, 4), {}, 0.5),
+        (lambda: nn.Linear(8, 8), {}, 1.0),
+        (lambda: nn.Linear(4, 32), {"blocks": 2}, 2.0),
+        (lambda: nn.Conv2d(2, 18, 3), {"view": "out_by_rest"}, 1.0),
+        (lambda: nn.Conv2d(4, 16, 3), {"view": "per_tap"}, 2.0),
+        (lambda: nn.Conv2d(9, 4, 3), {"view": "in_by_rest"}, 2.0),
+    ],
+)
+def test_the_gain_called_rms_is_the_root_of_outputs_over_inputs(layer, options, gain):
+    module = sk.orthogonal(layer(), "weight", gain="rms", **options)
+    other = sk.orthogonal(layer(), "weight", gain=gain, **options)
+    module.load_state_dict(other.state_dict())
+    assert torch.equal(module.weight, other.weight)
+    frames = module.parametrizations.weight.param
+    assert frames.options().get("gain", 1.0) == gain
+
+
 def test_torchs_gains_are_taken():
     gain = nn.init.calculate_gain("leaky_relu", 0.1)
     layer: Any = sk.orthogonal(nn.Linear(4, 4), "weight", gain=gain)
