@@ -15,8 +15,7 @@ from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
 from stiefelkit.scan.choice import engine, plain_engine
-from stiefelkit.scan.engines.chunks import segments
-from stiefelkit.scan.engines.problem import Outcome, Problem
+from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
 __all__ = [
     "fold",

@@ -1,6 +1,5 @@
 """The ways to run a scan, by name, and which of them can run a given one."""
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +7,14 @@ import torch
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, shown
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.checks import GATED, Recurrence
-from stiefelkit.scan.engines.checkpoints import Checkpointed
-from stiefelkit.scan.engines.engine import Engine, PlainEngine
+from stiefelkit.scan.engines.engine import Checkpointed, Engine, PlainEngine
+from stiefelkit.scan.engines.graphs import GraphLoops
+from stiefelkit.scan.engines.inplace import InPlace
+from stiefelkit.scan.engines.loops import Loops, StructuredLoops
+from stiefelkit.scan.engines.triton import Triton
+from stiefelkit.scan.gated.kernel import GatedTriton
 from stiefelkit.scan.gated.kernel import supports as supports_gated
+from stiefelkit.scan.gated.loops import Gated
 from stiefelkit.scan.kernels.launch import supports
 
 __all__ = ["BACKENDS", "Request", "choose", "choose_gated", "engine", "plain_engine"]
@@ -86,42 +90,16 @@ def choose_gated(backend: str, request: Request) -> str:
 def engine(recurrence: Recurrence) -> Engine:
     """Returns the implementation of a recurrence, by its cell, its backend and what is asked of it."""
     if recurrence.structure:
-        runner = _structured_engine()
+        runner = InPlace(StructuredLoops)
+    elif recurrence.cell == GATED:
+        runner = GatedTriton() if recurrence.backend == "triton" else Gated()
     else:
-        runner = _gated_engine(recurrence.backend) if recurrence.cell == GATED else plain_engine(recurrence.backend)
+        runner = plain_engine(recurrence.backend)
     return Checkpointed(runner) if recurrence.last_only else runner
 
 
-@functools.cache
-def _structured_engine() -> Engine:
-    from stiefelkit.scan.engines.inplace import InPlace
-    from stiefelkit.scan.engines.structured import StructuredLoops
-
-    return InPlace(StructuredLoops)
-
-
-@functools.cache
-def _gated_engine(backend: str) -> Engine:
-    if backend == "triton":
-        from stiefelkit.scan.gated.triton_engine import GatedTriton
-
-        return GatedTriton()
-    from stiefelkit.scan.gated.loops import Gated
-
-    return Gated()
-
-
-@functools.cache
 def plain_engine(backend: str) -> PlainEngine:
     """Returns the implementation of a fast backend of `scan`."""
     if backend == "triton":
-        from stiefelkit.scan.engines.triton import Triton
-
         return Triton()
-    from stiefelkit.scan.engines.inplace import InPlace
-
-    if backend == "cuda_graphs":
-        from stiefelkit.scan.engines.graphs import GraphLoops
-
-        return InPlace(GraphLoops)
-    return InPlace()
+    return InPlace(GraphLoops if backend == "cuda_graphs" else Loops)

@@ -121,7 +121,7 @@ class GraphLoops(Loops):
         self.usual = 0 if p.is_packed or len(p.chunks) < 2 else max(chunk.steps for chunk in p.chunks)
 
     def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
-        """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
+        """As `Loops.forward`."""
         if not self._is_usual(z):
             return super().forward(z, saved, h)
         act, _, reverse = self._settings
@@ -129,7 +129,8 @@ class GraphLoops(Loops):
 
         def steps(z: Tensor, h: Tensor, wt: Tensor, *bias: Tensor) -> Results:
             saved = z.new_empty(shape, dtype=dtype)
-            last = steps_forward(z, saved, h, wt, act, act.step(h, bias[0] if bias else None), reverse)
+            step = act.step(h, bias[0] if bias else None)
+            last = steps_forward(z, saved, h, lambda row, h: row.addmm_(h, wt), act, step, reverse)
             return z, saved, last
 
         last = torch.empty_like(h)
@@ -137,7 +138,7 @@ class GraphLoops(Loops):
         return last
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
-        """Gradients by the pre-activations of a chunk; see `steps_back`. Returns the gradient by the state before."""
+        """As `Loops.back`."""
         if not self._is_usual(delta):
             return super().back(delta, g, carry, h, saved)
         act, _, reverse = self._settings

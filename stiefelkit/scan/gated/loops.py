@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import Step
-from stiefelkit.scan.engines.chunks import Chunk
-from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, shaped
-from stiefelkit.scan.engines.sums import Sums
+from stiefelkit.scan.engines.inplace import Sums
+from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
 
 __all__ = ["Gated"]
 
