@@ -91,10 +91,7 @@ def scan(
     for name, tensor in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
         if tensor is not None and tensor.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
-    given = w
-    if structure:
-        n = STRUCTURES[structure].size(w)
-        given = w.new_empty(1, 1).expand(n, n)
+    given = w.new_empty(1, 1).expand(w.shape[-1], w.shape[-1]) if structure else w
     n, m, batch, steps = sizes_of("scan", "w", given, x, batch_sizes)
     if u is None and m != n:
         raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")

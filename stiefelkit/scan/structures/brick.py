@@ -79,11 +79,6 @@ class Brick(Structure):
     """
 
     @staticmethod
-    def size(factors: Tensor) -> int:
-        """Width of the factors."""
-        return factors.shape[-1]
-
-    @staticmethod
     def matrix(factors: Tensor) -> Tensor:
         """Layer by layer, of the identity."""
         layers, n = len(factors) // 2, factors.shape[-1]

@@ -18,11 +18,6 @@ class LowRank(Structure):
     heads: ClassVar[int]
     """How many rows of the factors are those of M."""
 
-    @staticmethod
-    def size(factors: Tensor) -> int:
-        """Width of the factors."""
-        return factors.shape[-1]
-
     @classmethod
     def columns(cls, factors: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a and B, (n, k)."""

@@ -29,13 +29,8 @@ class Structure(ABC):
     finds what `back` has left.
 
     Args:
-        factors: laid out as the subclass says.
+        factors: laid out as the subclass says, in rows of as many as there are units.
     """
-
-    @staticmethod
-    @abstractmethod
-    def size(factors: Tensor) -> int:
-        """Returns how many units there are, n."""
 
     @staticmethod
     @abstractmethod

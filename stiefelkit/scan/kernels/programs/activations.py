@@ -2,7 +2,7 @@
 
 import triton.language as tl
 
-from .inline import inline
+from .products import inline
 
 __all__ = ["activate", "derive"]
 

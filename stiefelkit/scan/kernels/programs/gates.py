@@ -7,7 +7,6 @@ Products are exact float32.
 import triton
 import triton.language as tl
 
-from .inline import inline
 from .parts import (
     activate_parts,
     derive_parts,
@@ -16,7 +15,7 @@ from .parts import (
     store_parts,
     zeros,
 )
-from .products import load_blocks, start_of, times
+from .products import inline, load_blocks, start_of, times
 
 __all__ = ["gates_back", "gates_forward"]
 

@@ -7,8 +7,7 @@ many of their imaginary parts. Real units that are activated in pairs stand side
 import triton.language as tl
 
 from .activations import activate, derive
-from .inline import inline
-from .products import start_of
+from .products import inline, start_of
 
 __all__ = [
     "activate_parts",

@@ -5,15 +5,16 @@ them by rows: what is left of a product to be added across threads takes a shuff
 barrier. States go through shared memory to all threads, two vectors at once where there are two.
 """
 
+import triton
 import triton.language as tl
+from triton import knobs
 
 # tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
 from triton.language.standard import _sum_combine
 
-from .inline import constant, inline
-
 __all__ = [
     "complex_times",
+    "inline",
     "load_block",
     "load_blocks",
     "product",
@@ -24,6 +25,16 @@ __all__ = [
     "total",
     "unstacked",
 ]
+
+
+def inline(function):
+    """Makes a function known to triton's compiler; its interpreter takes it as it is, for its calls take long."""
+    return function if knobs.runtime.interpret else triton.jit(function)
+
+
+def constant(function):
+    """Makes a function of constants, whose value is one, known to triton's compiler."""
+    return function if knobs.runtime.interpret else triton.constexpr_function(function)
 
 
 @constant
