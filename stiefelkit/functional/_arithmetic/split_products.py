@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, product
-from stiefelkit.functional._polish import split_defect
+from stiefelkit.functional._polish import Polish, split_defect
 
 __all__ = [
     "BITS",
@@ -160,15 +160,7 @@ def settle(w: Tensor) -> Tensor:
     return _Settle.apply(w)  # type: ignore[return-value]
 
 
-class _Settle(Function):
+class _Settle(Polish):
     @staticmethod
     def forward(w: Tensor) -> Tensor:  # type: ignore[override]
         return settled(w)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
-        return g
-
-    @staticmethod
-    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
-        return t.clone()

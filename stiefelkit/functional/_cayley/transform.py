@@ -21,7 +21,7 @@ from stiefelkit.functional._arithmetic.split_products import (
     settle,
     settled,
 )
-from stiefelkit.functional._cayley.accretive import SMALLEST_BLOCKED, inverse_of_accretive
+from stiefelkit.functional._cayley.quotient import SMALLEST_BLOCKED, inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._kernels.launch import Anywhere, cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square

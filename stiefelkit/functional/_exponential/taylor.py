@@ -1,7 +1,8 @@
 """The matrix exponential by scaling and squaring, with its exact adjoint.
 
 The scaling depends on the norm of the matrix, so it is decided inside an opaque operator: nothing outside branches on
-values, and no TF32 enters. Where values may not be read inside either, `unread` does it.
+values, and no TF32 enters. Where values may not be read inside either there is a fixed number of squarings, of which
+each matrix takes those it needs.
 """
 
 import math
@@ -15,15 +16,16 @@ from stiefelkit._torch import is_view
 from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.norms import finite, probe
-from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
+from stiefelkit.functional._arithmetic.product import FullPrecision, is_plain, opaque
 from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.functional._exponential.polynomial import (
     DEGREE,
     LOG_FACTORIAL,
+    adder,
     polynomial,
     polynomial_adjoint,
+    products,
 )
-from stiefelkit.functional._exponential.unread import unread_adjoint, unread_exponential
 from stiefelkit.functional._packing import check_square
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
@@ -32,6 +34,8 @@ __all__ = ["exponential"]
 
 _LARGEST_IN_SINGLE = 8.0
 """Norm above which the squarings would cost float32 too many of its digits."""
+_SQUARINGS = 20
+"""Where no value is read: enough for ||A||_2 of some 2e5, turns of which float32 coordinates hold two digits."""
 
 
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
@@ -179,10 +183,10 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     """
     split = _is_split(a, truncation)
     if switch.forbidden or split or not a.is_cpu:
-        return unread_exponential(a, skew, truncation, split)
+        return _unread(a, skew, truncation, split)
     n = a.shape[-1]
     a = a.reshape(-1, n, n) if a.dim() > 3 else a
-    times = torch.mm if a.dim() == 2 else torch.bmm
+    times, _ = products(a)
     powers = a.new_empty(3, *a.shape)
     powers[0] = a
     a2, a3 = powers[1], powers[2]
@@ -207,16 +211,47 @@ def _taylor(a: Tensor, skew: bool, truncation: float | None) -> tuple[Tensor, tu
     return w, (powers, b, *squared)
 
 
+def _unread(a: Tensor, skew: bool, truncation: float | None, split: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`_taylor` in float64 or complex128, by float32 products if `split`, where no value is read.
+
+    What the adjoint takes are powers of A 2^-s, parts of its polynomial, s (of integers, by which they are known, shape
+    (*, 1, 1)), 2^-s, and what was squared.
+    """
+    n = a.shape[-1]
+    a = a.to(working_dtype(a.dtype))
+    a = a.reshape(-1, n, n) if a.dim() > 3 else a
+    times, _ = products(a, split)
+    a2 = times(a, a)
+    a3 = times(a2, a)
+    unit = math.log2(3.5 * torch.finfo(a.dtype).eps if truncation is None else truncation)
+    norm = _bound(a, a2, a3, skew)
+    s = ((13 * norm.log2() - LOG_FACTORIAL - unit) / DEGREE).ceil_().clamp_(0, _SQUARINGS)
+    longest = 2 ** ((DEGREE * _SQUARINGS + LOG_FACTORIAL + unit) / 13)
+    scale = (longest / norm).clamp_(max=1) * 0.5**s
+    powers = torch.stack([a * scale, a2 * scale**2, a3 * scale**3])
+    w, b = polynomial(powers, 0, split)
+    squared = []
+    for k in range(_SQUARINGS):
+        squared.append(w)
+        w = torch.where(s > k, times(w, w), w)
+    return w, (powers, b, s.long(), scale, *squared)
+
+
 def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool, split: bool) -> Tensor:
-    if len(factors) > 2 and factors[2].dtype is torch.int64:
-        return unread_adjoint(g, factors, skew, split)
+    """Returns the gradient of A by that of its exponential, up to a Hermitian matrix for a skew A."""
     powers, b, *squared = factors
     shape, g = g.shape, g.reshape(powers.shape[1:])
-    times = torch.mm if g.dim() == 2 else torch.bmm
-    for w in reversed(squared):
+    times, add_product_, count, scale = products(g, split)[0], adder(split), len(squared), None
+    counted = None
+    if squared and squared[0].dtype is torch.int64:
+        counted, scale, *squared = squared
+        count = 0
+    for k, w in reversed(list(enumerate(squared))):
         wh = w.mH
-        g = add_product_(times(g, wh), wh, g)
-    return polynomial_adjoint(g, powers, b, len(squared), skew).view(shape)
+        before = add_product_(times(g, wh), wh, g)
+        g = before if counted is None else torch.where(counted > k, before, g)
+    ga = polynomial_adjoint(g, powers, b, count, skew, split)
+    return (ga if scale is None else ga.mul_(scale)).view(shape)
 
 
 def _truncation(a: Tensor) -> tuple[float, float]:
@@ -241,3 +276,12 @@ def _skew_truncation(powers: Tensor) -> tuple[float, float]:
 
 def _log2(x: float) -> float:
     return math.log2(x) if x > 0 else -math.inf
+
+
+def _bound(a: Tensor, a2: Tensor, a3: Tensor, skew: bool) -> Tensor:
+    """Returns a bound of ||A||_2 for each matrix, shape (*, 1, 1); zero for what is not finite."""
+    if not skew:
+        return finite(torch.linalg.matrix_norm(a, 1, keepdim=True))
+    # The singular values of A^k are the powers of those of A.
+    second, third = (torch.linalg.matrix_norm(power, keepdim=True) for power in (a2, a3))
+    return finite(torch.minimum(second.sqrt(), third ** (1 / 3)))

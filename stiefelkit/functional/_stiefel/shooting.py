@@ -9,7 +9,7 @@ from W to Y where it does not converge at once. Its linear map is the identity a
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._exponential.span import whole
+from stiefelkit.functional._exponential.packed import whole
 from stiefelkit.functional._polish import polished
 from stiefelkit.functional._stiefel.tangents import skew_part
 
