@@ -1,6 +1,6 @@
 """The ways to run a scan, by name, and which of them can run a given one."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
@@ -17,42 +17,15 @@ from stiefelkit.scan.gated.kernel import supports as supports_gated
 from stiefelkit.scan.gated.loops import Gated
 from stiefelkit.scan.kernels.launch import supports
 
-__all__ = ["BACKENDS", "Request", "choose", "choose_gated", "engine", "plain_engine"]
+__all__ = ["BACKENDS", "choose", "choose_gated", "engine", "plain_engine"]
 
 
 BACKENDS = ("auto", "reference", "inplace", "triton", "cuda_graphs")
 """Names that `scan` takes as `backend`."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What decides whether a backend can run a scan.
-
-    Args:
-        device: of the tensors.
-        dtype: that is computed with.
-        n: units of the state.
-        activation: what it is looked up as.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    n: int
-    activation: Activation
-
-
-def reason_against(backend: str, request: Request) -> str | None:
-    """Returns why a backend cannot run a scan; None if it can."""
-    if backend == "triton":
-        width = request.n * (1 + request.dtype.is_complex)
-        return supports(request.device, request.dtype, width, request.activation)
-    if backend == "cuda_graphs" and request.device.type != "cuda":
-        return f"a GPU, got {request.device.type}"
-    return None
-
-
-def choose(backend: str, request: Request) -> str:
-    """Returns the backend to run a scan with: the one asked for, or for "auto" the fastest that can.
+def choose(backend: str, device: torch.device, dtype: torch.dtype, n: int, activation: Activation) -> str:
+    """Returns the backend to run a scan of n units with: the one asked for, or for "auto" the fastest that can.
 
     Raises:
         UnknownNameError: there is no such backend.
@@ -60,30 +33,31 @@ def choose(backend: str, request: Request) -> str:
     """
     if backend not in BACKENDS:
         raise UnknownNameError(f"scan has no backend {shown(backend)}{did_you_mean(backend, BACKENDS)}")
-    if backend != "auto":
-        if reason := reason_against(backend, request):
-            raise OptionError(f"The scan's backend {backend!r} needs {reason}.")
-        return backend
-    if request.device.type != "cuda":
-        return "inplace"
-    return "cuda_graphs" if reason_against("triton", request) else "triton"
+
+    def reason_against(backend: str) -> str | None:
+        if backend == "triton":
+            return supports(device, dtype, n * (1 + dtype.is_complex), activation)
+        is_missing = backend == "cuda_graphs" and device.type != "cuda"
+        return f"a GPU, got {device.type}" if is_missing else None
+
+    return _able("The scan", backend, device, reason_against, "cuda_graphs")
 
 
-def choose_gated(backend: str, request: Request) -> str:
-    """Returns the backend to run a gated recurrence with, as `choose`.
+def choose_gated(backend: str, device: torch.device, dtype: torch.dtype, n: int, activation: Activation) -> str:
+    """Returns the backend to run a gated recurrence with, as `choose`; the name is checked already."""
 
-    Raises:
-        OptionError: the one asked for cannot run it.
-    """
-    if backend == "auto" and request.device.type != "cuda":
-        return "inplace"
-    if backend in ("reference", "inplace"):
-        return backend
-    reason = supports_gated(request.device, request.dtype, request.n, request.activation)
+    def reason_against(backend: str) -> str | None:
+        return supports_gated(device, dtype, n, activation) if backend == "triton" else None
+
+    return _able("goru_scan", backend, device, reason_against, "inplace")
+
+
+def _able(who: str, backend: str, device: torch.device, against: Callable[[str], str | None], without: str) -> str:
+    """Returns a backend that can run a scan: where triton cannot, on a GPU, the one without it."""
     if backend == "auto":
-        return "inplace" if reason else "triton"
-    if reason:
-        raise OptionError(f"goru_scan's backend {backend!r} needs {reason}.")
+        return "inplace" if device.type != "cuda" else without if against("triton") else "triton"
+    if reason := against(backend):
+        raise OptionError(f"{who}'s backend {backend!r} needs {reason}.")
     return backend
 
 

@@ -11,7 +11,7 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean,
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
 from stiefelkit.scan.checks import DTYPES, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
-from stiefelkit.scan.choice import Request, choose
+from stiefelkit.scan.choice import choose
 from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.reference import reference_scan
 from stiefelkit.scan.structures import STRUCTURES, Factored
@@ -163,7 +163,7 @@ def _chosen(activation: Activation, w: Tensor, steps: int | None, backend: str) 
         raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
     if backend == "auto" and prefers_loop(steps):
         return "reference"
-    return choose(backend, Request(w.device, DTYPES[w.dtype][0], w.shape[-1], activation))
+    return choose(backend, w.device, DTYPES[w.dtype][0], w.shape[-1], activation)
 
 
 def prefers_loop(steps: int | None) -> bool:

@@ -114,17 +114,6 @@ def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _of_whole(rows, columns, n, PARTS: tl.constexpr):
-    """Rows and columns of a tile of [[Re, -Im], [Im, Re]], in which blocks, whether inside, and those of the parts."""
-    row = rows[:, None]
-    column = columns[None, :]
-    in_lower = row >= n
-    in_right = column >= n
-    inside = (row < n * PARTS) & (column < n * PARTS)
-    return row, column, in_lower, in_right, inside, row - n * in_lower.to(tl.int32), column - n * in_right.to(tl.int32)
-
-
-@triton.jit
 def _of_parts(re, im, in_lower, in_right):
     """The entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
     return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
@@ -159,7 +148,13 @@ def run_forward(
         matrix = tl.program_id(0).to(tl.int64) + index * tl.num_programs(0)
         for i in range(0, N, E):
             for j in range(0, N, E):
-                row, column, in_lower, in_right, inside, a, b = _of_whole(i + line, j + line, n, PARTS)
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                in_lower = row >= n
+                in_right = column >= n
+                inside = (row < n * PARTS) & (column < n * PARTS)
+                a = row - n * in_lower.to(tl.int32)
+                b = column - n * in_right.to(tl.int32)
                 re, im = _entries(v + matrix * size, a, b, inside, n, PARTS)  # pyright: ignore[reportGeneralTypeIssues]
                 entry = _of_parts(re, im, in_lower, in_right) if PARTS == 2 else re
                 tl.store(m + row * N + column, tl.where(row == column, entry + 1.0, entry))
@@ -218,7 +213,13 @@ def run_backward(
         entries = d + matrix * n * PARTS
         for i in range(0, N, E):
             for j in range(0, N, E):
-                row, column, in_lower, in_right, inside, a, b = _of_whole(i + line, j + line, n, PARTS)
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                in_lower = row >= n
+                in_right = column >= n
+                inside = (row < n * PARTS) & (column < n * PARTS)
+                a = row - n * in_lower.to(tl.int32)
+                b = column - n * in_right.to(tl.int32)
                 there = (b * n + a) * PARTS
                 here = (a * n + b) * PARTS
                 on_diagonal = inside & (a == b)
@@ -300,8 +301,12 @@ def run_step(
         half = 0.5 * tl.load(step + matrix)
         for i in range(0, N, E):
             for j in range(0, N, E):
-                row, column, in_lower, in_right, inside, a, b = _of_whole(i + line, j + line, n, PARTS)
-                here = place + (a * n + b) * PARTS
+                row = (i + line)[:, None]
+                column = (j + line)[None, :]
+                in_lower = row >= n
+                in_right = column >= n
+                inside = (row < n * PARTS) & (column < n * PARTS)
+                here = place + ((row - n * in_lower.to(tl.int32)) * n + column - n * in_right.to(tl.int32)) * PARTS
                 q = tl.load(omega + here, mask=inside, other=0.0).to(tl.float64)
                 value = tl.load(w + here, mask=inside, other=0.0).to(tl.float64)
                 value += tl.load(lo + here, mask=inside, other=0.0).to(tl.float64)

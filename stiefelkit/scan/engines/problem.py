@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
+from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.structures import STRUCTURES, Structure
 
@@ -231,7 +231,7 @@ class Problem:
 
     def write(self, rows: Tensor, chunk: Chunk, blocks: Tensor) -> None:
         """Puts [Re | Im] of a chunk where complex rows belong."""
-        write_blocks(blocks, self.part(rows, chunk))
+        torch.complex(*blocks.chunk(2, -1), out=self.part(rows, chunk))
 
     def between(self, out: Tensor, previous: Chunk | None, chunk: Chunk) -> Tensor:
         """Returns the states between two chunks that follow each other, (batch of the second, N)."""
