@@ -258,19 +258,11 @@ def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args
 def sample_gradients(
     recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
 ) -> dict[str, Tensor]:
-    """Gradients of each sample, from those by its pre-activations.
+    """Gradients of each sample, from those by its pre-activations, of a plain recurrence.
 
-    Args:
-        recurrence: the plain one that ran.
-        delta: shape (T, V, B, n), as all others with the new dimension V before the batch.
-        x: inputs (T, V, B, m).
-        h0: first states (V, B, n).
-        u: input matrix (n, m), shared.
-        out: states (T, V, B, n).
-        saved: what the activation kept besides them, (T, V, B, .).
-
-    Returns:
-        Gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias (V, n) and activation_bias (V, n).
+    All arguments but u (n, m), which is shared, have a new dimension V before the batch: delta and out (T, V, B, n), x
+    (T, V, B, m), h0 (V, B, n). Returns the gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias and
+    activation_bias (V, n).
     """
     first = h0.unsqueeze(0)
     before = torch.cat([out[1:], first] if recurrence.reverse else [first, out[:-1]])

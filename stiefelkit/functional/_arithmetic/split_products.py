@@ -37,12 +37,9 @@ _EXACT = 24
 
 
 def fine_product(a: Tensor, b: Tensor, bits: int = BITS) -> Tensor:
-    """Multiplies float64 or complex128 matrices to so many bits by float32 products; differentiable without end.
+    """Multiplies float64 or complex128 matrices by float32 products; differentiable without end.
 
-    Args:
-        a: shape (*, m, k).
-        b: shape (*, k, n).
-        bits: relative to the largest entries of a row of A and a column of B.
+    To so many bits, relative to the largest entries of a row of A and a column of B.
     """
     return _Fine.apply(a, b, bits)  # type: ignore[return-value]
 

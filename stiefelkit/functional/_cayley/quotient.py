@@ -136,18 +136,13 @@ def _combination(a: Tensor, constant: float, b: Tensor, linear: float) -> Tensor
 
 
 def inverse_of_accretive(m: Tensor) -> Tensor:
-    """Inverse of matrices whose Hermitian part is at least the identity.
+    """Inverse of matrices whose Hermitian part is at least the identity, shape (*, n, n), any of torch's LAPACK dtypes.
 
     So are their Schur complements, which is why 2 x 2 blocks can be eliminated without pivoting. On a CPU this takes
     0.9 times an LU factorisation's time at n = 128 and half of it from 256 on; smaller ones are left to LU. There large
     matrices of float32 are inverted in float64, and larger ones by LU. On other devices, where each step is a launch
-    and the norm is not read, all are left to LU, in the dtype that they have.
-
-    Args:
-        m: matrices of shape (*, n, n), any of torch's four LAPACK dtypes.
-
-    Returns:
-        Their inverses: of float32 to about 20 eps sqrt(n), of float64 to 1e-10 or better. NaN propagates.
+    and the norm is not read, all are left to LU, in the dtype that they have. Inverses are right to about 20 eps
+    sqrt(n) in float32 and to 1e-10 or better in float64; NaN propagates.
     """
     return torch.linalg.inv_ex(m)[0] if m.shape[-1] < SMALLEST_BLOCKED or m.is_cuda else _blocked(m)
 

@@ -120,10 +120,7 @@ def on_span(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """M of shape (*, 2p, 2p), Z of shape (*, n, p), and C, on which exp(A) does not depend: a constant to derivatives.
 
-    Args:
-        a11: skew matrices, shape (*, p, p), float64 or complex128.
-        a21: matrices of shape (*, n, p).
-        times: the product of two matrices.
+    Of A11, skew, (*, p, p), and A21, (*, n, p), float64 or complex128, with `times` for products.
     """
     # no_grad would leave forward derivatives.
     constant = a21.detach()

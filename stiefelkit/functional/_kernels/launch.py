@@ -90,13 +90,9 @@ def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
 
 @opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
 def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """(2 (I + A)^-1 - I) D from packed coordinates, worked out in float64 and rounded once.
+    """(2 (I + A)^-1 - I) D from packed coordinates, float32, worked out in float64 and rounded once to a dtype.
 
-    Args:
-        v: packed coordinates, shape (*, skew_size(n, n, is_complex)), float32.
-        d: entries of D, shape (*, n), float64 or complex128.
-        n: rows.
-        dtype: of the frames.
+    D has float64 or complex128 entries, shape (*, n), or fewer batch dimensions than the coordinates.
     """
     parts = 1 + d.is_complex()
     shape = v.shape[:-1]
@@ -133,17 +129,10 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tens
     dims=None,
 )
 def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Square frames W + lo after a Cayley step along -W Omega and so many polishes, all in float64.
+    """Square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
 
-    Args:
-        w: frames, shape (*, n, n), float32 or complex64.
-        lo: what they have beyond, same shape.
-        omega: skew matrices, same shape.
-        step: how far each goes, shape (*).
-        turns: polishes, one at least.
-
-    Returns:
-        W; lo; and ||W^H W - I||_F before the last polish, shape (*).
+    W, float32 or complex64, lo and Omega have the shape (*, n, n), steps the shape (*). Returns W, lo, and ||W^H W -
+    I||_F before the last polish, shape (*).
     """
     n, parts = w.shape[-1], 1 + w.is_complex()
     moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))

@@ -183,14 +183,9 @@ def _diamonds(angle: Tensor, phase: Tensor | None, plan: Plan, dtype: torch.dtyp
 
 
 def _quartered(k: Tensor, levels: Sequence[Tensor]) -> Tensor:
-    """Takes K behind the largest diamonds to K behind each rotation; overwrites K.
+    """Takes K behind the largest of `_diamonds`, (count, 2m, 2m), to that behind each rotation, (rotations, 2, 2).
 
-    Args:
-        k: skew-Hermitian matrices of shape (count, 2m, 2m).
-        levels: what `_diamonds` gives.
-
-    Returns:
-        Tensor of shape (count of rotations, 2, 2).
+    Overwrites K.
     """
     for d in reversed(levels[:-1]):
         layout = _Layout.of(d.shape[-1] // 2, len(k))

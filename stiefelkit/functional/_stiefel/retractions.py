@@ -72,15 +72,7 @@ def landed_in_one(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Frames W + lo after a step and so many polishes in one launch: small square ones on a GPU, else None.
 
-    Args:
-        w: frames, shape (*, n, p), float32 or complex64.
-        lo: what they have beyond.
-        direction: tangent vector at W.
-        step: length t of each, shape (*, 1, 1).
-        turns: polishes.
-
-    Returns:
-        W; lo; and ||W^H W - I||_F before the last polish, shape (*).
+    As `cayley_step`, but the step lies along a tangent vector, and has the shape (*, 1, 1).
     """
     n, p = w.shape[-2:]
     if direction.rest is not None or n != p or not takes(w, n, 1 + w.is_complex()):

@@ -47,12 +47,7 @@ class _Graph:
 
 
 class Graphs:
-    """Captured functions, the least recently used of which is dropped when there are too many.
-
-    Args:
-        capture: as the function of that name.
-        most: how many are kept.
-    """
+    """Captured functions, of which those used last are kept, so many at most."""
 
     def __init__(
         self,
@@ -69,11 +64,8 @@ class Graphs:
     def run(self, key: Hashable, fn: Callable[..., Results], inputs: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Writes fn(*inputs) into given tensors.
 
-        Args:
-            key: what `fn` depends on besides its inputs, their shapes and dtypes.
-            fn: launches kernels on tensors of its own and on its inputs, which it may overwrite; reads no value.
-            inputs: copied before the graph reads them.
-            into: as many tensors as `fn` returns.
+        `key` is what `fn` depends on besides its inputs, their shapes and dtypes; it launches kernels on tensors of its
+        own and on copies of its inputs, which it may overwrite, and reads no value.
         """
         device = inputs[0].device
         # Replays of one graph must not overlap: every stream has its own, and a lock keeps the copies together.
@@ -109,10 +101,6 @@ class GraphLoops(Loops):
 
     These are the last chunk of a sequence, which is shorter, and all chunks of packed sequences; and inside a capture
     of the caller's, which then holds the steps themselves.
-
-    Args:
-        p: the problem.
-        graphs: where captured chunks are kept.
     """
 
     def __init__(self, p: Problem, graphs: Graphs = GRAPHS):

@@ -38,16 +38,10 @@ class Sums:
     def add(
         self, chunk: Chunk, d_w: Tensor, d_u: Tensor, d_z: Tensor, before: Tensor, h: Tensor, saved: Tensor
     ) -> None:
-        """Adds a chunk's share.
+        """Adds a chunk's share: from gradients by the rows w h, by u x + bias and by arguments of the activation.
 
-        Args:
-            chunk: the chunk.
-            d_w: gradients by the rows w h, (k batch, .); of a w in factors, what has just gone back through it.
-            d_u: gradients by the rows u x + bias.
-            d_z: gradients by the arguments of the activation.
-            before: the states h, (k, batch, N).
-            h: what the activation returned, (k, batch, N).
-            saved: what it kept besides, (k, batch, .).
+        `d_w` of a w in factors is what has just gone back through it. `before` are the states h, `h` what the
+        activation returned, and `saved` what it kept besides, (k, batch, .).
         """
         if self.w is not None:
             self.w.addmm_(d_w.mT, before.flatten(0, 1))

@@ -98,14 +98,9 @@ def steps_back(
 ) -> Tensor:
     """Runs the steps of a chunk backwards; returns the gradient by the state before it.
 
-    Args:
-        delta: gradients by pre-activations, (k, batch, N), written here.
-        g: gradients by the states from outside, (k, batch, N).
-        carry: gradient by the last state of the chunk from the steps after it, (batch, N).
-        w: recurrent matrix for rows, (N, N).
-        factors: derivative of the activation (`Activation.factors`).
-        scratch: room for (batch, N).
-        reverse: whether the chunk's first step is its last in time.
+    Writes gradients by pre-activations into `delta`, (k, batch, N), from those by the states from outside, `g`, by the
+    last state from the steps after it, `carry` (batch, N), and the `Activation.factors`; w is for rows, (N, N), and
+    `scratch` room for (batch, N).
     """
     rows, outside = delta.unbind(0), None if g is None else g.unbind(0)
     diagonals, others = [*(factor.unbind(0) for factor in factors), None, None][:2]

@@ -109,15 +109,8 @@ class Outcome(NamedTuple):
 class Problem:
     """The arguments of `scan`, with complex numbers as [Re | Im].
 
-    Args:
-        recurrence: what is done with them.
-        x: inputs (T, B, m), or packed rows.
-        w: recurrent matrix (n, n); of a gated recurrence, matrices on top of each other, and so u and bias;
-            or factors.
-        h0: first states (B, n).
-        u: input matrix (n, m), or None.
-        bias: of the input projection (n,), or None.
-        activation_bias: inside the activation, real (n,), or None.
+    In the place of w there may be factors; those of a gated recurrence are matrices on top of each other, and so are u
+    and bias.
     """
 
     def __init__(

@@ -75,15 +75,9 @@ class _Room:
         """Returns the derivative of [q h; r; g; c], before the gates' and the candidate's functions, by the state h'.
 
         With pre-activations z_r, z_g, z_c and a = 1 - g: dh' / dz_c = a act'(z_c), that by q h is r times as much, by
-        z_r it is r (1 - r) q h times as much, and dh' / dz_g = (h - c) g a.
-
-        Args:
-            chunk: the chunk.
-            before: states before each of its steps, (k, batch, n).
-
-        Returns:
-            Factors (k, batch, 4n) of the gradient by h'; for activations of pairs, also those of the other one of
-            the pair. Beside, the buffers `gate` and `c` hold g and c.
+        z_r it is r (1 - r) q h times as much, and dh' / dz_g = (h - c) g a. These are factors (k, batch, 4n) of the
+        gradient by h'; for activations of pairs there are also those of the other one of the pair. The buffers `gate`
+        and `c` then hold g and c.
         """
         n, buffers = self.p.n, (self.gate, self.c, self.rest, self.part)
         gate, c, rest, part = (shaped(buffer, chunk, n) for buffer in buffers)
@@ -163,15 +157,9 @@ def _steps_back(
 ) -> None:
     """Runs the steps of a chunk backwards.
 
-    Args:
-        z: factors (k, batch, 4n), which become gradients by [q h; r; g; c].
-        others: factors of the other one of each pair, like z.
-        g: gradients by the states from outside, (k, batch, n).
-        carry: gradient by the last state of the chunk from the steps after it, (batch, n); it becomes the gradient by
-            the state before the chunk.
-        gate: g of the steps, (k, batch, n).
-        w: [q; w_r; w_g], (3n, n).
-        reverse: whether the chunk's first step is its last in time.
+    z holds factors (k, batch, 4n), which become gradients by [q h; r; g; c], and `others`, of the other one of each
+    pair, are like it. `carry` (batch, n) is the gradient by the last state of the chunk from the steps after it, and
+    becomes that by the state before the chunk; `g` are those by the states from outside, and `gate` is g of the steps.
     """
     n = carry.shape[-1]
     steps = list(zip(z.unflatten(-1, (4, n)).unbind(0), z[..., : 3 * n].unbind(0), gate.unbind(0), strict=True))

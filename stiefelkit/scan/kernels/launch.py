@@ -31,11 +31,7 @@ INTERPRETED = 132
 def supports(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
     """Returns what the kernels need and do not find, as "... , got ...", or None if they can run.
 
-    Args:
-        device: a GPU; the CPU only in triton's interpreter, which is for tests (TRITON_INTERPRET=1).
-        dtype: of the states, real or complex.
-        width: real numbers in a row of states.
-        activation: of the states.
+    The CPU serves only in triton's interpreter, for tests (TRITON_INTERPRET=1); `width` counts real numbers in a row.
     """
     if activation.kernel is None:
         return f"an activation that its programs know, got {activation.name!r}"

@@ -17,17 +17,9 @@ STEEPEST = tl.constexpr(1e18)
 
 @inline
 def activate(x, y, b, slope, ACTIVATION: tl.constexpr):
-    """Activates pre-activations.
+    """Activates pre-activations x and, of pairs, their partners y; returns both, and what the derivative needs besides.
 
-    Args:
-        x: pre-activations, of any shape.
-        y: their partners, for activations of pairs.
-        b: bias of modReLU, of the same shape or one that is broadcast.
-        slope: of leaky ReLU.
-        ACTIVATION: its name; "complex_modrelu" for real parts x and imaginary parts y.
-
-    Returns:
-        The states of x and of y, and what the derivative needs besides them.
+    `b` is the bias of modReLU, `slope` that of leaky ReLU; "complex_modrelu" takes real parts x and imaginary parts y.
     """
     kept = x
     if ACTIVATION == "tanh":
