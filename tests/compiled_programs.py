@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.roofline import Cost
 from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import find_activation
 from stiefelkit.scan.gated import kernel
 from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.layouts import Cost, Layout
+from stiefelkit.scan.kernels.layouts import Layout
 
 TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
 TYPES |= dict.fromkeys(["steps", "batch", "first", "last"], "i32")
