@@ -271,8 +271,10 @@ def _below(m: Tensor) -> Tensor:
 def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keeps indices by what they are made of, unless they are large: n = 4.0, which is refused, has the key of 4."""
 
+    name = make.__name__
+
     def index(*of: Any) -> Tensor:
-        key = (make.__qualname__, *of)
+        key = (name, *of)
         if key in _known and not is_traced():
             return _known[key]
         # An inference tensor, or a fake one made while tracing, would poison later calls.

@@ -121,8 +121,9 @@ class GraphLoops(Loops):
             last = steps_forward(z, saved, h, lambda row, h: row.addmm_(h, wt), act, step, reverse)
             return z, saved, last
 
-        last = torch.empty_like(h)
-        self.graphs.run(("forward", self._settings), steps, [z, h, self.p.wt, *self._bias], [z, saved, last])
+        last, bias = torch.empty_like(h), self.p.activation_bias
+        inputs = [z, h, self.p.wt, *([] if bias is None else [bias])]
+        self.graphs.run(("forward", self._settings), steps, inputs, [z, saved, last])
         return last
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
@@ -144,10 +145,6 @@ class GraphLoops(Loops):
     @property
     def _settings(self) -> tuple[Activation, int, bool]:
         return self.p.activation, self.p.n, self.p.reverse
-
-    @property
-    def _bias(self) -> list[Tensor]:
-        return [] if self.p.activation_bias is None else [self.p.activation_bias]
 
     def _is_usual(self, rows: Tensor) -> bool:
         return len(rows) == self.usual and not (rows.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -57,20 +57,19 @@ class Sums:
 
     def gradients(self, x: Tensor | None, h0: Tensor) -> Gradients:
         """Returns all gradients, with those by x and, as rows, by h0; complex ones put together."""
-        p = self.p
+        p, w = self.p, None
+        if self.w is not None:
+            w = p.matrix_gradient(self.w, True, p.half)
+        elif p.structure is not None and self.needs_w:
+            w = p.structure.gradient()
         return Gradients(
             x=x,
-            w=self._by_w(),
+            w=w,
             h0=p.row_gradient(h0),
             u=None if self.u is None else p.matrix_gradient(self.u, p.x.is_complex()),
             bias=None if self.bias is None else p.row_gradient(self.bias),
             activation_bias=self.inner,
         )
-
-    def _by_w(self) -> Tensor | None:
-        if self.p.structure is not None:
-            return self.p.structure.gradient() if self.needs_w else None
-        return None if self.w is None else self.p.matrix_gradient(self.w, True, self.p.half)
 
 
 class InPlace:

@@ -24,14 +24,11 @@ class Loops:
 
     def __init__(self, p: Problem):
         self.p = p
-        self._step: tuple[int, Step] | None = None
         self._scratch: Tensor | None = None
 
     def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
         """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
-        if self._step is None or self._step[0] != h.shape[0]:
-            self._step = h.shape[0], self.p.activation.step(h, self.p.activation_bias)
-        return self._run(z, saved, h, self._step[1])
+        return self._run(z, saved, h, self.p.step(h))
 
     def forward_carefully(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
         """Returns the same with `Activation.careful`."""

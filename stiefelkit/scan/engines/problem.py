@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.activations import Step, find_activation
 from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.structures import STRUCTURES, Structure
@@ -130,6 +130,7 @@ class Problem:
         self.structure: Structure | None = STRUCTURES[recurrence.structure](w) if recurrence.structure else None
         self.width = self.n * (1 + self.is_complex)
         self.dtype = w.dtype.to_real()
+        self._step: tuple[int, Step] | None = None
         self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
 
     def _take(self, x: Tensor, h0: Tensor, sizes: list[int]) -> None:
@@ -181,6 +182,12 @@ class Problem:
         """The bias as a real row (N,)."""
         return None if self.bias is None else row_blocks(self.bias)
 
+    def step(self, like: Tensor) -> Step:
+        """Returns the activation in place, of rows such as `like` (batch, N); that of the last batch is kept."""
+        if self._step is None or self._step[0] != len(like):
+            self._step = len(like), self.activation.step(like, self.activation_bias)
+        return self._step[1]
+
     def project(self, z: Tensor, chunk: Chunk, buffer: Tensor | None) -> None:
         """Writes the projected inputs of a chunk into z (steps, batch, N); `buffer` takes complex inputs."""
         x, ut, bias = self.read(self.x, chunk, buffer), self.ut, self.row_bias
@@ -226,14 +233,6 @@ class Problem:
         """Puts [Re | Im] of a chunk where complex rows belong."""
         torch.complex(*blocks.chunk(2, -1), out=self.part(rows, chunk))
 
-    def between(self, out: Tensor, previous: Chunk | None, chunk: Chunk) -> Tensor:
-        """Returns the states between two chunks that follow each other, (batch of the second, N)."""
-        if previous is None:
-            return self.first[: chunk.batch]
-        h = row_blocks(self.part(out, previous)[0 if self.reverse else -1])
-        # A sequence that only begins here starts from its first state.
-        return torch.cat([h, self.first[h.shape[0] : chunk.batch]])[: chunk.batch]
-
     def states(self, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """States of the i-th chunk and the ones before each of them, (k, batch, N): views of `out` where they can be.
 
@@ -246,20 +245,18 @@ class Problem:
             return self.part(out, chunk), self.part(out, shifted)
         room = shaped(buffer, chunk, self.width, more=1)
         h, before = (room[:-1], room[1:]) if self.reverse else (room[1:], room[:-1])
-        before[-1 if self.reverse else 0] = self.between(out, previous, chunk)
-        if self.is_complex:
-            read_blocks(self.part(out, chunk), h)
-        else:
-            h.copy_(self.part(out, chunk))
+        last = self.first[:0] if previous is None else row_blocks(self.part(out, previous)[0 if self.reverse else -1])
+        # A sequence that only begins here starts from its first state.
+        between = torch.cat([last, self.first[len(last) : chunk.batch]])[: chunk.batch]
+        before[-1 if self.reverse else 0] = between
+        read_blocks(self.part(out, chunk), h) if self.is_complex else h.copy_(self.part(out, chunk))
         return h, before
 
     def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
         """Returns the gradient by a matrix from d^T h in real rows; `half` leaves Im h out."""
-        if not self.is_complex:
-            return blocks
-        if columns_complex:
-            return fold(blocks, half)
-        return torch.complex(*blocks.chunk(2, 0))
+        if self.is_complex:
+            return fold(blocks, half) if columns_complex else torch.complex(*blocks.chunk(2, 0))
+        return blocks
 
     def row_gradient(self, blocks: Tensor) -> Tensor:
         """Returns the gradient by rows of the recurrence's dtype."""
