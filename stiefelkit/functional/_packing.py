@@ -49,7 +49,7 @@ _known: dict[tuple[Any, ...], Tensor] = {}
 
 
 def skew_size(n: int, p: int, is_complex: bool) -> int:
-    """Number of real coordinates of a tangent vector at an n x p frame: the dimension of St(n, p).
+    """Returns the number of real coordinates of a tangent vector at an n x p frame: the dimension of St(n, p).
 
     The complex count leaves out nothing: p^2 for A11 and 2(n - p)p for A21.
 
@@ -127,7 +127,7 @@ def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
 
 
 def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
-    """Adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
+    """Applies the adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
 
     Gradients are torch's, dL/dRe + i dL/dIm.
 
@@ -147,7 +147,7 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
 
 
 def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
-    """Number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
+    """Returns the number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
 
     Args:
         n: rows of the frame.
@@ -197,14 +197,14 @@ def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tu
 
 
 def minus_adjoint(m: Tensor) -> Tensor:
-    """M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
+    """Returns M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
     if m.shape[-1] < 256:
         return m - m.mH
     return (m.mH.clone(memory_format=torch.contiguous_format).sub_(m)).neg_()
 
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
-    """Number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
+    """Returns the number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
 
     Args:
         n: rows.
@@ -270,7 +270,6 @@ def _below(m: Tensor) -> Tensor:
 
 def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keeps indices by what they are made of, unless they are large: n = 4.0, which is refused, has the key of 4."""
-
     name = make.__name__
 
     def index(*of: Any) -> Tensor:
@@ -289,7 +288,7 @@ def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @remembered
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
-    """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
+    """Returns the flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
     i, j = torch.tril_indices(k, k, diagonal, dtype=torch.int32, device=device)
     return i * k + j
 
@@ -305,7 +304,7 @@ def _places_of_skew(k: int, device: torch.device) -> Tensor:
 
 @remembered
 def _places_of_lower(k: int, device: torch.device) -> Tensor:
-    """For each entry of a lower triangular k x k matrix its place among those of the triangle, and one more."""
+    """Returns for each entry of a lower triangular k x k matrix its place among those of the triangle, and one more."""
     i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
     return torch.where(i >= i.mT, i * (i + 1) // 2 + i.mT, k * (k + 1) // 2).flatten()
 

@@ -182,7 +182,7 @@ def _by_singular_vectors(w: Tensor, who: str) -> Tensor:
 
 
 def scaled(x: Tensor) -> Tensor:
-    """X divided by powers of 2 to entries around 1, so that squares neither overflow nor vanish."""
+    """Returns X divided by powers of 2 to entries around 1, so that squares neither overflow nor vanish."""
     parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
     largest = parts.abs().amax((-3, -2, -1), keepdim=True)
     # The logarithm of the largest number is rounded up, to that of infinity.

@@ -69,7 +69,7 @@ def polished(w: Tensor) -> Tensor:
 
 
 def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
-    """M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
+    """Returns M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
 
     Where there are enough columns for that to pay, from the blocks on and above the diagonal.
     """

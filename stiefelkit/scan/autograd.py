@@ -199,7 +199,7 @@ def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list
 
 @opaque(_like_backward, dims=None, schema=f"({ARGUMENTS}, {STATES}, bool[] needs) -> Tensor[]")
 def scan_backward(*args: Any) -> list[Tensor]:
-    """Gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
+    """Returns the gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
     tensors, recurrence, (*states, needs) = _split(args)
     gradients = engine(recurrence).backward(Problem(recurrence, *tensors), Outcome(*states), needs)
     return _wanted(needs, tensors, [getattr(gradients, name) for name in TENSORS])
@@ -212,7 +212,7 @@ def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
 
 @opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
 def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
-    """Gradients by the pre-activations, like `out`, and by h0."""
+    """Returns the gradients by the pre-activations, like `out`, and by h0."""
     tensors, recurrence, states = _split(args)
     return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), Outcome(*states))
 
@@ -258,7 +258,7 @@ def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args
 def sample_gradients(
     recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
 ) -> dict[str, Tensor]:
-    """Gradients of each sample, from those by its pre-activations, of a plain recurrence.
+    """Returns the gradients of each sample, from those by its pre-activations, of a plain recurrence.
 
     All arguments but u (n, m), which is shared, have a new dimension V before the batch: delta and out (T, V, B, n), x
     (T, V, B, m), h0 (V, B, n). Returns the gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias and

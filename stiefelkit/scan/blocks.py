@@ -15,7 +15,7 @@ def matrix_blocks(m: Tensor) -> Tensor:
 
 
 def row_blocks(rows: Tensor) -> Tensor:
-    """[Re | Im] of rows (*, n): a new contiguous tensor (*, 2n); real rows as they are."""
+    """Returns [Re | Im] of rows (*, n): a new contiguous tensor (*, 2n); real rows as they are."""
     return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows.contiguous()
 
 

@@ -138,7 +138,7 @@ def run(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
 
 
 def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modrelu", backend: str = "auto") -> str:
-    """Returns names the backend that `scan` takes.
+    """Returns the name of the backend that `scan` takes.
 
     Args:
         w: the recurrent matrix, shape (n, n): its device, dtype and size decide.

@@ -70,7 +70,7 @@ class _Fine(Function):
 
 @opaque(lambda a, b, bits: a @ b, dims=(2, 2))
 def sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """Returns a B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
+    """Returns A B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
     if not a.is_complex():
         return _sliced(a, b, bits)
     # One real product of twice the length makes both parts.

@@ -60,7 +60,7 @@ def quotient_of_skew(a: Tensor, scale: float, norms: list[float], tolerance: flo
 
 
 def quotient_of_accretive(q: Tensor) -> Tensor:
-    """-2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
+    """Returns -2 Q (I + Q)^-1 for Q whose Hermitian part is not negative, to a relative error of 16 eps."""
     if not reads_are_free(q):
         return _by_inverse(q)
     square = q @ q

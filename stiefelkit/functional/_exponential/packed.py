@@ -32,7 +32,7 @@ _FINER_THAN_SINGLE = 1e-10
 def matrix_exp(
     v: Tensor, n: int, p: int, is_complex: bool, *, rotation: Tensor | None = None, precision: str = "exact"
 ) -> Tensor:
-    """First p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
+    """Returns the first p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
 
     Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
     frames and those with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in
@@ -110,7 +110,7 @@ def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None)
 
 
 def whole(a11: Tensor, a21: Tensor) -> Tensor:
-    """Returns a itself, shape (*, n, n), from its blocks of shape (*, p, p) and (*, n - p, p)."""
+    """Returns A itself, shape (*, n, n), from its blocks of shape (*, p, p) and (*, n - p, p)."""
     zero = a11.new_zeros(*a11.shape[:-2], a21.shape[-2], a21.shape[-2])
     return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)
 

@@ -68,14 +68,14 @@ def polynomial_adjoint(g: Tensor, powers: Tensor, b: Tensor, s: int, skew: bool,
 
 
 def products(a: Tensor, split: bool = False) -> tuple[Any, Any]:
-    """Returns a B and C + A B for one matrix or for a batch."""
+    """Returns what gives A B, and C + A B, for one matrix or for a batch."""
     if split:
         return _times, _plus_times
     return (torch.mm, torch.addmm) if a.dim() == 2 else (torch.bmm, torch.baddbmm)
 
 
 def adder(split: bool) -> Any:
-    """C += alpha A B."""
+    """Returns what adds alpha A B to C."""
     return _add_times_ if split else add_product_
 
 
@@ -102,7 +102,7 @@ def _coefficients(s: int, transposed: bool, dtype: torch.dtype, device: torch.de
 
 
 def _combine(m: Tensor, s: int, transposed: bool) -> Tensor:
-    """Linear combinations of the matrices stacked in m, by one product."""
+    """Returns linear combinations of the matrices stacked in m, by one product."""
     flat = (torch.view_as_real(m) if m.is_complex() else m).view(len(m), -1)
     rows = _coefficients(s, transposed, flat.dtype, flat.device) @ flat
     return torch.view_as_complex(rows.view(-1, *m.shape[1:], 2)) if m.is_complex() else rows.view(-1, *m.shape[1:])

@@ -39,7 +39,7 @@ _SQUARINGS = 20
 
 
 def exponential(a: Tensor, *, skew: bool = False, truncation: float | None = None, polish: bool = False) -> Tensor:
-    """Exponential of square matrices, twice differentiable, once of them in forward mode.
+    """Returns the exponential of square matrices, twice differentiable, once of them in forward mode.
 
     Takes 4 + s products and 7 + 2 s more backward (8 + 2 s if not skew), s = log2(||A|| / 2) or so in float32. On
     devices beside CPUs no norm is read: s is 20, of which as many count as it takes, all in float64, and an A of norm
@@ -150,7 +150,7 @@ def _derivative(a: Tensor, t: Tensor, truncation: float | None) -> Tensor:
 
 
 def _blocks(a: Tensor, g: Tensor) -> Tensor:
-    """[[A, G], [0, A]]."""
+    """Returns [[A, G], [0, A]]."""
     return torch.cat([torch.cat([a, g], dim=-1), torch.cat([torch.zeros_like(a), a], dim=-1)], dim=-2)
 
 
@@ -167,7 +167,7 @@ def _whole_adjoint(a: Tensor, g: Tensor, skew: bool, truncation: float | None) -
 
 
 def _shaped(w: Tensor, a: Tensor) -> Tensor:
-    """W in the shape and dtype of A; not as a view where it has them, which forward mode takes for one of A."""
+    """Returns W in the shape and dtype of A; not as a view where it has them, which forward mode takes for one of A."""
     return (w if w.shape == a.shape else w.reshape(a.shape)).to(a.dtype)
 
 

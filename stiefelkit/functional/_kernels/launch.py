@@ -90,7 +90,7 @@ def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
 
 @opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
 def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """(2 (I + A)^-1 - I) D from packed coordinates, float32, worked out in float64 and rounded once to a dtype.
+    """Returns (2 (I + A)^-1 - I) D from packed coordinates, float32, worked out in float64 and rounded once to a dtype.
 
     D has float64 or complex128 entries, shape (*, n), or fewer batch dimensions than the coordinates.
     """
@@ -129,7 +129,7 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tens
     dims=None,
 )
 def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
+    """Returns square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
 
     W, float32 or complex64, lo and Omega have the shape (*, n, n), steps the shape (*). Returns W, lo, and ||W^H W -
     I||_F before the last polish, shape (*).
@@ -151,7 +151,7 @@ def _size(w: Tensor) -> int:
 
 
 def _parts(t: Tensor) -> Tensor:
-    """Real numbers in a row, those of a complex tensor by twos."""
+    """Returns real numbers in a row, those of a complex tensor by twos."""
     t = t.resolve_conj().contiguous()
     return torch.view_as_real(t) if t.is_complex() else t
 

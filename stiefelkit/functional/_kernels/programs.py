@@ -101,7 +101,7 @@ def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
-    """Real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
+    """Returns real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
     high = tl.maximum(i, j)
     low = tl.minimum(i, j)
     if PARTS == 1:
@@ -115,7 +115,7 @@ def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
 
 @triton.jit
 def _of_parts(re, im, in_lower, in_right):
-    """The entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
+    """Returns the entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
     return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
 
 

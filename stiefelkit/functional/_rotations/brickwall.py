@@ -107,7 +107,7 @@ def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Ten
 def _gradients(
     g: Tensor, y: Tensor, angle: Tensor, phase: Tensor | None, layers: int, with_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of X (empty unless asked for), angles and phases (empty if there are none)."""
+    """Returns the gradients of X (empty unless asked for), angles and phases (empty if there are none)."""
     n, p = y.shape[-2:]
     plan = Plan.of(n, layers)
     levels = _diamonds(angle, phase, plan, y.dtype)
@@ -155,7 +155,7 @@ def _by_factors(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor, with_x
 
 
 def _by_conjugation(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor) -> Tensor:
-    """K behind every diamond of the rows, as blocks of the whole K taken back through them."""
+    """Returns K behind every diamond of the rows, as blocks of the whole K taken back through them."""
     h = _multiply(g.reshape(-1, *g.shape[-2:]), y.reshape(-1, *y.shape[-2:]).mH)
     h = plan.pad(plan.pad(h).mH)
     k, sign, ks = h.mH - h, 1, []
@@ -213,7 +213,7 @@ class _Layout:
         return d.movedim(0, -1).contiguous().movedim(-1, 0) if self.last else d.contiguous()
 
     def times(self, a: Tensor, b: Tensor) -> Tensor:
-        """Returns a @ B, by elementwise products if the matrices are tiny."""
+        """Returns A B, by elementwise products if the matrices are tiny."""
         if not self.last:
             return _multiply(a, b)
         columns, rows = a.movedim(0, -1).unsqueeze(2).unbind(1), b.movedim(0, -1).unbind(0)
@@ -223,7 +223,7 @@ class _Layout:
         return out.movedim(-1, 0)
 
     def empty(self, like: Tensor, count: int, size: int, columns: int) -> Tensor:
-        """Room for matrices."""
+        """Returns room for matrices."""
         if self.last:
             return like.new_empty(size, columns, count).movedim(-1, 0)
         return like.new_empty(count, size, columns)
@@ -277,5 +277,5 @@ def _flush(x: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a @ B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
+    """Returns A B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
     return product(a, b) if torch.is_grad_enabled() else torch.bmm(a, b)

@@ -20,7 +20,7 @@ __all__ = ["Plan", "mesh_places", "mesh_size"]
 
 
 def mesh_size(n: int, layers: int) -> int:
-    """Number of rotations of the first `layers` layers of a brick pattern on n wires.
+    """Returns the number of rotations of the first `layers` layers of a brick pattern on n wires.
 
     >>> mesh_size(6, 6), mesh_size(7, 7), mesh_size(7, 3)
     (15, 21, 9)
@@ -129,7 +129,7 @@ def _index(plan: Plan, device: torch.device) -> Tensor:
 
 
 def mesh_places(n: int, layers: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Layer and upper wire of each rotation, in the order of the coordinates."""
+    """Returns the layer and upper wire of each rotation, in the order of the coordinates."""
     check_counts("haar_indices", n=n, layers=layers)
     layer = torch.arange(layers, device=device)[:, None]
     q = torch.arange(max(n - 1, 0), device=device)

@@ -133,7 +133,7 @@ def _times(a: Tensor, x: Tensor) -> Tensor:
 
 
 def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and orthonormal eigenvectors of unitary matrices, V = Q diag(e^{it}) Q^H.
+    """Returns eigenvalues and orthonormal eigenvectors of unitary matrices, V = Q diag(e^{it}) Q^H.
 
     Those of Re(e^{-is} V), s any angle, corrected once: eigenvalues that lie symmetric to e^{is} mix a little. Where
     that is not enough, or a real matrix has eigenvalues -1, those of `skew_logarithm`.

@@ -70,7 +70,7 @@ def cayley_increment(
 def landed_in_one(
     w: Tensor, lo: Tensor, direction: Tangent, step: Tensor, turns: int
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Frames W + lo after a step and so many polishes in one launch: small square ones on a GPU, else None.
+    """Returns frames W + lo after a step and so many polishes in one launch: small square ones on a GPU, else None.
 
     As `cayley_step`, but the step lies along a tangent vector, and has the shape (*, 1, 1).
     """

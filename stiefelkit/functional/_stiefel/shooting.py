@@ -94,7 +94,7 @@ class _End:
         return one
 
     def error(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Y as seen from the end, its tangent part; and how far Y is from the end."""
+        """Returns Y as seen from the end, its tangent part; and how far Y is from the end."""
         seen = self.left.value.mH @ y @ self.right.value.mH
         p = self.p
         off = torch.cat([skew_part(seen[..., :p, :]), seen[..., p:, :]], dim=-2)

@@ -23,7 +23,7 @@ _LONG = 1e6
 
 
 def turn(direction: Tangent, step: float | Tensor) -> Tensor:
-    """R - I, to relative rounding; of long steps in float64, which has the range for them."""
+    """Returns R - I, to relative rounding; of long steps in float64, which has the range for them."""
     a = direction.rotation
     if isinstance(step, Tensor):
         return quotient_of_skew(a * step, 0.5, [], None)

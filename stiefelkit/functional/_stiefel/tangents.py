@@ -59,7 +59,7 @@ def tangent_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def skew_part(s: Tensor) -> Tensor:
-    """(S - S^H) / 2."""
+    """Returns (S - S^H) / 2."""
     return (s - s.mH) / 2
 
 
@@ -76,7 +76,7 @@ def tangent_part(w: Tensor, u: Tensor) -> Tensor:
 
 
 def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *, keepdim: bool = False) -> Tensor:
-    """Inner product of tangent vectors: Re tr(U^H V) (euclidean), Re tr(U^H (I - W W^H / 2) V) (canonical).
+    """Returns the inner product of tangent vectors: Re tr(U^H V) (euclidean), Re tr(U^H (I - W W^H / 2) V) (canonical).
 
     Args:
         w: frames, shape (*, n, p).
@@ -121,12 +121,12 @@ class Tangent:
         self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
     def norms(self, metric: str) -> Norms:
-        """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
+        """Returns the length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
         share = (METRICS[metric] / 2) ** 0.5
         return _together(self.rotation_norms, self.rest_norms, share, 1.0)
 
     def vector(self, w: Tensor) -> Tensor:
-        """R itself."""
+        """Returns R itself."""
         along = w @ self.rotation
         return along if self.rest is None else along.add_(self.rest)
 

@@ -48,7 +48,7 @@ class ModReLU(Activation):
         return mixed
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """1 where h is not 0."""
+        """Returns 1 where h is not 0."""
         return (h.sign().abs_(),)
 
     def bias_gradient(self, h: Tensor, delta: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class ComplexModReLU(_OfPairs):
 
 
 def _directions(h: Tensor) -> Tensor:
-    """Rows [Re h | Im h] with each pair divided by its larger modulus: squares neither overflow nor vanish."""
+    """Returns rows [Re h | Im h] with each pair divided by its larger modulus: squares neither overflow nor vanish."""
     pairs = h.abs()
     re, im = pairs.chunk(2, -1)
     largest = torch.maximum(re, im).clamp_min_(torch.finfo(h.dtype).tiny)

@@ -19,7 +19,7 @@ class Engine(Protocol):
         ...
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Gradients by those of x, w, h0, u, bias and activation bias that are wanted."""
+        """Returns the gradients by those of x, w, h0, u, bias and activation bias that are wanted."""
         ...
 
 

@@ -108,7 +108,7 @@ class InPlace:
         return out, p.row_gradient(state), saved
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Gradients from those by the states (like `out`) and by the last ones (B, n); see `Engine`."""
+        """Returns the gradients from those by the states (like `out`) and by the last ones (B, n); see `Engine`."""
         sums = Sums(p, needs)
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         # Without an input matrix, the gradient by pre-activations is that by the inputs.

@@ -204,11 +204,11 @@ class Problem:
             z.add_(bias)
 
     def states_like(self) -> Tensor:
-        """Room for all states, as `scan` returns them."""
+        """Returns room for all states, as `scan` returns them."""
         return self.x.new_empty(*self.x.shape[:-1], self.n, dtype=self.w.dtype)
 
     def saved_like(self, keep: bool) -> Tensor:
-        """Room for what the derivative needs besides the states; without `keep`, of no step."""
+        """Returns room for what the derivative needs besides the states; without `keep`, of no step."""
         width, dtype = self.activation.saved_like(self.n, self.w.dtype)
         rows = self.x.shape[:-1] if keep else (0, *self.x.shape[1:-1])
         return self.x.new_empty(*rows, width, dtype=dtype)
@@ -220,7 +220,7 @@ class Problem:
         return rows[chunk.rows].unflatten(0, (chunk.steps, chunk.batch))
 
     def buffer(self, width: int, dtype: torch.dtype | None = None, more: int = 0) -> Tensor:
-        """Room for `width` numbers for each row of the largest chunk, with `more` steps."""
+        """Returns room for `width` numbers for each row of the largest chunk, with `more` steps."""
         rows = max((chunk.steps + more) * chunk.batch for chunk in self.chunks)
         return self.x.new_empty(rows * width, dtype=dtype or self.dtype)
 

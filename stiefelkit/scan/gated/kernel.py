@@ -91,7 +91,7 @@ def _run(way: str, p: Problem, rows: Tensor, steps: Steps, *args: Tensor, **opti
 
 
 def _projected(p: Problem) -> Tensor:
-    """[r | g | c] of all rows, (rows, 3n)."""
+    """Returns [r | g | c] of all rows, (rows, 3n)."""
     assert p.ut is not None
     assert p.row_bias is not None
     return torch.addmm(p.row_bias, p.x.reshape(-1, p.x.shape[-1]), p.ut)

@@ -32,7 +32,7 @@ class Gated:
         return out, state, p.saved_like(False)
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Gradients from those by the states and by the last ones; see `Engine`."""
+        """Returns the gradients from those by the states and by the last ones; see `Engine`."""
         out, _, g_out, g_last = outcome
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         carry = torch.zeros_like(p.first) if g_last is None else g_last.clone(memory_format=torch.contiguous_format)

@@ -20,7 +20,7 @@ class LowRank(Structure):
 
     @classmethod
     def columns(cls, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a and B, (n, k)."""
+        """Returns A and B, (n, k)."""
         a, b = factors[cls.heads :].chunk(2)
         return a.mT, b.mT
 
@@ -74,7 +74,7 @@ class LowRank(Structure):
         self.g_into.addmm_(torch.mm(d, self.back_into).mT, h)
 
     def gradient(self) -> Tensor:
-        """Rows as those of the factors."""
+        """Returns rows as those of the factors."""
         is_complex = self.factors.is_complex()
         g_a = fold(self.g_out.mT) if is_complex else self.g_out.mT
         g_b = (fold(self.g_into) if is_complex else self.g_into).mH

@@ -35,7 +35,7 @@ class Structure(ABC):
     @staticmethod
     @abstractmethod
     def matrix(factors: Tensor) -> Tensor:
-        """W of shape (n, n), differentiable; its units in their own order."""
+        """Returns W of shape (n, n), differentiable; its units in their own order."""
 
     @abstractmethod
     def __init__(self, factors: Tensor): ...

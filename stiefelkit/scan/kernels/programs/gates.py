@@ -22,7 +22,7 @@ __all__ = ["gates_back", "gates_forward"]
 
 @inline
 def _load_three(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """The blocks of m_q, m_r and m_g."""
+    """Returns the blocks of m_q, m_r and m_g."""
     AREA: tl.constexpr = start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE)
     q = load_blocks(matrix, BLOCKS, SIZE, DEEP)
     r = load_blocks(matrix + AREA, BLOCKS, SIZE, DEEP)
@@ -124,7 +124,7 @@ def _load_step(
     PAIRS: tl.constexpr,
     HAS_OUT: tl.constexpr,
 ):
-    """The four blocks of a row of p, and the gradient by its state from outside."""
+    """Returns the four blocks of a row of p, and the gradient by its state from outside."""
     at = p + here * (4 * N)
     qh = load_parts(at, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_r = load_parts(at + N, is_there, N, BLOCKS, SIZE, PAIRS, False)

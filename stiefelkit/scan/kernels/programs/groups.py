@@ -33,7 +33,7 @@ def _meet(counter, target):
 
 @inline
 def _blocks(matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """The blocks of SIZE columns of a matrix."""
+    """Returns the blocks of SIZE columns of a matrix."""
     STRIDE: tl.constexpr = start_of(BLOCKS, LONG)
     blocks = ()
     for i in tl.static_range(BLOCKS):
@@ -69,7 +69,7 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 
 @inline
 def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
-    """X + h m for rows h at `befores`, where `there` says so: of all at once."""
+    """Returns X + h m for rows h at `befores`, where `there` says so: of all at once."""
     out = ()
     # Two by two: four states at once are more than there are registers.
     for pair in tl.static_range(len(xs) // 2):

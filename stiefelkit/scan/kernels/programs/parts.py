@@ -65,7 +65,7 @@ def _units(first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
 
 @inline
 def load_vector(at, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr):
-    """The numbers of a row from `first` on, zeros if it is not there."""
+    """Returns the numbers of a row from `first` on, zeros if it is not there."""
     u, fits = _units(first, N, SIZE, PAIRS)
     return tl.load(at + u, mask=fits & is_there, other=0.0)
 
@@ -88,7 +88,7 @@ def store_vector(at, x, is_there, first, N: tl.constexpr, SIZE: tl.constexpr, PA
 
 @inline
 def zeros(BLOCKS: tl.constexpr, SIZE: tl.constexpr, COMPLEX: tl.constexpr):
-    """Vectors of zeros."""
+    """Returns vectors of zeros."""
     parts = ()
     for i in tl.static_range(BLOCKS * (1 + COMPLEX)):
         parts = parts + (tl.full((SIZE >> (i % BLOCKS),), 0.0, tl.float32),)
@@ -99,7 +99,7 @@ def zeros(BLOCKS: tl.constexpr, SIZE: tl.constexpr, COMPLEX: tl.constexpr):
 def load_parts(
     at, is_there, N: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PAIRS: tl.constexpr, COMPLEX: tl.constexpr
 ):
-    """The vectors of a row, zeros if it is not there."""
+    """Returns the vectors of a row, zeros if it is not there."""
     parts = ()
     for half in tl.static_range(1 + COMPLEX):
         for i in tl.static_range(BLOCKS):
@@ -138,7 +138,7 @@ def load_states(
     PAIRS: tl.constexpr,
     COMPLEX: tl.constexpr,
 ):
-    """The vectors of a row of states, for activations whose derivative follows from them; else nothing."""
+    """Returns the vectors of a row of states, for activations whose derivative follows from them; else nothing."""
     if ACTIVATION == "identity" or ACTIVATION == "abs" or ACTIVATION == "oplu":
         return ()
     else:
@@ -190,7 +190,7 @@ def store_kept(
 
 @inline
 def added(x, y):
-    """The sum of two tuples of vectors."""
+    """Returns the sum of two tuples of vectors."""
     out = ()
     for i in tl.static_range(len(x)):
         out = out + (x[i] + y[i],)
@@ -199,7 +199,7 @@ def added(x, y):
 
 @inline
 def _halves(x, SIZE: tl.constexpr):
-    """The first and the second units of all pairs."""
+    """Returns the first and the second units of all pairs."""
     return tl.split(tl.reshape(x, (SIZE // 2, 2)))
 
 
