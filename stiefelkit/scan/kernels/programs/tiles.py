@@ -7,7 +7,7 @@ it has just written them itself: one barrier a step orders the two. Products are
 import triton
 import triton.language as tl
 
-from .activations import activate, derive
+from .parts import activate, derive
 from .products import inline
 
 __all__ = ["tiles_back", "tiles_forward"]
