@@ -11,7 +11,7 @@ import argparse
 import math
 from dataclasses import dataclass
 
-from stiefelkit.scan.kernels.layouts import LAYOUTS, Cost, Layout, choose
+from stiefelkit.scan.kernels.layouts import LAYOUTS, Layout, choose
 
 SHARED, BARRIER, SHUFFLE, CACHE, DEPENDENT = 30, 30, 30, 250, 4
 """Clocks: to shared memory or from it, across a barrier, between neighbours, to the GPU's cache, of an instruction."""
@@ -21,6 +21,48 @@ LANES, SCHEDULERS, REGISTERS, WARPS = 128, 4, 65536, 64
 """Of a multiprocessor: multiplications in a clock, warps that issue in one, registers, the most warps."""
 TILE = 16
 """Sequences of a program of "tiles"."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a compiled program holds at most, for compute capabilities from 8.0 on.
+
+    Args:
+        registers: of a thread.
+        instructions: of a step.
+        barriers: of a step.
+        words: that a thread reads from shared memory in a step, of four bytes.
+    """
+
+    registers: int
+    instructions: int
+    barriers: int
+    words: int
+
+
+COSTS = {
+    ("rows", "real", 32): (Cost(64, 70, 1, 32), Cost(64, 70, 1, 32)),
+    ("rows", "real", 64): (Cost(72, 85, 2, 16), Cost(72, 90, 2, 16)),
+    ("rows", "real", 96): (Cost(128, 155, 4, 25), Cost(128, 165, 4, 25)),
+    ("rows", "real", 128): (Cost(120, 125, 2, 32), Cost(128, 125, 2, 32)),
+    ("rows", "real", 192): (Cost(224, 235, 4, 49), Cost(232, 245, 4, 49)),
+    ("groups", "real", 256): (Cost(128, 300, 9, 66), Cost(128, 365, 9, 66)),
+    ("groups", "real", 512): (Cost(176, 860, 9, 258), Cost(200, 1035, 9, 258)),
+    ("rows", "complex", 32): (Cost(96, 220, 1, 66), Cost(96, 225, 1, 66)),
+    ("rows", "complex", 64): (Cost(152, 220, 2, 64), Cost(152, 225, 2, 64)),
+    ("rows", "complex", 128): (Cost(224, 410, 2, 64), Cost(232, 415, 2, 64)),
+    ("groups", "complex", 256): (Cost(240, 1050, 25, 274), Cost(232, 1180, 25, 274)),
+    ("gates", "gated", 32): (Cost(64, 140, 2, 8), Cost(80, 255, 10, 26)),
+    ("gates", "gated", 64): (Cost(96, 170, 2, 16), Cost(128, 290, 10, 50)),
+    ("gates", "gated", 128): (Cost(255, 405, 2, 32), Cost(255, 535, 10, 101)),
+}
+"""What the programs of a layout hold, forward and back, for modReLU; those of "tiles" are not counted this way."""
+
+
+def held(layout: Layout, way: str) -> Cost | None:
+    """Returns what the program of a layout holds, "forward" or "back"; None if that is not counted."""
+    both = COSTS.get((layout.program, layout.states, layout.widest))
+    return both[way == "back"] if both else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +153,7 @@ def limit(case: Case, machine: Machine) -> float:
 
 def predicted(case: Case, machine: Machine, layout: Layout, way: str = "forward") -> float:
     """Microseconds of a whole scan in a layout, forward or back, from what its program holds."""
-    cost = layout.forward if way == "forward" else layout.back
+    cost = held(layout, way)
     width = case.units * (2 if case.states == "complex" else 1)
     if cost is None:
         step, rounds = _tiles(width), math.ceil(case.batch / TILE / machine.multiprocessors)
@@ -196,11 +238,12 @@ def layouts() -> list[str]:
     for layout in LAYOUTS:
         most = "" if layout.most == float("inf") else f"{layout.most:g}"
         start = f"| {layout.states} | {layout.widest} | {most} | {layout.program} | {layout.warps} "
-        if layout.forward is None or layout.back is None:
+        forward, back = held(layout, "forward"), held(layout, "back")
+        if forward is None or back is None:
             lines.append(f"{start}| | | |")
             continue
         for name in ("registers", "instructions", "barriers"):
-            start += f"| {getattr(layout.forward, name)} / {getattr(layout.back, name)} "
+            start += f"| {getattr(forward, name)} / {getattr(back, name)} "
         lines.append(f"{start}|")
     return lines
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.roofline import Cost
+from stiefelkit.functional._kernels.launch import programs
 from stiefelkit.scan import find_activation
 from stiefelkit.scan.gated import kernel
 from stiefelkit.scan.kernels import launch
-from stiefelkit.scan.kernels.layouts import Cost, Layout
+from stiefelkit.scan.kernels.layouts import Layout
 
 TYPES = {"starts": "*i64", "lengths": "*i64", "sizes": "*i64", "slope": "fp32", "counters": "*i32"}
 TYPES |= dict.fromkeys(["steps", "batch", "first", "last"], "i32")
@@ -37,18 +39,15 @@ def compiled(layout: Layout, way: str, activation: str, units: int, capability: 
 
     is_complex = layout.states == "complex"
     act = find_activation(activation, is_complex)
-    if layout.program == "gates":
-        fixed = kernel.settings(layout, units, act)
-    else:
-        fixed = launch.settings(layout, units * (1 + is_complex), units, act)
-    if "AHEAD" in getattr(launch.programs(False), f"{layout.program}_{way}").arg_names:
+    fixed = launch.settings(layout, units * (1 + is_complex), units, act)
+    if "AHEAD" in getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}").arg_names:
         fixed["AHEAD"] = layout.size < kernel.WIDEST
     options = {key: fixed.pop(key) for key in ("num_warps", "enable_fp_fusion")}
     fixed |= {"PACKED": packed, "REVERSE": packed}
     if way == "back":
         fixed |= {"HAS_OUT": True, "HAS_LAST": True}
     keeps = act.bias_inside if layout.program == "gates" else act.saved is not None
-    program = getattr(launch.programs(False), f"{layout.program}_{way}")
+    program = getattr(programs(launch.PACKAGE, False), f"{layout.program}_{way}")
     fixed |= {"KEEP": keeps} if "KEEP" in program.arg_names else {}
     types = TYPES | {"saved": "*i8" if activation in ("abs", "oplu") else "*fp32"}
     signature = {arg: "constexpr" if arg in fixed else types.get(arg, "*fp32") for arg in program.arg_names}

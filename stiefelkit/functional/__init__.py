@@ -31,14 +31,25 @@ from stiefelkit.functional._rotations.brickwall import brickwall
 from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
 from stiefelkit.functional._rotations.plan import mesh_size
-from stiefelkit.functional._stiefel.cayley_step import cayley_increment, cayley_retraction
 from stiefelkit.functional._stiefel.geodesics import geodesic
-from stiefelkit.functional._stiefel.hessians import riemannian_hessian
 from stiefelkit.functional._stiefel.logarithms import geodesic_logarithm
 from stiefelkit.functional._stiefel.polar_step import polar_increment
-from stiefelkit.functional._stiefel.retractions import RETRACTIONS, polar_retraction, qr_retraction
+from stiefelkit.functional._stiefel.retractions import (
+    RETRACTIONS,
+    cayley_increment,
+    cayley_retraction,
+    polar_retraction,
+    qr_retraction,
+)
 from stiefelkit.functional._stiefel.spectral import spectral_direction
-from stiefelkit.functional._stiefel.tangents import METRICS, Tangent, inner_product, riemannian_gradient, tangent_part
+from stiefelkit.functional._stiefel.tangents import (
+    METRICS,
+    Tangent,
+    inner_product,
+    riemannian_gradient,
+    riemannian_hessian,
+    tangent_part,
+)
 
 __all__ = [
     "METRICS",

@@ -12,9 +12,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit.errors import DtypeError, OptionError, ShapeError, shown
+from stiefelkit.errors import OptionError, shown
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
-from stiefelkit.functional._polar import scaled
+from stiefelkit.functional._polar import check_matrices, scaled
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import at_least, one_of
@@ -66,10 +66,7 @@ def msign(x: Tensor, *, lowest: float = 1e-3, precision: str = "exact") -> Tenso
             [ 0., -1.],
             [ 0.,  0.]])
     """
-    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
-        raise DtypeError(f"msign needs a floating or complex tensor, got {getattr(x, 'dtype', type(x).__name__)}.")
-    if x.dim() < 2:
-        raise ShapeError(f"msign needs matrices of shape (*, n, p), got shape {tuple(x.shape)}.")
+    check_matrices("msign", x)
     if not one_of(*_PRECISIONS).holds(precision):
         raise OptionError(f"msign needs precision in {_PRECISIONS}, got {shown(precision)}.")
     lowest = at_least(1e-12, most=0.5).require("msign", "lowest", lowest)

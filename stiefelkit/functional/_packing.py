@@ -11,6 +11,7 @@ skew-Hermitian and A21 ((n - p) x p) free. Its real coordinates, in reading orde
 A21 is kept by columns because products with a p x p factor are up to twice as fast in that layout.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -33,6 +34,7 @@ __all__ = [
     "pack_skew_gradient",
     "pack_trapezoid",
     "pick_band",
+    "remembered",
     "skew_size",
     "spread_band",
     "trapezoid_size",
@@ -47,7 +49,7 @@ _known: dict[tuple[Any, ...], Tensor] = {}
 
 
 def skew_size(n: int, p: int, is_complex: bool) -> int:
-    """Number of real coordinates of a tangent vector at an n x p frame: the dimension of St(n, p).
+    """Returns the number of real coordinates of a tangent vector at an n x p frame: the dimension of St(n, p).
 
     The complex count leaves out nothing: p^2 for A11 and 2(n - p)p for A21.
 
@@ -125,7 +127,7 @@ def pack_skew(a11: Tensor, a21: Tensor | None = None) -> Tensor:
 
 
 def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
-    """Adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
+    """Applies the adjoint of `unpack_skew`: turns gradients with respect to the blocks into those of the coordinates.
 
     Gradients are torch's, dL/dRe + i dL/dIm.
 
@@ -145,7 +147,7 @@ def pack_skew_gradient(g11: Tensor, g21: Tensor | None = None) -> Tensor:
 
 
 def band_size(n: int, p: int, is_complex: bool, bandwidth: int) -> int:
-    """Number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
+    """Returns the number of the coordinates of `unpack_skew` whose entries lie at most `bandwidth` off the diagonal.
 
     Args:
         n: rows of the frame.
@@ -195,14 +197,14 @@ def pick_band(v: Tensor, n: int, p: int, is_complex: bool, bandwidth: int) -> tu
 
 
 def minus_adjoint(m: Tensor) -> Tensor:
-    """M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
+    """Returns M - M^H; for large matrices through a copy, since subtracting while transposing crawls through memory."""
     if m.shape[-1] < 256:
         return m - m.mH
     return (m.mH.clone(memory_format=torch.contiguous_format).sub_(m)).neg_()
 
 
 def trapezoid_size(n: int, k: int, is_complex: bool) -> int:
-    """Number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
+    """Returns the number of real coordinates of a lower-trapezoidal n x k matrix, diagonal included.
 
     Args:
         n: rows.
@@ -266,50 +268,51 @@ def _below(m: Tensor) -> Tensor:
     return m.flatten(-2).index_select(-1, _indices(m.shape[-1], -1, m.device))
 
 
+def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keeps indices by what they are made of, unless they are large: n = 4.0, which is refused, has the key of 4."""
+    name = make.__name__
+
+    def index(*of: Any) -> Tensor:
+        key = (name, *of)
+        if key in _known and not is_traced():
+            return _known[key]
+        # An inference tensor, or a fake one made while tracing, would poison later calls.
+        with torch.inference_mode(False):
+            made = make(*of)
+        if type(made) is Tensor and not made.is_floating_point() and made.nbytes <= _LARGEST_CACHED and not is_traced():
+            made = _known[key] = unwrapped(made)
+        return made
+
+    return index
+
+
+@remembered
 def _indices(k: int, diagonal: int, device: torch.device) -> Tensor:
-    """Flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
-    key = ("lower", k, diagonal, device)
-    if key in _known and not is_traced():
-        return _known[key]
-    # An inference tensor, or a fake one made while tracing, would poison later calls.
-    with torch.inference_mode(False):
-        i, j = torch.tril_indices(k, k, diagonal, dtype=torch.int32, device=device)
-        index = i * k + j
-    return _remember(key, index)
+    """Returns the flat positions of a k x k matrix's entries on and below a diagonal, row by row."""
+    i, j = torch.tril_indices(k, k, diagonal, dtype=torch.int32, device=device)
+    return i * k + j
 
 
+@remembered
 def _places_of_skew(k: int, device: torch.device) -> Tensor:
     """For each entry of a skew k x k matrix its place among those below the diagonal, their negatives, and one more."""
-    key = ("skew", k, device)
-    if key in _known and not is_traced():
-        return _known[key]
     size = k * (k - 1) // 2
-    with torch.inference_mode(False):
-        i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
-        below = i * (i - 1) // 2 + i.mT
-        index = torch.where(i > i.mT, below, torch.where(i < i.mT, below.mT + size, 2 * size)).flatten()
-    return _remember(key, index)
+    i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
+    below = i * (i - 1) // 2 + i.mT
+    return torch.where(i > i.mT, below, torch.where(i < i.mT, below.mT + size, 2 * size)).flatten()
 
 
+@remembered
 def _places_of_lower(k: int, device: torch.device) -> Tensor:
-    """For each entry of a lower triangular k x k matrix its place among those of the triangle, and one more."""
-    key = ("triangle", k, device)
-    if key in _known and not is_traced():
-        return _known[key]
-    with torch.inference_mode(False):
-        i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
-        index = torch.where(i >= i.mT, i * (i + 1) // 2 + i.mT, k * (k + 1) // 2).flatten()
-    return _remember(key, index)
+    """Returns for each entry of a lower triangular k x k matrix its place among those of the triangle, and one more."""
+    i = torch.arange(k, dtype=torch.int32, device=device).unsqueeze(-1)
+    return torch.where(i >= i.mT, i * (i + 1) // 2 + i.mT, k * (k + 1) // 2).flatten()
 
 
+@remembered
 def _band_indices(n: int, p: int, is_complex: bool, bandwidth: int, device: torch.device) -> Tensor:
     """Positions in `unpack_skew`'s coordinates of the entries in a band."""
-    key = ("band", n, p, is_complex, bandwidth, device)
-    if key in _known and not is_traced():
-        return _known[key]
-    with torch.inference_mode(False):
-        index = torch.tensor(_positions_in_band(n, p, is_complex, bandwidth), device=device)
-    return _remember(key, index)
+    return torch.tensor(_positions_in_band(n, p, is_complex, bandwidth), device=device)
 
 
 @constant_in_traced_code
@@ -319,13 +322,6 @@ def _positions_in_band(n: int, p: int, is_complex: bool, bandwidth: int) -> list
     top, below = off[:p], [off[p:].T.ravel()] * (1 + is_complex)
     inside = numpy.concatenate([top.ravel() if is_complex else top[numpy.tril_indices(p, -1)], *below]) <= bandwidth
     return numpy.flatnonzero(inside).tolist()
-
-
-def _remember(key: tuple[Any, ...], index: Tensor) -> Tensor:
-    """Keeps an index if it takes no more than some bytes, and is one: n = 4.0, which is refused, has the key of 4."""
-    if type(index) is Tensor and not index.is_floating_point() and index.nbytes <= _LARGEST_CACHED and not is_traced():
-        index = _known[key] = unwrapped(index)
-    return index
 
 
 def check_tall(who: str, w: Tensor) -> None:

@@ -12,7 +12,7 @@ from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
 from stiefelkit.numbers import FLAG
 
-__all__ = ["nearest_frame", "polar_factor", "scaled"]
+__all__ = ["check_matrices", "nearest_frame", "polar_factor", "scaled"]
 
 _NEARLY_A_FRAME = 0.1
 _POLISHED_IN_ONE = 1e-8
@@ -68,11 +68,16 @@ def polar_factor(x: Tensor, *, well_conditioned: bool = False) -> Tensor:
     return _factor("polar_factor", x, well_conditioned)
 
 
-def _factor(who: str, x: Tensor, well_conditioned: bool) -> Tensor:
+def check_matrices(who: str, x: Tensor) -> None:
+    """Raises DtypeError or ShapeError unless X is a floating or complex tensor of shape (*, n, p)."""
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         raise DtypeError(f"{who} needs a floating or complex tensor, got {getattr(x, 'dtype', type(x).__name__)}.")
     if x.dim() < 2:
         raise ShapeError(f"{who} needs matrices of shape (*, n, p), got shape {tuple(x.shape)}.")
+
+
+def _factor(who: str, x: Tensor, well_conditioned: bool) -> Tensor:
+    check_matrices(who, x)
     exact = x.to(working_dtype(x.dtype)).resolve_conj()
     if x.shape[-2] < x.shape[-1]:
         q = _Polar.apply(exact.mH.resolve_conj(), who, well_conditioned).mH.resolve_conj()  # type: ignore[union-attr]
@@ -177,7 +182,7 @@ def _by_singular_vectors(w: Tensor, who: str) -> Tensor:
 
 
 def scaled(x: Tensor) -> Tensor:
-    """X divided by powers of 2 to entries around 1, so that squares neither overflow nor vanish."""
+    """Returns X divided by powers of 2 to entries around 1, so that squares neither overflow nor vanish."""
     parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.unsqueeze(-1)
     largest = parts.abs().amax((-3, -2, -1), keepdim=True)
     # The logarithm of the largest number is rounded up, to that of infinity.

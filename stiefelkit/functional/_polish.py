@@ -14,7 +14,7 @@ from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.metrics import defect, working_dtype
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]
+__all__ = ["Polish", "polish", "polished", "rounded_defect", "sampled_defect", "split_defect"]
 
 _SMALLEST_BLOCKED = 256
 
@@ -43,11 +43,13 @@ def polish(w: Tensor) -> Tensor:
     if w.dim() < 2:
         raise ShapeError(f"polish needs matrices of shape (*, n, p), got {tuple(w.shape)}.")
     if w.shape[-2] < w.shape[-1]:
-        return _Polish.apply(w.mH.resolve_conj()).mH.resolve_conj().contiguous()  # type: ignore[union-attr]
-    return _Polish.apply(w)  # type: ignore[return-value]
+        return Polish.apply(w.mH.resolve_conj()).mH.resolve_conj().contiguous()  # type: ignore[union-attr]
+    return Polish.apply(w)  # type: ignore[return-value]
 
 
-class _Polish(Function):
+class Polish(Function):
+    """A step towards the nearest frame, which gradients and tangents pass straight through."""
+
     @staticmethod
     def forward(w: Tensor) -> Tensor:  # type: ignore[override]
         return polished(w)
@@ -67,7 +69,7 @@ def polished(w: Tensor) -> Tensor:
 
 
 def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
-    """M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
+    """Returns M^H M - I of M = W + remainder, computed in float64 (by `split_defect` where that is slow), in W's dtype.
 
     Where there are enough columns for that to pay, from the blocks on and above the diagonal.
     """

@@ -15,8 +15,7 @@ from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.blocks import row_blocks
 from stiefelkit.scan.checks import GATED, SETTINGS, TENSORS, Recurrence
 from stiefelkit.scan.choice import engine, plain_engine
-from stiefelkit.scan.engines.chunks import segments
-from stiefelkit.scan.engines.problem import Outcome, Problem
+from stiefelkit.scan.engines.problem import Outcome, Problem, segments
 
 __all__ = [
     "fold",
@@ -200,7 +199,7 @@ def _wanted(needs: list[bool], tensors: tuple[Any, ...], gradients: Any) -> list
 
 @opaque(_like_backward, dims=None, schema=f"({ARGUMENTS}, {STATES}, bool[] needs) -> Tensor[]")
 def scan_backward(*args: Any) -> list[Tensor]:
-    """Gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
+    """Returns the gradients by the six tensors of `scan_forward`, empty ones where none is needed."""
     tensors, recurrence, (*states, needs) = _split(args)
     gradients = engine(recurrence).backward(Problem(recurrence, *tensors), Outcome(*states), needs)
     return _wanted(needs, tensors, [getattr(gradients, name) for name in TENSORS])
@@ -213,7 +212,7 @@ def _like_deltas(*args: Any) -> tuple[Tensor, Tensor]:
 
 @opaque(_like_deltas, dims=None, schema=f"({ARGUMENTS}, {STATES}) -> (Tensor, Tensor)")
 def scan_deltas(*args: Any) -> tuple[Tensor, Tensor]:
-    """Gradients by the pre-activations, like `out`, and by h0."""
+    """Returns the gradients by the pre-activations, like `out`, and by h0."""
     tensors, recurrence, states = _split(args)
     return plain_engine(recurrence.backend).deltas(Problem(recurrence, *tensors), Outcome(*states))
 
@@ -259,19 +258,11 @@ def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], args
 def sample_gradients(
     recurrence: Recurrence, delta: Tensor, x: Tensor, h0: Tensor, u: Tensor | None, out: Tensor, saved: Tensor
 ) -> dict[str, Tensor]:
-    """Gradients of each sample, from those by its pre-activations.
+    """Returns the gradients of each sample, from those by its pre-activations, of a plain recurrence.
 
-    Args:
-        recurrence: the plain one that ran.
-        delta: shape (T, V, B, n), as all others with the new dimension V before the batch.
-        x: inputs (T, V, B, m).
-        h0: first states (V, B, n).
-        u: input matrix (n, m), shared.
-        out: states (T, V, B, n).
-        saved: what the activation kept besides them, (T, V, B, .).
-
-    Returns:
-        Gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias (V, n) and activation_bias (V, n).
+    All arguments but u (n, m), which is shared, have a new dimension V before the batch: delta and out (T, V, B, n), x
+    (T, V, B, m), h0 (V, B, n). Returns the gradients by x (T, V, B, m), w (V, n, n), u (V, n, m), bias and
+    activation_bias (V, n).
     """
     first = h0.unsqueeze(0)
     before = torch.cat([out[1:], first] if recurrence.reverse else [first, out[:-1]])

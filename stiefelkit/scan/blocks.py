@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["fold", "from_blocks", "matrix_blocks", "read_blocks", "row_blocks", "write_blocks"]
+__all__ = ["fold", "from_blocks", "matrix_blocks", "read_blocks", "row_blocks"]
 
 
 def matrix_blocks(m: Tensor) -> Tensor:
@@ -15,7 +15,7 @@ def matrix_blocks(m: Tensor) -> Tensor:
 
 
 def row_blocks(rows: Tensor) -> Tensor:
-    """[Re | Im] of rows (*, n): a new contiguous tensor (*, 2n); real rows as they are."""
+    """Returns [Re | Im] of rows (*, n): a new contiguous tensor (*, 2n); real rows as they are."""
     return torch.cat([rows.real, rows.imag], -1) if rows.is_complex() else rows.contiguous()
 
 
@@ -39,11 +39,6 @@ def read_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=32)
 def _real_first(n: int, device: torch.device) -> Tensor:
     return torch.arange(2 * n, device=device).view(n, 2).mT.flatten()
-
-
-def write_blocks(blocks: Tensor, rows: Tensor) -> None:
-    """Writes `blocks` (*, 2n) into complex rows (*, n)."""
-    torch.complex(*blocks.chunk(2, -1), out=rows)
 
 
 def fold(g: Tensor, half: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ from stiefelkit.errors import DtypeError, OptionError, ShapeError, did_you_mean,
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.autograd import fused_scan
 from stiefelkit.scan.checks import DTYPES, PLAIN, Recurrence, check_shapes, require_pairs, sizes_of
-from stiefelkit.scan.choice import Request, choose
+from stiefelkit.scan.choice import choose
 from stiefelkit.scan.onnx import exported_scan
 from stiefelkit.scan.reference import reference_scan
 from stiefelkit.scan.structures import STRUCTURES, Factored
@@ -91,10 +91,7 @@ def scan(
     for name, tensor in (("x", x), ("h0", h0), ("u", u), ("bias", bias), ("activation_bias", activation_bias)):
         if tensor is not None and tensor.is_complex() and not w.is_complex():
             raise DtypeError(f"scan needs a complex w for complex {name}, got {w.dtype}.")
-    given = w
-    if structure:
-        n = STRUCTURES[structure].size(w)
-        given = w.new_empty(1, 1).expand(n, n)
+    given = w.new_empty(1, 1).expand(w.shape[-1], w.shape[-1]) if structure else w
     n, m, batch, steps = sizes_of("scan", "w", given, x, batch_sizes)
     if u is None and m != n:
         raise ShapeError(f"scan without u needs x of width n = {n}, got {m}.")
@@ -141,7 +138,7 @@ def run(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None, Tensor]:
 
 
 def scan_backend(w: Tensor, steps: int | None = None, *, activation: str = "modrelu", backend: str = "auto") -> str:
-    """Returns names the backend that `scan` takes.
+    """Returns the name of the backend that `scan` takes.
 
     Args:
         w: the recurrent matrix, shape (n, n): its device, dtype and size decide.
@@ -166,7 +163,7 @@ def _chosen(activation: Activation, w: Tensor, steps: int | None, backend: str) 
         raise DtypeError(f"scan needs w of a floating or complex dtype, got {w.dtype}.")
     if backend == "auto" and prefers_loop(steps):
         return "reference"
-    return choose(backend, Request(w.device, DTYPES[w.dtype][0], w.shape[-1], activation))
+    return choose(backend, w.device, DTYPES[w.dtype][0], w.shape[-1], activation)
 
 
 def prefers_loop(steps: int | None) -> bool:

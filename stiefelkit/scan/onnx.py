@@ -9,6 +9,7 @@ from torch import Tensor
 from stiefelkit._torch import higher_order_scan
 from stiefelkit.errors import OptionError
 from stiefelkit.scan.activations import find_activation
+from stiefelkit.scan.blocks import matrix_blocks
 from stiefelkit.scan.checks import GATED, Recurrence
 
 __all__ = ["exported_gates", "exported_scan"]
@@ -26,7 +27,7 @@ def exported_scan(recurrence: Recurrence, *tensors: Any) -> tuple[Tensor | None,
     is_complex = w.is_complex()
     function = find_activation(recurrence.activation, is_complex).of_rows
     if is_complex:
-        w, u = _block(w), None if u is None else _block(u)
+        w, u = matrix_blocks(w).mT, None if u is None else matrix_blocks(u).mT
         h0, bias = _parts(h0), None if bias is None else _parts(bias)
         x = _parts(x)
     rows = x if u is None else x @ u.mT
@@ -121,10 +122,5 @@ def _constant(*tensors: Tensor | None) -> Any:
 
 
 def _parts(z: Tensor) -> Tensor:
-    """Rows [Re z | Im z]."""
+    """Returns rows [Re z | Im z]."""
     return torch.cat([z.real, z.imag if z.is_complex() else torch.zeros_like(z)], dim=-1)
-
-
-def _block(w: Tensor) -> Tensor:
-    """Returns the real matrix that rows [Re h | Im h] meet as h meets a complex one."""
-    return torch.cat([torch.cat([w.real, -w.imag], -1), torch.cat([w.imag, w.real], -1)])

@@ -82,9 +82,8 @@ def require_second_derivatives(case: Case, fn: Function, leaves: tuple[Tensor, .
 
 def _check_along(fn: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> None:
     generator = seeds.generator(12)
-    along = [torch.randn(c.shape, generator=generator, dtype=c.dtype).to(c.device) for c in leaves]
-    ys = fn(*leaves)
-    gs = [torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device) for y in ys]
+    along, ys = _normal_like(leaves, generator), fn(*leaves)
+    gs = _normal_like(ys, generator)
 
     def value(step: float) -> float:
         with torch.no_grad():
@@ -157,14 +156,14 @@ def law_forward_mode(case: Case) -> None:
 
     In float32 tangents are within 1e-5 of float64's. A map that has none raises NotImplementedError.
     """
-    if _entries(case) > _SMALL:
+    if math.prod(case.shape) > _SMALL:
         return
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
     leaves = tuple(c.detach() for c in leaves)
     if not any(c.numel() for c in leaves):
         return
-    tangents = _normal_like(leaves, 16)
+    tangents = _normal_like(leaves, seeds.generator(16))
     try:
         w, tangent = torch.func.jvp(fn, leaves, tangents)  # type: ignore[misc]
     except NotImplementedError:
@@ -200,7 +199,7 @@ def law_forward_mode(case: Case) -> None:
 
 def law_batched_gradients(case: Case) -> None:
     """Several gradients in one batched call (`is_grads_batched`, `vectorize=True`) are those of the loop."""
-    if _entries(case) > _SMALL:
+    if math.prod(case.shape) > _SMALL:
         return
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
@@ -216,13 +215,8 @@ def law_batched_gradients(case: Case) -> None:
         require_within(off, permitted, "batched gradients are off those of the loop by")
 
 
-def _entries(case: Case) -> int:
-    return torch.Size(case.shape).numel()
-
-
-def _normal_like(leaves: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
-    generator = seeds.generator(seed)
-    return tuple(torch.randn(c.shape, generator=generator, dtype=c.dtype).to(c.device) for c in leaves)
+def _normal_like(tensors: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(c.shape, generator=generator, dtype=c.dtype).to(c.device) for c in tensors)
 
 
 def _inner(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> float:

@@ -236,15 +236,8 @@ def checks_of(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields each law on each case of some classes, with a name; raises for a law or a case that there is not.
 
-    Args:
-        check: name of the public check.
-        base: what the classes derive from, and its name.
-        cases: class to its cases, which say their `details`.
-        classes: those to check.
-        table: name to law.
-        laws: names of laws.
-        only: the name of a case; all if None.
-        is_due: whether a law is run on a case.
+    `check` names the public check, `base` what the classes derive from, with its name; cases say their `details`; all
+    are due if `only` is None, but for those that `is_due` leaves out.
     """
     kind = check.removeprefix("check_") + "s"
     laws = check_laws(laws, table, f" of {kind}")

@@ -332,7 +332,7 @@ def _euclidean(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _slope(times: Sequence[float], errors: Sequence[float]) -> float:
-    """Returns least-squares slope of log error over log time; infinity where all errors are rounding."""
+    """Returns the least-squares slope of log error over log time; infinity where all errors are rounding."""
     if max(errors) < 1e-12:
         return math.inf
     x = torch.tensor(times, dtype=torch.float64).log()

@@ -1,7 +1,6 @@
 """The laws of an optimizer of deterministic losses, ours or another's."""
 
 import copy
-import functools
 import io
 import math
 import warnings
@@ -14,15 +13,15 @@ from torch import Tensor, nn
 
 from stiefelkit import init
 from stiefelkit.errors import CheckpointError, NonFiniteError, NotAFrameError, OptimizerError, OptionError
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.optim.deterministic.minimizer import Minimizer
 from stiefelkit.optim.groups import parameter_groups
 from stiefelkit.testing import seeds
 from stiefelkit.testing.failure import checks_of, named, settle
-from stiefelkit.testing.invariance import law_of_invariant_minima
-from stiefelkit.testing.optimizer_cases import SteppedCase, equal, snapshot
+from stiefelkit.testing.optimizer_cases import SteppedCase, equal, error_and_bound, require_states_refused, snapshot
 from stiefelkit.testing.require import require, require_refused, require_within
+from stiefelkit.testing.rounding import law_of_invariant_minima
 from stiefelkit.weights import attach, change
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
@@ -149,10 +148,7 @@ def law_frames(case: MinimizerCase) -> None:
 
     def closure() -> Tensor:
         for w in problem.frames:
-            limit = rounding_limit(w.shape[-1], w.dtype)
-            error = orthogonality_error(w).max().item()
-            bound = PROMISED["float64"] * limit + torch.finfo(w.dtype).eps
-            require_within(error, bound, "||W^H W - I||_F =")
+            require_within(*error_and_bound(w, PROMISED["float64"]), "||W^H W - I||_F =")
         return problem()
 
     optimizer.step(closure)
@@ -188,7 +184,7 @@ def law_checkpoint(case: MinimizerCase) -> None:
     problem = Brockett(case)
     optimizer = case.make(problem.groups(), max_iter=3)
     optimizer.step(problem)
-    good, before = copy.deepcopy(optimizer.state_dict()), snapshot(optimizer)
+    good = copy.deepcopy(optimizer.state_dict())
     spoilt: list[tuple[str, Any, Callable[[Any], Any]]] = [
         ("a group of another manifold", CheckpointError, lambda d: d["param_groups"][0].update(manifold=MANIFOLDS[1])),
         ("a group too few", CheckpointError, lambda d: d["param_groups"].pop()),
@@ -201,11 +197,7 @@ def law_checkpoint(case: MinimizerCase) -> None:
                 (f"{key} with NaN", NonFiniteError, lambda d, key=key: d["state"][0][key].fill_(math.nan)),
                 (f"{key} too short", CheckpointError, lambda d, key=key: d["state"][0].update({key: torch.ones(2)})),
             ]
-    for what, error, spoil in spoilt:
-        wrong = copy.deepcopy(good)
-        spoil(wrong)
-        require_refused(error, functools.partial(optimizer.load_state_dict, wrong), f"a state dict with {what}")
-        require(equal(snapshot(optimizer), before), f"a state dict with {what} is refused, but leaves something")
+    require_states_refused(optimizer, good, spoilt)
 
 
 def law_finite(case: MinimizerCase) -> None:

@@ -1,7 +1,8 @@
 """What the laws of optimizers are run on: an optimizer with settings, frames in a dtype, and gradients."""
 
 import copy
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit import init
-from stiefelkit.metrics import working_dtype
+from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.testing import seeds
+from stiefelkit.testing.require import require, require_refused
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 __all__ = [
@@ -21,9 +23,11 @@ __all__ = [
     "SteppedCase",
     "distance",
     "equal",
+    "error_and_bound",
     "give_gradients",
     "mixed",
     "optimizer_cases",
+    "require_states_refused",
     "snapshot",
     "walk",
 ]
@@ -113,6 +117,29 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
     return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def error_and_bound(w: Tensor, promised: float) -> tuple[float, float]:
+    """Returns ||W^H W - I||_F, the largest of a batch, and so many rounding limits, plus eps."""
+    limit = rounding_limit(w.shape[-1], w.dtype)
+    return orthogonality_error(w).max().item(), promised * limit + torch.finfo(w.dtype).eps
+
+
+def require_states_refused(
+    optimizer: Any, good: Any, spoilt: Iterable[tuple[str, type[Exception], Callable[[Any], Any]]]
+) -> None:
+    """Requires each way to spoil a state dict to be refused, and to change nothing."""
+
+    def everything() -> list[Any]:
+        return [*snapshot(optimizer), [{**group, "params": None} for group in optimizer.param_groups]]
+
+    before = copy.deepcopy(everything())
+    for what, error, spoil in spoilt:
+        wrong = copy.deepcopy(good)
+        spoil(wrong)
+        require_refused(error, functools.partial(optimizer.load_state_dict, wrong), f"a state dict with {what}")
+        same = equal(everything(), before)
+        require(same, f"a state dict with {what} is refused, but leaves something")
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

@@ -13,13 +13,16 @@ from stiefelkit.testing.cases import Case, coordinate_list_of
 from stiefelkit.testing.failure import Failure, LawBroken
 
 __all__ = [
+    "apart",
     "attributes",
     "double",
     "in_double",
+    "refuses",
     "require",
     "require_frame",
     "require_frame_of",
     "require_refused",
+    "require_same_frame",
     "require_within",
     "same_frame",
     "slack",
@@ -47,6 +50,27 @@ def require_refused(error: type[Exception], act: Callable[[], Any], what: str) -
         require(False, f"{what} is {type(caught).__name__}, and not {error.__name__}: {caught}")
     else:
         require(False, f"{what} is not refused")
+
+
+def refuses(act: Callable[[], Any], *errors: type[Exception]) -> bool:
+    """Returns whether an act raises one of some errors."""
+    try:
+        act()
+    except errors:
+        return True
+    return False
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Returns ||A - B||_F in double precision, the largest of a batch."""
+    return torch.linalg.matrix_norm((a - b).detach().to(working_dtype(a.dtype))).max().item()
+
+
+def require_same_frame(
+    case: Case, param: OrthogonalParam, coordinates: Iterable[Tensor], a: Tensor, b: Tensor, what: str
+) -> None:
+    """Requires two roads to one frame to end where they may: at `same_frame`, and further if the map is not exact."""
+    require_within(apart(a, b), same_frame(case) + slack(param, coordinates), what)
 
 
 def require_frame(w: Tensor, in_double: Callable[[], Tensor]) -> None:

@@ -12,11 +12,20 @@ from torch.overrides import TorchFunctionMode
 from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.contract.param import coordinate_dtypes
 from stiefelkit.functional._arithmetic.reads import without_reads
-from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtype
+from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.base.rounding import PROMISED
 from stiefelkit.testing.cases import Case
-from stiefelkit.testing.optimizer_cases import RATE, SHAPES, OptimizerCase, equal, give_gradients, mixed, walk
-from stiefelkit.testing.require import require, require_within, same_frame, slack
+from stiefelkit.testing.optimizer_cases import (
+    RATE,
+    SHAPES,
+    OptimizerCase,
+    equal,
+    error_and_bound,
+    give_gradients,
+    mixed,
+    walk,
+)
+from stiefelkit.testing.require import require, require_same_frame, require_within
 
 __all__ = [
     "READS",
@@ -75,8 +84,7 @@ def law_reads(case: Case) -> None:
     with refusing_reads():
         w, *gradients = run()
     expected, *expected_gradients = run()
-    off = torch.linalg.matrix_norm((w - expected).to(working_dtype(case.dtype))).max().item()
-    require_within(off, same_frame(case) + slack(param, coordinates), "unread, the frame is off by")
+    require_same_frame(case, param, coordinates, w, expected, "unread, the frame is off by")
     for name, ours, theirs in zip(param.coordinates, gradients, expected_gradients, strict=True):
         off = torch.dist(ours, theirs).item() / max(torch.linalg.vector_norm(g).item(), 1e-30)
         bound = 1e-10 if case.dtype == working_dtype(case.dtype) else 1e-4
@@ -118,8 +126,7 @@ def law_of_unread_steps(case: OptimizerCase) -> None:
         walk(reading, twins, [number])
         places.append({p: {key: _place(value) for key, value in optimizer.state[p].items()} for p in ws})
         for w in ws:
-            error, limit = orthogonality_error(w).max().item(), rounding_limit(w.shape[-1], w.dtype)
-            bound = promised * limit + torch.finfo(w.dtype).eps
+            error, bound = error_and_bound(w, promised)
             require(error <= bound, f"unread, ||W^H W - I||_F = {error:.3g}", error, bound)
     require(places[0] == places[-1], "a state is not written in place, as a graph would have it")
     for w, twin, start in zip(ws, twins, starts, strict=True):

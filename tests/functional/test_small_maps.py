@@ -142,7 +142,7 @@ def compiled(name, n, parts, capability, is_double):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    program = getattr(launch.programs(False), name)
+    program = getattr(launch.programs(launch.PACKAGE, False), name)
     fixed = launch.settings(n, parts, is_double and capability < 120)
     options = {key: fixed.pop(key) for key in ("num_warps", "num_stages", "maxnreg")}
     fixed |= {"TURNS": 1} if name == "run_step" else {}

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stiefelkit import errors
 from stiefelkit.nn import GORU
 from stiefelkit.scan import activations, find_activation, goru_scan
-from stiefelkit.scan.engines import chunks
+from stiefelkit.scan.engines import problem
 from stiefelkit.testing import seeds
 
 DOUBLE = torch.float64
@@ -22,8 +22,8 @@ LAYOUTS = [(None, False), (None, True), ([5, 5, 5, 3, 3, 1], False), ([5, 5, 5, 
 @pytest.fixture
 def several_chunks(monkeypatch):
     """Small problems are cut into chunks too."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 300)
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(problem, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(problem, "CHUNK_ROWS", 8)
 
 
 def tensors(steps=5, batch=2, n=N, m=M, dtype=DOUBLE, seed=0, sizes=None):
@@ -321,8 +321,8 @@ class Storages(TorchDispatchMode):
 
 @pytest.mark.parametrize("activation", NAMES)
 def test_the_outputs_are_the_only_tensor_as_long_as_the_sequence(activation, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 40)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(problem, "CHUNK_ROWS", 40)
+    monkeypatch.setattr(problem, "CHUNK_BYTES", 1)
     T, B, n = 400, 4, 8
     given = tensors(T, B, n, 1)
     weights = [given[name].requires_grad_() for name in ("q", "w", "u", "bias")]

@@ -14,7 +14,7 @@ from stiefelkit.contract.param import coordinate_dtypes, load_chart_
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRNNCell
 from stiefelkit.scan import Factored, activations, scan
-from stiefelkit.scan.engines import chunks
+from stiefelkit.scan.engines import problem
 from stiefelkit.scan.structures import STRUCTURES, brick
 from stiefelkit.weights.find import coordinate_list_of
 
@@ -34,8 +34,8 @@ LAYOUTS = list(itertools.product((None, SIZES), (False, True), (False, True)))
 
 @pytest.fixture(autouse=True)
 def _several_chunks(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(problem, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(problem, "CHUNK_ROWS", 10)
     monkeypatch.setattr(brick, "BLOCK", 50)
 
 

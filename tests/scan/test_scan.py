@@ -9,7 +9,7 @@ import torch
 from stiefelkit import errors
 from stiefelkit.nn import OrthogonalRNN
 from stiefelkit.scan import scan
-from stiefelkit.scan.engines import chunks
+from stiefelkit.scan.engines import problem
 
 DOUBLE = torch.float64
 REAL_ACTIVATIONS = ["modrelu", "tanh", "relu", "leaky_relu", "leaky_relu(0.3)", "abs", "oplu", "identity"]
@@ -63,8 +63,8 @@ def gradients(arguments: dict[str, torch.Tensor], cotangents: Any, **options: An
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch):
     """Small problems are cut into chunks too."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 500)
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(problem, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(problem, "CHUNK_ROWS", 8)
 
 
 @pytest.mark.parametrize(("sizes", "reverse"), LAYOUTS)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from stiefelkit.scan.checks import PLAIN, Recurrence
-from stiefelkit.scan.engines import chunks
 from stiefelkit.scan.engines.graphs import GraphLoops, Graphs
 from stiefelkit.scan.engines.inplace import InPlace
 from stiefelkit.scan.engines.problem import Outcome, Problem
@@ -60,8 +59,8 @@ def _arguments(p) -> list[Any]:
 
 @pytest.fixture
 def _three_steps(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 12)
+    monkeypatch.setattr("stiefelkit.scan.engines.problem.CHUNK_BYTES", 1)
+    monkeypatch.setattr("stiefelkit.scan.engines.problem.CHUNK_ROWS", 12)
 
 
 def same(found, expected):

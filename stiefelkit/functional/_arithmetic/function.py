@@ -58,10 +58,8 @@ def keep(ctx: Any, *tensors: Tensor | None) -> None:
 def transposed(pull_back: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor, *tangents: Tensor | None) -> Tensor:
     """Pushes tangents forward through what pulls gradients back: the adjoint of a linear function, by reverse mode.
 
-    Args:
-        pull_back: takes a gradient to those of the inputs, by differentiable operations.
-        like: a tensor of the shape and dtype of the gradients.
-        tangents: of the inputs, in the order of what `pull_back` returns; None counts as zero.
+    `pull_back` takes a gradient, of the shape and dtype of `like`, to those of the inputs, by differentiable
+    operations; of tangents, in that order, None counts as zero.
     """
     zeros, push = torch.func.vjp(pull_back, torch.zeros_like(like))  # type: ignore[misc]
     filled = [torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(zeros, tangents, strict=True)]

@@ -48,7 +48,7 @@ def norms_of(*matrices: Tensor) -> list[Norms]:
 
 
 def _safely(m: Tensor) -> Norms:
-    """Norms where sums of squares do not serve; a modulus takes none."""
+    """Returns norms where sums of squares do not serve; a modulus takes none."""
     if m.shape[-2:] != (1, 1):
         return unread_norms(m).tolist()
     return [*map(abs, m.reshape(-1).tolist())]
@@ -111,7 +111,7 @@ def probe(powers: Tensor) -> tuple[float, float, float]:
 
 @functools.lru_cache(maxsize=64)
 def _probes(*sizes_dtype_device: Any) -> Tensor:
-    """Fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""
+    """Returns fixed vectors without a preferred direction, whose squared lengths add up to 1: shape (*, n, 8)."""
     *batch, n, dtype, device = sizes_dtype_device
     with torch.inference_mode(False):
         # Not torch's generator, which vmap keeps from its functions.
@@ -142,5 +142,5 @@ def _largest_of_moments(first: float, second: float, third: float, pairs: int) -
 
 
 def finite(norms: Tensor) -> Tensor:
-    """Zeros for what is not finite, for it to say nothing of the rest of a batch."""
+    """Returns zeros for what is not finite, for it to say nothing of the rest of a batch."""
     return norms.nan_to_num(0.0, 0.0, 0.0)

@@ -207,7 +207,7 @@ class _Product(Function):
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product in the full precision of its dtype, differentiable any number of times.
+    """Returns the matrix product in the full precision of its dtype, differentiable any number of times.
 
     Args:
         a: matrices of shape (*, m, k), float32, float64, complex64 or complex128.
@@ -232,7 +232,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sandwich(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
+    """Returns A B A of square matrices of one shape, as two of `product`, and at the cost of one call of it."""
     if a.dtype in (torch.float64, torch.complex128) or is_exported() or _may_be_differentiated(a, b):
         return product(product(a, b), a)
     return _multiply_twice(a, b)
@@ -246,12 +246,12 @@ def _may_be_differentiated(a: Tensor, b: Tensor) -> bool:
 
 
 def plus_product(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """C + alpha A B, in the precision that products have where it is called."""
+    """Returns C + alpha A B, in the precision that products have where it is called."""
     return torch.addmm(c, a, b, alpha=alpha) if c.dim() == 2 else torch.add(c, a @ b, alpha=alpha)
 
 
 def add_product_(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """C += alpha A B, as `plus_product`."""
+    """Adds alpha A B to C, as `plus_product`."""
     if c.dim() == 2:
         return c.addmm_(a, b, alpha=alpha)
     return c.baddbmm_(a, b, alpha=alpha) if c.dim() == 3 else c.add_(a @ b, alpha=alpha)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefelkit.functional._arithmetic.function import Function, keep
 from stiefelkit.functional._arithmetic.product import opaque, product
-from stiefelkit.functional._polish import split_defect
+from stiefelkit.functional._polish import Polish, split_defect
 
 __all__ = [
     "BITS",
@@ -37,12 +37,9 @@ _EXACT = 24
 
 
 def fine_product(a: Tensor, b: Tensor, bits: int = BITS) -> Tensor:
-    """Multiplies float64 or complex128 matrices to so many bits by float32 products; differentiable without end.
+    """Multiplies float64 or complex128 matrices by float32 products; differentiable without end.
 
-    Args:
-        a: shape (*, m, k).
-        b: shape (*, k, n).
-        bits: relative to the largest entries of a row of A and a column of B.
+    To so many bits, relative to the largest entries of a row of A and a column of B.
     """
     return _Fine.apply(a, b, bits)  # type: ignore[return-value]
 
@@ -73,7 +70,7 @@ class _Fine(Function):
 
 @opaque(lambda a, b, bits: a @ b, dims=(2, 2))
 def sliced_product(a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """Returns a B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
+    """Returns A B in float64 to so many bits, relative to the largest entries of a row of A and a column of B."""
     if not a.is_complex():
         return _sliced(a, b, bits)
     # One real product of twice the length makes both parts.
@@ -160,15 +157,7 @@ def settle(w: Tensor) -> Tensor:
     return _Settle.apply(w)  # type: ignore[return-value]
 
 
-class _Settle(Function):
+class _Settle(Polish):
     @staticmethod
     def forward(w: Tensor) -> Tensor:  # type: ignore[override]
         return settled(w)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
-        return g
-
-    @staticmethod
-    def tangent(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
-        return t.clone()

@@ -116,5 +116,5 @@ def _bound(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_of_largest(values: Tensor) -> Tensor:
-    """The first, along each row, of those that equal its largest but for rounding."""
+    """Returns the first, along each row, of those that equal its largest but for rounding."""
     return (values >= (1 - _ROUNDING) * values.amax(1, keepdim=True)).byte().argmax(1)

@@ -21,7 +21,7 @@ from stiefelkit.functional._arithmetic.split_products import (
     settle,
     settled,
 )
-from stiefelkit.functional._cayley.accretive import SMALLEST_BLOCKED, inverse_of_accretive
+from stiefelkit.functional._cayley.quotient import SMALLEST_BLOCKED, inverse_of_accretive
 from stiefelkit.functional._diagonal import diagonal, phase_gradient, phase_tangent
 from stiefelkit.functional._kernels.launch import Anywhere, cayley_backward, cayley_forward, takes
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew, unpack_square
@@ -44,7 +44,7 @@ _SMALLEST_FAST = 128
 def cayley(
     v: Tensor, n: int, p: int, *, signs: Tensor | None = None, phase: Tensor | None = None, precision: str = "exact"
 ) -> Tensor:
-    """Scaled Cayley transform of packed coordinates.
+    """Returns the scaled Cayley transform of packed coordinates.
 
     Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Costs one
     p x p inverse and, for a tall frame, one QR factor and one product of (n - p) x p; backward two p x p products and,
@@ -229,7 +229,7 @@ def _entries(phase: Tensor | None, d: Tensor | None) -> Tensor:
 
 
 def _saved_dtype(v: Tensor, n: int, is_complex: bool, fast: bool) -> torch.dtype:
-    """Dtype that a square W is returned and saved in."""
+    """Returns the dtype that a square W is returned and saved in."""
     # A real A of odd order has a null vector, which costs the gradient half of float32's digits at large coordinates.
     single = fast or (n > _LARGEST_IN_DOUBLE and (is_complex or n % 2 == 0))
     real = v.dtype if single else torch.float64
@@ -243,7 +243,7 @@ def _add_diagonal(m: Tensor, d: Tensor) -> Tensor:
 
 
 def _resolvent(a11: Tensor, a21: Tensor) -> Tensor:
-    """(I + A11 + A21^H A21)^-1, accurate also where A21 is large in some directions and vanishes in others.
+    """Returns (I + A11 + A21^H A21)^-1, accurate also where A21 is large in some directions and vanishes in others.
 
     With [I; A21] = Q R it is Q1 (I + Q1^H A11 Q1)^-1 Q1^H, Q1 = R^-1: the Gram matrix, whose rounding would swamp the
     identity, is never formed.

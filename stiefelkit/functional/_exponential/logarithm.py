@@ -79,7 +79,7 @@ def _split(c: Tensor) -> int:
 
 
 def _complex_angles(k: Tensor) -> Tensor:
-    """Logarithm of a unitary matrix with eigenvalues near -1 from its skew part."""
+    """Returns the logarithm of a unitary matrix with eigenvalues near -1 from its skew part."""
     s, v = torch.linalg.eigh(-1j * (k - k.mH) / 2)
     s = s.clamp(-1.0, 1.0)
     t = torch.where(s >= 0, math.pi - s.asin(), -math.pi - s.asin())

@@ -1,9 +1,12 @@
-"""The exponential of a packed tangent vector.
+r"""The exponential of a packed tangent vector.
 
 Square: W = exp(A). Tall: the first p columns of the n x n exponential of A = [[A11, -A21^H], [A21, 0]], which are
-[W1; Z Y] with [W1; Y] those of a 2p x 2p exponential (see `span`).
+[W1; Z Y] with [W1; Y] those of a 2p x 2p exponential: A maps the span of the first p unit vectors and of the columns of
+A21 into itself. With any invertible C and B = [[I, 0], [0, Z]], Z = A21 C^-1, it does so by A B = B M,
+M = [[A11, -A21^H Z], [C, 0]], so that exp(A) B = B exp(M). The Cholesky factor C of I + A21^H A21 makes M nearly skew.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,14 +16,13 @@ from stiefelkit.functional._arithmetic.float64 import splits
 from stiefelkit.functional._arithmetic.function import Function
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.functional._arithmetic.split_products import fine_product, settle, settled
-from stiefelkit.functional._exponential.span import on_span, whole
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import pack_skew_gradient, unpack_skew
 from stiefelkit.functional._polish import polish
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-__all__ = ["matrix_exp"]
+__all__ = ["matrix_exp", "on_span", "whole"]
 
 _LARGEST_IN_DOUBLE = 32
 _FINER_THAN_SINGLE = 1e-10
@@ -30,7 +32,7 @@ _FINER_THAN_SINGLE = 1e-10
 def matrix_exp(
     v: Tensor, n: int, p: int, is_complex: bool, *, rotation: Tensor | None = None, precision: str = "exact"
 ) -> Tensor:
-    """First p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
+    """Returns the first p columns of the exponential of a skew matrix in packed coordinates, times a fixed rotation.
 
     Differentiable any number of times, once of them in forward mode; composes with vmap, compile and export. Square
     frames and those with n <= 2p take 4 products of n x n and 7 more backward up to norm 2 (see `exponential`), in
@@ -105,3 +107,27 @@ def _tall(v: Tensor, n: int, p: int, is_complex: bool, truncation: float | None)
     block, z, _ = on_span(a11, a21, times)
     columns = exponential(block, truncation=truncation)[..., :p]
     return torch.cat([columns[..., :p, :], times(z, columns[..., p:, :])], dim=-2)
+
+
+def whole(a11: Tensor, a21: Tensor) -> Tensor:
+    """Returns A itself, shape (*, n, n), from its blocks of shape (*, p, p) and (*, n - p, p)."""
+    zero = a11.new_zeros(*a11.shape[:-2], a21.shape[-2], a21.shape[-2])
+    return torch.cat([torch.cat([a11, a21], dim=-2), torch.cat([-a21.mH, zero], dim=-2)], dim=-1)
+
+
+def on_span(
+    a11: Tensor, a21: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+) -> tuple[Tensor, Tensor, Tensor]:
+    """M of shape (*, 2p, 2p), Z of shape (*, n, p), and C, on which exp(A) does not depend: a constant to derivatives.
+
+    Of A11, skew, (*, p, p), and A21, (*, n, p), float64 or complex128, with `times` for products.
+    """
+    # no_grad would leave forward derivatives.
+    constant = a21.detach()
+    gram = times(constant.mH, constant)
+    shift = 1 + 1e-14 * gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
+    eye = torch.eye(a11.shape[-1], dtype=a11.dtype, device=a11.device)
+    c = torch.linalg.cholesky_ex(gram + shift * eye, upper=True)[0]
+    z = torch.linalg.solve_triangular(c, a21, upper=True, left=False)
+    right = torch.cat([-times(a21.mH, z), torch.zeros_like(c)], dim=-2)
+    return torch.cat([torch.cat([a11, c], dim=-2), right], dim=-1), z, c

@@ -36,7 +36,7 @@ def householder(
     phase: Tensor | None = None,
     precision: str = "exact",
 ) -> Tensor:
-    """First p columns of H_1 ... H_k D, a product of k reflectors and a diagonal.
+    """Returns the first p columns of H_1 ... H_k D, a product of k reflectors and a diagonal.
 
     Differentiable any number of times; composes with vmap, compile and export. Does not depend on the scale of a
     reflector (1e-30 to 1e30 is safe), and a zero reflector is the identity, with gradient zero. Works panel by panel,
@@ -258,7 +258,7 @@ def _plain_tangent(v: Tensor, tv: Tensor, b: Tensor, k: int) -> Tensor:
 
 
 def _plain_product(v: Tensor, b: Tensor, k: int) -> Tensor:
-    """H_1 ... H_k B in operations that torch differentiates, in float64, returned in the dtype of B."""
+    """Returns H_1 ... H_k B in operations that torch differentiates, in float64, in the dtype of B."""
     u, _ = _normalised(v, b.shape[-2], k, b.is_complex())
     inner = torch.linalg.solve_triangular(u.mH @ u, u.mH @ b.to(u.dtype), upper=True, unitriangular=True)
     return (b - u @ inner).to(b.dtype)

@@ -59,7 +59,7 @@ def form_panel(
 
 @opaque(lambda u, t, x, length, d, g, size: g.new_empty(*g.shape[:-2], size, dtype=g.dtype.to_real()))
 def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tensor, g: Tensor, size: int) -> Tensor:
-    """dL/dv from dL/dW and what `form_panel` returned; works in the dtype of U."""
+    """Returns dL/dv from dL/dW and what `form_panel` returned; works in the dtype of U."""
     y = _times_inverse(g.mH @ u, t)
     gu = u @ _symmetric(y.mH @ x)
     add_product_(gu, g, x, -1)
@@ -69,7 +69,7 @@ def form_panel_gradient(u: Tensor, t: Tensor, x: Tensor, length: Tensor, d: Tens
 
 @opaque(lambda v, d, n, k, p, dtype, width: v.new_empty(*v.shape[:-1], n, p, dtype=dtype))
 def form_columns(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtype, width: int) -> Tensor:
-    """First p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype and panels."""
+    """Returns the first p columns of H_1 ... H_k D from packed reflectors, worked out in the given dtype and panels."""
     u, _ = _unpack(v, n, k, dtype)
     w = _embed(d, n)
     for start in reversed(range(0, k, width)):
@@ -85,7 +85,7 @@ def form_columns(v: Tensor, d: Tensor, n: int, k: int, p: int, dtype: torch.dtyp
 
 @opaque(lambda v, d, w, g, n, k, width: torch.empty_like(v))
 def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k: int, width: int) -> Tensor:
-    """dL/dv from W = form_columns(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
+    """Returns dL/dv from W = form_columns(v, ...), exact or rounded, and dL/dW; works in the dtype of W."""
     u, length = _unpack(v, n, k, w.dtype)
     minus = torch.zeros_like(u)
     for start in range(0, k, width):
@@ -113,7 +113,7 @@ def form_columns_gradient(v: Tensor, d: Tensor, w: Tensor, g: Tensor, n: int, k:
 
 @opaque(lambda v, x, k, dtype, width: x.new_empty(x.shape, dtype=dtype))
 def reflect_rows(v: Tensor, x: Tensor, k: int, dtype: torch.dtype, width: int) -> Tensor:
-    """Rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
+    """Returns rows (H_1 ... H_k x)^T for rows x, worked out in the given dtype."""
     u, _ = _unpack(v, x.shape[-1], k, dtype)
     y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
     q = y.mT
@@ -159,7 +159,7 @@ def _unpack(v: Tensor, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
-    """Packed gradient with respect to reflectors before they were divided; a zero reflector has none."""
+    """Returns the packed gradient with respect to reflectors before they were divided; a zero reflector has none."""
     length = length.to(gu.dtype.to_real())
     if gu.shape[-2] == gu.shape[-1]:
         gu[..., -1, -1] = 0  # a reflector of one entry is -1, whatever the entry
@@ -167,29 +167,29 @@ def _to_coordinates(gu: Tensor, length: Tensor, sign: int = 1) -> Tensor:
 
 
 def _embed(d: Tensor, n: int) -> Tensor:
-    """[D; 0], n x p."""
+    """Returns [D; 0], n x p."""
     w = d.new_zeros(*d.shape[:-1], n, d.shape[-1])
     w.diagonal(dim1=-2, dim2=-1).copy_(d)
     return w
 
 
 def _scale_rows(m: Tensor, d: Tensor) -> Tensor:
-    """D^H M."""
+    """Returns D^H M."""
     return m * d.conj_physical().unsqueeze(-1)
 
 
 def _times_inverse(m: Tensor, t: Tensor) -> Tensor:
-    """M T^-1 for unit upper triangular T, of which only what is above the diagonal is read."""
+    """Returns M T^-1 for unit upper triangular T, of which only what is above the diagonal is read."""
     return torch.linalg.solve_triangular(t, m, upper=True, left=False, unitriangular=True)
 
 
 def _times_inverse_adjoint(m: Tensor, t: Tensor) -> Tensor:
-    """M T^-H."""
+    """Returns M T^-H."""
     return torch.linalg.solve_triangular(t.mH, m, upper=False, left=False, unitriangular=True)
 
 
 def _symmetric(m: Tensor) -> Tensor:
-    """N + N^H with N = striu(M) + diag(M) / 2."""
+    """Returns N + N^H with N = striu(M) + diag(M) / 2."""
     n = m.triu()
     n.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     return n + n.mT.conj_physical()

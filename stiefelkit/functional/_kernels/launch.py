@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,21 @@ from torch import Tensor
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import opaque
 
-__all__ = ["LARGEST", "cayley_backward", "cayley_forward", "cayley_step", "on_any_device", "settings", "takes"]
+__all__ = [
+    "LARGEST",
+    "PACKAGE",
+    "cayley_backward",
+    "cayley_forward",
+    "cayley_step",
+    "is_interpreted",
+    "on_any_device",
+    "programs",
+    "settings",
+    "start",
+    "takes",
+]
+
+PACKAGE = "stiefelkit.functional._kernels.programs"
 
 LARGEST = 128
 """Rows of a real matrix, twice those of a complex one, that a program takes."""
@@ -75,13 +90,9 @@ def settings(n: int, parts: int, tensor_cores: bool = True) -> dict[str, Any]:
 
 @opaque(lambda v, d, n, dtype: v.new_empty(*v.shape[:-1], n, n, dtype=dtype), dims=(1, 1))
 def cayley_forward(v: Tensor, d: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """(2 (I + A)^-1 - I) D from packed coordinates, worked out in float64 and rounded once.
+    """Returns (2 (I + A)^-1 - I) D from packed coordinates, float32, worked out in float64 and rounded once to a dtype.
 
-    Args:
-        v: packed coordinates, shape (*, skew_size(n, n, is_complex)), float32.
-        d: entries of D, shape (*, n), float64 or complex128.
-        n: rows.
-        dtype: of the frames.
+    D has float64 or complex128 entries, shape (*, n), or fewer batch dimensions than the coordinates.
     """
     parts = 1 + d.is_complex()
     shape = v.shape[:-1]
@@ -118,17 +129,10 @@ def cayley_backward(w: Tensor, g: Tensor, d: Tensor, dtype: torch.dtype) -> Tens
     dims=None,
 )
 def cayley_step(w: Tensor, lo: Tensor, omega: Tensor, step: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Square frames W + lo after a Cayley step along -W Omega and so many polishes, all in float64.
+    """Returns square frames W + lo after a Cayley step along -W Omega and one polish or more, all in float64.
 
-    Args:
-        w: frames, shape (*, n, n), float32 or complex64.
-        lo: what they have beyond, same shape.
-        omega: skew matrices, same shape.
-        step: how far each goes, shape (*).
-        turns: polishes, one at least.
-
-    Returns:
-        W; lo; and ||W^H W - I||_F before the last polish, shape (*).
+    W, float32 or complex64, lo and Omega have the shape (*, n, n), steps the shape (*). Returns W, lo, and ||W^H W -
+    I||_F before the last polish, shape (*).
     """
     n, parts = w.shape[-1], 1 + w.is_complex()
     moved, rest = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for _ in range(2))
@@ -147,7 +151,7 @@ def _size(w: Tensor) -> int:
 
 
 def _parts(t: Tensor) -> Tensor:
-    """Real numbers in a row, those of a complex tensor by twos."""
+    """Returns real numbers in a row, those of a complex tensor by twos."""
     t = t.resolve_conj().contiguous()
     return torch.view_as_real(t) if t.is_complex() else t
 
@@ -160,14 +164,17 @@ def _scratch(like: Tensor, batch: int, matrices: int, fixed: dict[str, Any], dty
 
 def _run(name: str, on: Tensor, scratch: Tensor, *args: Any, **options: Any) -> None:
     """Runs a program on enough blocks for all matrices, no more than have scratch memory, on the device of a tensor."""
-    batch = args[-1]
-    if not batch:
-        return
+    if batch := args[-1]:
+        start(PACKAGE, name, min(batch, len(scratch)), on, *args, **options)
+
+
+def start(package: str, name: str, count: int, on: Tensor, *args: Any, **options: Any) -> None:
+    """Runs so many of a program, one of a module or package of programs, on the device of a tensor."""
     with torch.cuda.device(on.device) if on.is_cuda else contextlib.nullcontext():
-        getattr(programs(_is_interpreted()), name)[(min(batch, len(scratch)),)](*args, **options)
+        getattr(programs(package, is_interpreted()), name)[(count,)](*args, **options)
 
 
-def _is_interpreted() -> bool:
+def is_interpreted() -> bool:
     """Returns whether triton runs programs in its interpreter."""
     if "TRITON_INTERPRET" not in os.environ:
         return False
@@ -177,11 +184,15 @@ def _is_interpreted() -> bool:
 
 
 @functools.cache
-def programs(is_interpreted: bool) -> ModuleType:
-    """Loads the programs: triton.jit asks for the interpreter when it decorates, so each answer has a module."""
-    spec = importlib.util.find_spec("stiefelkit.functional._kernels.programs")
+def programs(package: str, is_interpreted: bool) -> ModuleType:
+    """Loads programs: triton.jit asks for the interpreter when it decorates, so each answer has modules of its own."""
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    name, inner = f"{package}_{'interpreted' if is_interpreted else 'compiled'}", found.submodule_search_locations
+    spec = importlib.util.spec_from_file_location(name, found.origin, submodule_search_locations=inner)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

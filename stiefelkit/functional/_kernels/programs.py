@@ -101,7 +101,7 @@ def _invert(m, x, r, N: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
-    """Real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
+    """Returns real and imaginary parts of a skew matrix at i, j, in float64, from its packed coordinates."""
     high = tl.maximum(i, j)
     low = tl.minimum(i, j)
     if PARTS == 1:
@@ -115,7 +115,7 @@ def _entries(v, i, j, inside, n, PARTS: tl.constexpr):
 
 @triton.jit
 def _of_parts(re, im, in_lower, in_right):
-    """The entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
+    """Returns the entry of [[Re, -Im], [Im, Re]] in a lower or upper, right or left block."""
     return tl.where(in_lower == in_right, re, tl.where(in_lower, im, -im))
 
 
@@ -196,19 +196,9 @@ def run_backward(
 ):
     """The gradient of packed coordinates from W and that of W: of M = -D (W + D)^H G (W + D)^H / 2 what is skew.
 
-    Args:
-        w: frames (batch, n, n, PARTS), float64 or float32, which is what all is worked out in.
-        g: gradients by them, of any dtype.
-        d: entries of D, float64 (batch, n, PARTS).
-        gv: the gradient (batch, n (n - 1) / 2), or (batch, n n).
-        scratch: (programs, 3, N, N), of the dtype of W.
-        n: rows.
-        batch: number of matrices.
-        PARTS: 1, or 2 of complex matrices.
-        N: rows that n PARTS is padded to, a power of two, 16 at least.
-        T: rows of a tile of a product, 64 at most.
-        K: columns of a left and rows of a right factor at a time.
-        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
+    `w` are frames (batch, n, n, PARTS), float64 or float32, which is what all is worked out in; `g` gradients by them,
+    of any dtype; `gv` the gradient (batch, n (n - 1) / 2), or (batch, n n); `scratch` is of the dtype of W. The others
+    are as in `run_forward`.
     """
     size = n * (n - 1) // 2 if PARTS == 1 else n * n
     adjoint = scratch + tl.program_id(0).to(tl.int64) * 3 * N * N
@@ -294,23 +284,10 @@ def run_step(
 ):
     """Moves square frames W + LO along -W OMEGA by the Cayley transform and polishes them, all in float64.
 
-    Args:
-        w: frames (batch, n, n, PARTS).
-        lo: what they have beyond.
-        omega: skew matrices (batch, n, n, PARTS).
-        step: how far each goes (batch,), float64.
-        moved: the frames afterwards, of the dtype of w.
-        rest: what they would have beyond.
-        defects: ||W^H W - I||_F^2 before the last polish, times PARTS, float64 (batch,).
-        scratch: float64 (programs, 4, N, N).
-        n: rows.
-        batch: number of matrices.
-        TURNS: polishes.
-        PARTS: 1, or 2 of complex matrices.
-        N: rows that n PARTS is padded to, a power of two, 16 at least.
-        T: rows of a tile of a product, 64 at most.
-        K: columns of a left and rows of a right factor at a time.
-        E: rows of a tile of what is no product: several numbers of each entry are in registers there.
+    `w` are frames (batch, n, n, PARTS), `lo` what they have beyond, `omega` skew matrices of that shape, and `step`
+    says how far each goes, (batch,), float64. `moved` are the frames afterwards, of the dtype of w, `rest` what they
+    would have beyond, and `defects` ||W^H W - I||_F^2 before the last of TURNS polishes, times PARTS, float64 (batch,).
+    `scratch` is float64 (programs, 4, N, N). The others are as in `run_forward`.
     """
     m = scratch + tl.program_id(0).to(tl.int64) * 4 * N * N
     x = m + N * N

@@ -2,7 +2,8 @@
 
 Layers of rotations of neighbouring wires alternate between the pairs (0, 1), (2, 3), ... and (1, 2), (3, 4), ... . The
 rotations are joined, four by four, into diamonds, matrices of 2m wires that stand for m^2 rotations. Diamonds of one
-row act on disjoint wires, and a few rows of them make the mesh.
+row act on disjoint wires, and a few rows of them make the mesh. With B in front, L and R on the upper and lower wires
+and A behind, a diamond is (I + A + I)(L + R)(I + B + I), direct sums.
 
 The backward saves the rotated matrix alone. With H = g y^H behind a unitary factor F and K = H - H^H, the derivative
 along a rotation of (p, q) is Re K[q, p] right behind it, and K in front of F is F^H K F: matrices are taken back from
@@ -10,6 +11,7 @@ row to row, and K from a diamond to its four quarters.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,13 +19,15 @@ from torch import Tensor
 
 from stiefelkit._torch import is_view
 from stiefelkit.functional._arithmetic.function import Function, keep, transposed
-from stiefelkit.functional._arithmetic.product import opaque
-from stiefelkit.functional._rotations.diamonds import diamonds, flush, multiply, quartered
+from stiefelkit.functional._arithmetic.product import opaque, product
+from stiefelkit.functional._diagonal import rotations
 from stiefelkit.functional._rotations.plan import Plan
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
 __all__ = ["brickwall"]
+
+_MANY = 100
 
 
 def brickwall(x: Tensor, angle: Tensor, phase: Tensor | None = None, *, layers: int) -> Tensor:
@@ -92,10 +96,10 @@ class _Brickwall(Function):
 def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Tensor:
     n = x.shape[-2]
     plan = Plan.of(n, layers)
-    rows = plan.rows_of(diamonds(angle, phase, plan, x.dtype)[-1])
+    rows = plan.rows_of(_diamonds(angle, phase, plan, x.dtype)[-1])
     z = plan.pad(x)
     for t, s in enumerate(rows):
-        z = flush(plan.unroll(torch.bmm(s, plan.cut(plan.roll(z, t))), t))
+        z = _flush(plan.unroll(torch.bmm(s, plan.cut(plan.roll(z, t))), t))
     y = z[:, :n].reshape(x.shape)
     return y.clone() if is_view(y) else y  # forward mode would take a view for one of X
 
@@ -103,10 +107,10 @@ def _rotated(x: Tensor, angle: Tensor, phase: Tensor | None, layers: int) -> Ten
 def _gradients(
     g: Tensor, y: Tensor, angle: Tensor, phase: Tensor | None, layers: int, with_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of X (empty unless asked for), angles and phases (empty if there are none)."""
+    """Returns the gradients of X (empty unless asked for), angles and phases (empty if there are none)."""
     n, p = y.shape[-2:]
     plan = Plan.of(n, layers)
-    levels = diamonds(angle, phase, plan, y.dtype)
+    levels = _diamonds(angle, phase, plan, y.dtype)
     rows = plan.rows_of(levels[-1])
     gx = y.new_empty((*y.shape[:-2], 0, 0))
     # In multiples of n: the factors take 6 L p, K takes n p + 4 L n.
@@ -115,7 +119,7 @@ def _gradients(
         gx = z.reshape(y.shape) if with_x else gx
     else:
         k = _by_conjugation(plan, rows, g, y)
-    k = quartered(k, levels).movedim(0, -1)
+    k = _quartered(k, levels).movedim(0, -1)
     g_angle = plan.gather(k[1, 0].real if k.is_complex() else k[1, 0], angle)
     if phase is None:
         g_phase = g_angle.new_empty((*angle.shape[:-1], 0))
@@ -143,16 +147,16 @@ def _by_factors(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor, with_x
     z, ks = [plan.pad(g), plan.pad(y)], []
     for t, s in reversed(list(enumerate(rows))):
         z = [plan.cut(plan.roll(v, t)) for v in z]
-        h = multiply(z[0], z[1].mH)
+        h = _multiply(z[0], z[1].mH)
         ks.append(h - h.mH)
         if t or with_x:
-            z = [plan.unroll(multiply(s.mH, v), t) for v in z]
+            z = [plan.unroll(_multiply(s.mH, v), t) for v in z]
     return torch.cat(ks[::-1]), z[0][:, : plan.n]
 
 
 def _by_conjugation(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor) -> Tensor:
-    """K behind every diamond of the rows, as blocks of the whole K taken back through them."""
-    h = multiply(g.reshape(-1, *g.shape[-2:]), y.reshape(-1, *y.shape[-2:]).mH)
+    """Returns K behind every diamond of the rows, as blocks of the whole K taken back through them."""
+    h = _multiply(g.reshape(-1, *g.shape[-2:]), y.reshape(-1, *y.shape[-2:]).mH)
     h = plan.pad(plan.pad(h).mH)
     k, sign, ks = h.mH - h, 1, []
     for t, s in reversed(list(enumerate(rows))):
@@ -160,7 +164,118 @@ def _by_conjugation(plan: Plan, rows: Sequence[Tensor], g: Tensor, y: Tensor) ->
         ks.append(sign * plan.diagonal(k))
         if t:
             # F^H (F^H K)^H = -F^H K F
-            k = multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
-            k, sign = multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
+            k = _multiply(s.mH, plan.cut(k)).reshape(k.shape).mH
+            k, sign = _multiply(s.mH, plan.cut(k)).reshape(k.shape), -sign
             k = k.roll((-plan.m, -plan.m), (-2, -1)) if t % 2 else k
     return torch.cat(ks[::-1])
+
+
+def _diamonds(angle: Tensor, phase: Tensor | None, plan: Plan, dtype: torch.dtype) -> list[Tensor]:
+    """Diamonds of every size 1, 2, 4, ..., each a tensor (count, 2m, 2m), its four quarters one after another."""
+    t = plan.scatter(angle.to(dtype.to_real()))
+    f = None if phase is None else plan.scatter(phase.to(dtype.to_real()))
+    levels = [rotations(t, f, 0).view(2, 2, *t.shape).movedim(-1, 0)]
+    for m in plan.sizes[:-1]:
+        layout = _Layout.of(m, len(levels[-1]) // 4)
+        levels[-1] = layout.store(levels[-1])
+        levels.append(_flush(layout.join(levels[-1])))
+    return levels
+
+
+def _quartered(k: Tensor, levels: Sequence[Tensor]) -> Tensor:
+    """Takes K behind the largest of `_diamonds`, (count, 2m, 2m), to that behind each rotation, (rotations, 2, 2).
+
+    Overwrites K.
+    """
+    for d in reversed(levels[:-1]):
+        layout = _Layout.of(d.shape[-1] // 2, len(k))
+        k = layout.quarter(layout.store(k), d)
+    return k
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How many small matrices (count, rows, columns) lie in memory, and what is done with them there.
+
+    Attributes:
+        last: entry by entry, for products of tiny matrices by elementwise operations; else matrix by matrix.
+    """
+
+    last: bool
+
+    @classmethod
+    def of(cls, m: int, count: int) -> "_Layout":
+        """Returns the faster layout in which so many diamonds are joined from, or taken apart into, four of size m."""
+        return cls(count >= _MANY * m)
+
+    def store(self, d: Tensor) -> Tensor:
+        """Puts matrices of another layout into this one."""
+        return d.movedim(0, -1).contiguous().movedim(-1, 0) if self.last else d.contiguous()
+
+    def times(self, a: Tensor, b: Tensor) -> Tensor:
+        """Returns A B, by elementwise products if the matrices are tiny."""
+        if not self.last:
+            return _multiply(a, b)
+        columns, rows = a.movedim(0, -1).unsqueeze(2).unbind(1), b.movedim(0, -1).unbind(0)
+        out = columns[0] * rows[0]
+        for column, row in zip(columns[1:], rows[1:], strict=True):
+            out = torch.addcmul(out, column, row) if torch.is_grad_enabled() else out.addcmul_(column, row)
+        return out.movedim(-1, 0)
+
+    def empty(self, like: Tensor, count: int, size: int, columns: int) -> Tensor:
+        """Returns room for matrices."""
+        if self.last:
+            return like.new_empty(size, columns, count).movedim(-1, 0)
+        return like.new_empty(count, size, columns)
+
+    def join(self, d: Tensor) -> Tensor:
+        """Makes diamonds of 4m wires from their quarters of 2m wires."""
+        m = d.shape[-1] // 2
+        b, l, r, a = d.chunk(4)
+        out = self.empty(d, len(b), 4 * m, 4 * m)
+        out[:, 2 * m :, :m] = 0
+        out[:, : 2 * m, 3 * m :] = 0
+        out[:, : 2 * m, :m] = l[:, :, :m]
+        out[:, : 2 * m, m : 3 * m] = self.times(l[:, :, m:], b[:, :m])
+        out[:, 2 * m :, m : 3 * m] = self.times(r[:, :, :m], b[:, m:])
+        out[:, 2 * m :, 3 * m :] = r[:, :, m:]
+        out[:, m : 3 * m] = self.times(a, _unwritten(out[:, m : 3 * m]))
+        return out
+
+    def quarter(self, k: Tensor, d: Tensor) -> Tensor:
+        """Takes K behind diamonds of 4m wires to K behind each of their quarters D; overwrites K."""
+        m = d.shape[-1] // 2
+        _, l, r, a = d.chunk(4)
+        count, inner = len(k), slice(m, 3 * m)
+        out = self.empty(k, 4 * count, 2 * m, 2 * m)
+        out[3 * count :] = k[:, inner, inner]
+        k[:, :, inner] = self.times(_unwritten(k[:, :, inner]), a)
+        k[:, inner] = self.times(a.mH, _unwritten(k[:, inner]))
+        out[count : 2 * count] = k[:, : 2 * m, : 2 * m]
+        out[2 * count : 3 * count] = k[:, 2 * m :, 2 * m :]
+        l, r = l[:, :, m:], r[:, :, :m]
+        z = self.empty(k, count, 4 * m, 2 * m)
+        z[:, :, :m] = self.times(k[:, :, : 2 * m], l)
+        z[:, :, m:] = self.times(k[:, :, 2 * m :], r)
+        out[:count, :m] = self.times(l.mH, z[:, : 2 * m])
+        out[:count, m:] = self.times(r.mH, z[:, 2 * m :])
+        return out
+
+
+def _unwritten(x: Tensor) -> Tensor:
+    """Returns what a product may keep for its derivative while X is overwritten."""
+    return x.clone() if torch.is_grad_enabled() else x
+
+
+def _flush(x: Tensor) -> Tensor:
+    """Puts zeros for entries below eps^2 in place, unless a derivative may have to pass."""
+    if torch.is_grad_enabled():
+        return x
+    parts = torch.view_as_real(x) if x.is_complex() else x
+    torch.hardshrink(parts, torch.finfo(x.dtype).eps ** 2, out=parts)
+    return x
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Returns A B for a batch (count, rows, columns); the opaque operators that call it see to full precision."""
+    return product(a, b) if torch.is_grad_enabled() else torch.bmm(a, b)

@@ -51,7 +51,7 @@ def butterfly(
 
 
 def rotate_butterfly(x: Tensor, angle: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Rows W x of the rows x, W the `butterfly` with D = I, in n^1.5 operations a row; one matrix, no batch.
+    """Returns rows W x of the rows x, W the `butterfly` with D = I, in n^1.5 operations a row; one matrix, no batch.
 
     Args:
         x: rows of shape (m, n), of the dtype of W.
@@ -90,7 +90,7 @@ def _factors(angle: Tensor, phase: Tensor | None, n: int) -> tuple[Tensor, Tenso
 
 
 def _aligned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two factors in a row as (*, b, o, o', i, i', r), to be multiplied."""
+    """Returns two factors in a row as (*, b, o, o', i, i', r), to be multiplied."""
     x = x.unflatten(-1, (-1, y.shape[-1])).unsqueeze(-4)
     return x, y.unflatten(-4, (-1, x.shape[-5])).unsqueeze(-3)
 
@@ -129,7 +129,7 @@ class _Outer(Function):
 
 
 def _summed(g: Tensor, other: Tensor, dim: int) -> Tensor:
-    """Sum over dim of g times the other, without the whole product where no derivative is to pass."""
+    """Returns the sum over dim of g times the other, without the whole product where no derivative is to pass."""
     if torch.is_grad_enabled():
         return (g * other).sum(dim)
     parts = list(zip(g.unbind(dim), other.resolve_conj().unbind(dim), strict=True))

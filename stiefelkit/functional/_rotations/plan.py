@@ -13,16 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit._torch import is_traced
+from stiefelkit.functional._packing import remembered
 from stiefelkit.numbers import check_counts
 
 __all__ = ["Plan", "mesh_places", "mesh_size"]
 
-_index: dict[tuple["Plan", torch.device], Tensor] = {}
-
 
 def mesh_size(n: int, layers: int) -> int:
-    """Number of rotations of the first `layers` layers of a brick pattern on n wires.
+    """Returns the number of rotations of the first `layers` layers of a brick pattern on n wires.
 
     >>> mesh_size(6, 6), mesh_size(7, 7), mesh_size(7, 3)
     (15, 21, 9)
@@ -103,41 +101,35 @@ class Plan:
         """Puts coordinates (*, d) into the order of the smallest diamonds, zeros where there is no rotation."""
         count = self.m * self.m * self.rows * self.across
         v = v.reshape(v.shape[:-1].numel(), v.shape[-1])
-        full = v.new_zeros(len(v), count).index_copy(1, self.index(v.device), v)
+        full = v.new_zeros(len(v), count).index_copy(1, _index(self, v.device), v)
         return full.unflatten(1, (-1, self.across)).transpose(0, 1).reshape(-1)
 
     def gather(self, full: Tensor, like: Tensor) -> Tensor:
         """Returns the adjoint of `scatter`, in the shape and dtype of the coordinates."""
         batch = like.shape[:-1].numel()
         full = full.reshape(-1, batch, self.across).transpose(0, 1).reshape(batch, -1)
-        return full.index_select(1, self.index(full.device)).reshape(like.shape).to(like.dtype)
+        return full.index_select(1, _index(self, full.device)).reshape(like.shape).to(like.dtype)
 
-    def index(self, device: torch.device) -> Tensor:
-        """Returns where each rotation stands among the smallest diamonds."""
-        if (self, device) in _index and not is_traced():
-            return _index[self, device]
-        # In numpy: while tracing with fake tensors a mask would give one of unknown size.
-        there = numpy.add.outer(numpy.arange(self.layers), numpy.arange(max(self.n - 1, 0))) % 2 == 0
-        layer, q = numpy.nonzero(there)
-        u, v = (layer + q) // 2, (layer - q) // 2 - 1
-        du, dv = u // self.m, v // self.m
-        row, centre = du + dv + 1, (du - dv) % (2 * self.across)
-        place = row * self.across + centre // 2
-        u, v = u % self.m, v % self.m
-        total = self.rows * self.across
-        for size in reversed(self.sizes[:-1]):
-            place = place + (2 * (u // size % 2) + v // size % 2) * total
-            total *= 4
-        with torch.inference_mode(False):
-            index = torch.tensor(place, device=device)
-        # A fake tensor made while tracing would poison later calls.
-        if type(index) is Tensor and not index.is_floating_point() and not is_traced():
-            _index[self, device] = index
-        return index
+
+@remembered
+def _index(plan: Plan, device: torch.device) -> Tensor:
+    # In numpy: while tracing with fake tensors a mask would give one of unknown size.
+    there = numpy.add.outer(numpy.arange(plan.layers), numpy.arange(max(plan.n - 1, 0))) % 2 == 0
+    layer, q = numpy.nonzero(there)
+    u, v = (layer + q) // 2, (layer - q) // 2 - 1
+    du, dv = u // plan.m, v // plan.m
+    row, centre = du + dv + 1, (du - dv) % (2 * plan.across)
+    place = row * plan.across + centre // 2
+    u, v = u % plan.m, v % plan.m
+    total = plan.rows * plan.across
+    for size in reversed(plan.sizes[:-1]):
+        place = place + (2 * (u // size % 2) + v // size % 2) * total
+        total *= 4
+    return torch.tensor(place, device=device)
 
 
 def mesh_places(n: int, layers: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Layer and upper wire of each rotation, in the order of the coordinates."""
+    """Returns the layer and upper wire of each rotation, in the order of the coordinates."""
     check_counts("haar_indices", n=n, layers=layers)
     layer = torch.arange(layers, device=device)[:, None]
     q = torch.arange(max(n - 1, 0), device=device)

@@ -62,7 +62,7 @@ class CayleyPoint:
     frame: Tensor
 
     def slope(self, g: Tensor) -> Tensor:
-        """Re tr(G^H c'(t)), shape (*), of a Euclidean gradient at c(t)."""
+        """Returns Re tr(G^H c'(t)), shape (*), of a Euclidean gradient at c(t)."""
         curve = self.curve
         along = g.mH @ (self.frame + curve.w)
         if curve.rest is None or curve.gram is None:

@@ -27,14 +27,7 @@ _DIRECTION = 0.7390851
 
 
 def nearest_completion(y: Tensor) -> Tensor:
-    """Completes frames so that Re tr V is largest.
-
-    Args:
-        y: frames of shape (*, m, p), m > p.
-
-    Returns:
-        Unitary V of shape (*, m, m), det V = 1 where real.
-    """
+    """Completes frames (*, m, p), m > p, so that Re tr V is largest, to unitary V (*, m, m), det V = 1 where real."""
     p = y.shape[-1]
     rest = torch.linalg.qr(y, mode="complete")[0][..., p:]
     left, _, right = torch.linalg.svd(rest[..., p:, :])
@@ -140,7 +133,7 @@ def _times(a: Tensor, x: Tensor) -> Tensor:
 
 
 def spectrum(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and orthonormal eigenvectors of unitary matrices, V = Q diag(e^{it}) Q^H.
+    """Returns eigenvalues and orthonormal eigenvectors of unitary matrices, V = Q diag(e^{it}) Q^H.
 
     Those of Re(e^{-is} V), s any angle, corrected once: eigenvalues that lie symmetric to e^{is} mix a little. Where
     that is not enough, or a real matrix has eigenvalues -1, those of `skew_logarithm`.

@@ -7,7 +7,7 @@ with alpha = 1 for the canonical and alpha = 2 for the Euclidean metric. A maps 
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._exponential.span import on_span
+from stiefelkit.functional._exponential.packed import on_span
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts

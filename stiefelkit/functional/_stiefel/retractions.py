@@ -1,16 +1,138 @@
-"""Retractions on the Stiefel manifold, by name, and what each of them carries tangent vectors along with."""
+r"""Retractions on the Stiefel manifold, by name, and the Cayley step as an increment that loses no digits too.
+
+A tangent vector at W is R = W Omega + P with Omega skew (p x p) and W^H P = 0. With O = t Omega / 2, V = t P / 2,
+Q = O + V^H V, K = I + Q and Y = Q K^-1 the Cayley transform of the generator that maps W to R moves W along -R to
+
+    W+ = W - 2 V - 2 (W - V) Y = W - 2 W Y - 2 V K^-1,
+
+so that everything but four n x p x p products is p x p, and nothing is ever n x n for a tall frame. The first increment
+is as small as the step, whence its rounding is, too; that of Omega does no harm, since the difference of a matrix and
+its adjoint is skew to the last bit. In the second, which is differentiated, no term grows with the step.
+"""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from stiefelkit.errors import RankError
+from stiefelkit.functional._arithmetic.product import plus_product
+from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew
+from stiefelkit.functional._kernels.launch import cayley_step, takes
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polar import polar_factor
-from stiefelkit.functional._stiefel.cayley_step import cayley_retraction
-from stiefelkit.functional._stiefel.tangents import tangent_part
+from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_part, tangent_parts
+from stiefelkit.tensors import check_tensors
 
-__all__ = ["RETRACTIONS", "polar_retraction", "qr_retraction"]
+__all__ = [
+    "RETRACTIONS",
+    "cayley_increment",
+    "cayley_retraction",
+    "landed_in_one",
+    "polar_retraction",
+    "qr_retraction",
+]
+
+
+def cayley_increment(
+    w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None, tolerance: float | None = None
+) -> Tensor:
+    """Returns what is to be added to W to move it by -step along a tangent vector.
+
+    Args:
+        w: frames, shape (*, n, p).
+        direction: tangent vector at W.
+        step: length t, or one for each matrix, shape (*, 1, 1).
+        defect: M^H M - I of what W is the rounding of, shape (*, p, p): the increment then takes it away as well, which
+            costs nothing besides for square frames, and one product for tall ones, for what it has put into W^H P.
+        tolerance: relative error that the transform of square frames may have, as far as they stay frames; 16 eps when
+            None, and for tall ones, whose p x p part costs little.
+
+    Returns:
+        Tensor of the shape and dtype of W.
+    """
+    check_tensors("cayley_increment", w, getattr(direction, "rotation", None))
+    scale, q, size = 0.5, direction.rotation, direction.rotation_norms
+    if isinstance(step, Tensor):
+        q, size = q * step, []
+    else:
+        scale *= step
+    if direction.rest is None:
+        y = quotient_of_skew(q, scale, size, tolerance)
+        return w @ (y if defect is None else y.add_(defect, alpha=-0.5))
+    rest = direction.rest * (0.5 * step)
+    y = quotient_of_accretive(plus_product(q * scale, rest.mH, rest))
+    if defect is not None:
+        y.add_(defect, alpha=-0.5).add_(w.mH @ rest, alpha=2)
+    return plus_product(rest.mul(-2), w - rest, y)
+
+
+def landed_in_one(
+    w: Tensor, lo: Tensor, direction: Tangent, step: Tensor, turns: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Returns frames W + lo after a step and so many polishes in one launch: small square ones on a GPU, else None.
+
+    As `cayley_step`, but the step lies along a tangent vector, and has the shape (*, 1, 1).
+    """
+    n, p = w.shape[-2:]
+    if direction.rest is not None or n != p or not takes(w, n, 1 + w.is_complex()):
+        return None
+    return cayley_step(w, lo, direction.rotation, step[..., 0, 0], turns)
+
+
+def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    r"""Moves frames along U = W Om + V by Q = (I - A/2)^-1 (I + A/2), A = W Om W^H + V W^H - W V^H.
+
+    Q is unitary and carries tangent vectors to tangent vectors, without changing an inner product of either metric:
+    Q Z = Z + 2 W (X - W^H Z) + V X with K X = (W - V / 2)^H Z. Of second order for the canonical metric, and for square
+    frames. Differentiable any number of times. Costs n p^2 and p x p systems.
+
+    The Hermitian part of K is at least I, and no term grows with U: for n >= 2p, where V has independent columns, steps
+    may have any length. Where it has not, K holds 1 beside the square of the length, and loses it beyond 1e7 or so.
+
+    Args:
+        w: frames, shape (*, n, p), float64 or complex128.
+        u: tangent vectors at W, same shape; of other vectors the tangent part counts.
+        vectors: tangent vectors to carry, same shape.
+
+    Returns:
+        The frames, and the vectors carried to them.
+
+    Raises:
+        ShapeError: W has more columns than rows, or the others another shape.
+        RankError: a step is too long for its arithmetic.
+
+    References:
+        Wen, Yin, A feasible method for optimization with orthogonality constraints, Math. Program. 142, 2013.
+    """
+    check_alike("cayley_retraction", w, u, *vectors)
+    eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+    if w.shape[-2] == w.shape[-1]:
+        om = skew_part(w.mH @ u)
+        k = eye - om / 2
+        moved = w + w @ _solve(k, om)
+        return moved, *(z + w @ (om @ _solve(k, w.mH @ z)) for z in vectors)
+    om, v = tangent_parts(w, u)
+    p = -v / 2
+    inner = p.mH @ p - om / 2
+    k = eye + inner
+    y, inverse = _solve(k, torch.cat([inner, eye.expand_as(inner)], dim=-1)).split(w.shape[-1], dim=-1)
+    carried = []
+    for z in vectors:
+        s = w.mH @ z
+        x = _solve(k, s + p.mH @ z)
+        carried.append(z + 2 * (w @ (x - s) - p @ x))
+    return w - 2 * (w @ y + p @ inverse), *carried
+
+
+def _solve(k: Tensor, b: Tensor) -> Tensor:
+    try:
+        return torch.linalg.solve(k, b)
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        raise RankError(
+            'Stiefel(retraction="cayley") needs a step shorter than 1e7 where n < 2p, got one beside whose square 1 '
+            "vanishes."
+        ) from None
 
 
 def polar_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

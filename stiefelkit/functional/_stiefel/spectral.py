@@ -108,7 +108,7 @@ def _unit(gradient: Tangent) -> Tensor:
 
 
 def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
-    """U as W Omega + P; Omega is skew to the last bit for a tangent vector, and W^H U for any other."""
+    """Returns U as W Omega + P; Omega is skew to the last bit for a tangent vector, and W^H U for any other."""
     s = w.mH @ u
     rotation = minus_adjoint(s).mul_(0.5) if is_tangent else s
     rest = plus_product(u, w, s, -1)
@@ -116,7 +116,7 @@ def split(w: Tensor, u: Tensor, *, is_tangent: bool) -> Tangent:
 
 
 def _clip(a: Tensor, b: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
-    """W a + P b with no singular value above 1, where `gram` is P^H P."""
+    """Returns W a + P b with no singular value above 1, where `gram` is P^H P."""
     whole = a.mH @ a + b.mH @ gram @ b
     if switch.forbidden or not whole.is_cpu:
         # min(1, x^(-1/2)) = (1 + max(x - 1, 0))^(-1/2), and |H| = msign(H) H.

@@ -23,7 +23,7 @@ _LONG = 1e6
 
 
 def turn(direction: Tangent, step: float | Tensor) -> Tensor:
-    """R - I, to relative rounding; of long steps in float64, which has the range for them."""
+    """Returns R - I, to relative rounding; of long steps in float64, which has the range for them."""
     a = direction.rotation
     if isinstance(step, Tensor):
         return quotient_of_skew(a * step, 0.5, [], None)
@@ -57,17 +57,9 @@ def split_increment(
 def carried_momentum(
     moved: Tensor, direction: Tangent, step: float | Tensor, momentum: Tangent, share: float
 ) -> Tensor:
-    """Returns what becomes of a momentum by such a step; one that is the direction itself keeps its length.
+    """Returns share W' Y + V', what becomes of a momentum Y and V by such a step, whose end W' is `moved`.
 
-    Args:
-        moved: W'.
-        direction: along which the frame went.
-        step: how far.
-        momentum: Y and V.
-        share: factor of Y.
-
-    Returns:
-        share W' Y + V', of the shape of W.
+    One that is the direction itself keeps its length.
     """
     within = momentum.rotation * share
     if direction.rest is None or momentum.rest is None:

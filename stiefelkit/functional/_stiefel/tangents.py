@@ -1,4 +1,11 @@
-"""Tangent vectors of the Stiefel manifold: their parts, their two inner products, and gradients as such."""
+r"""Tangent vectors of the Stiefel manifold: their parts, their two inner products, gradients and Hessians as such.
+
+With b = 1 for the canonical and b = 2 for the Euclidean metric, inner(Z, Z) = (b / 2) ||W^H Z||_F^2 + ||V||_F^2 for
+Z = W Y + V, W^H V = 0. The geodesic that leaves W in the direction Z has the acceleration
+W (Y^2 - V^H V) + (2 - b) V Y, so that, S = W^H G,
+
+    inner(Z, Hess Z) = Re tr(Z^H E) + Re tr(G^H (W (Y^2 - V^H V) + (2 - b) V Y)),    E the Euclidean Hessian along Z.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +17,7 @@ from stiefelkit.errors import OptionError, ShapeError, shown
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import reads_are_free
-from stiefelkit.functional._packing import minus_adjoint
+from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors
 
@@ -21,6 +28,7 @@ __all__ = [
     "alpha_of",
     "inner_product",
     "riemannian_gradient",
+    "riemannian_hessian",
     "skew_part",
     "tangent_part",
     "tangent_parts",
@@ -51,7 +59,7 @@ def tangent_parts(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def skew_part(s: Tensor) -> Tensor:
-    """(S - S^H) / 2."""
+    """Returns (S - S^H) / 2."""
     return (s - s.mH) / 2
 
 
@@ -68,7 +76,7 @@ def tangent_part(w: Tensor, u: Tensor) -> Tensor:
 
 
 def inner_product(w: Tensor, u: Tensor, v: Tensor, metric: str = "canonical", *, keepdim: bool = False) -> Tensor:
-    """Inner product of tangent vectors: Re tr(U^H V) (euclidean), Re tr(U^H (I - W W^H / 2) V) (canonical).
+    """Returns the inner product of tangent vectors: Re tr(U^H V) (euclidean), Re tr(U^H (I - W W^H / 2) V) (canonical).
 
     Args:
         w: frames, shape (*, n, p).
@@ -113,12 +121,12 @@ class Tangent:
         self.along_norms = self.along_norms or [0.0] * len(self.rotation_norms)
 
     def norms(self, metric: str) -> Norms:
-        """Length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
+        """Returns the length of R in a metric: sqrt(a ||Omega||^2 + ||P||^2), a = 1/2 (canonical) or 1 (euclidean)."""
         share = (METRICS[metric] / 2) ** 0.5
         return _together(self.rotation_norms, self.rest_norms, share, 1.0)
 
     def vector(self, w: Tensor) -> Tensor:
-        """R itself."""
+        """Returns R itself."""
         along = w @ self.rotation
         return along if self.rest is None else along.add_(self.rest)
 
@@ -190,3 +198,45 @@ def riemannian_gradient(w: Tensor, g: Tensor, metric: str = "canonical", *, side
         rest, along = plus_product(rest, w, w.mH @ rest, -1), []
         (rest_norms,) = norms_of(rest)
     return Tangent(rotation, rest, norms, rest_norms, along)
+
+
+def riemannian_hessian(w: Tensor, g: Tensor, h: Tensor, u: Tensor, metric: str = "canonical") -> Tensor:
+    r"""Turns the Euclidean Hessian of a function along U into the Riemannian one.
+
+    With U = W Y + V, W^H V = 0, S = W^H G, G' = G - W S, a = 1 - alpha / 2, and P the orthogonal projection on the
+    tangent space:
+
+        Hess U = T + a / (1 - a) W W^H T,    T = P(H - W (S Y + Y S) / 2 - V (S + S^H) / 2 - a G' Y + a W V^H G).
+
+    For alpha = 2 that is P(H - U (S + S^H) / 2), as the Weingarten map has it. Costs some seven products of n p^2.
+
+    Args:
+        w: frames, shape (*, n, p), float64 or complex128.
+        g: Euclidean gradients there, same shape.
+        h: derivatives of the Euclidean gradient in the direction U, same shape.
+        u: tangent vectors, same shape.
+        metric: "canonical" (alpha = 1) or "euclidean" (alpha = 2).
+
+    Returns:
+        Tangent vectors of the same shape.
+
+    Raises:
+        ShapeError: W has more columns than rows, or the others another shape.
+        OptionError: no metric has that name.
+
+    References:
+        Edelman, Arias, Smith, The geometry of algorithms with orthogonality constraints, SIAM J. Matrix Anal. 20, 1998:
+        Hessians are second derivatives along geodesics.
+        Absil, Mahony, Trumpf, An extrinsic look at the Riemannian Hessian, Geometric Science of Information, 2013:
+        alpha = 2.
+    """
+    check_alike("riemannian_hessian", w, g, h, u)
+    alpha = alpha_of("riemannian_hessian", metric)
+    s, y = w.mH @ g, w.mH @ u
+    v = u - w @ y
+    e = h - (w @ (s @ y + y @ s) + v @ (s + s.mH)) / 2
+    if alpha == 2:
+        return tangent_part(w, e)
+    a = 1 - alpha / 2
+    t = tangent_part(w, e + a * (w @ (v.mH @ g) - (g - w @ s) @ y))
+    return torch.add(t, w @ (w.mH @ t), alpha=a / (1 - a))

@@ -9,7 +9,7 @@ from torch import Tensor
 from stiefelkit.errors import NotAFrameError
 from stiefelkit.functional import Tangent, cayley_increment
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.functional._stiefel.cayley_step import landed_in_one
+from stiefelkit.functional._stiefel.retractions import landed_in_one
 from stiefelkit.metrics import rounding_limit, working_dtype
 from stiefelkit.optim.base.batch import Bucket
 from stiefelkit.optim.base.checks import not_finite, too_long

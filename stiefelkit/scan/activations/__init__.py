@@ -25,7 +25,7 @@ _activations = Registry(
         "identity": "stiefelkit.scan.activations.simple:Identity",
         "leaky_relu": "stiefelkit.scan.activations.simple:LeakyReLU",
         "modrelu": "stiefelkit.scan.activations.modrelu:ModReLU",
-        "modrelu_epsilon": "stiefelkit.scan.activations.modrelu_epsilon:ModReLUEpsilon",
+        "modrelu_epsilon": "stiefelkit.scan.activations.modrelu:ModReLUEpsilon",
         "oplu": "stiefelkit.scan.activations.simple:OPLU",
         "relu": "stiefelkit.scan.activations.simple:ReLU",
         "tanh": "stiefelkit.scan.activations.simple:Tanh",

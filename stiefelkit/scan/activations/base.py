@@ -63,7 +63,7 @@ class Activation(ABC):
         """
 
     def __call__(self, z: Tensor, b: Tensor | None = None) -> Tensor:
-        """The activation of z (*, n) and of a bias (n,), wherever it belongs."""
+        """Returns the activation of z (*, n) and of a bias (n,), wherever it belongs."""
         if self.bias_inside:
             return z if b is None else self.function(z, b)
         return self.function(z if b is None else z + b)

@@ -20,7 +20,7 @@ class ReLU(Activation):
         return lambda z, saved: z.clamp_min_(0)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """1 where h > 0."""
+        """Returns 1 where h > 0."""
         return (h.sign(),)
 
 
@@ -35,7 +35,7 @@ class Tanh(Activation):
         return lambda z, saved: torch.tanh(z, out=z)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """1 - h^2."""
+        """Returns 1 - h^2."""
         return ((h * h).neg_().add_(1),)
 
 
@@ -74,7 +74,7 @@ class Identity(Activation):
 
     @staticmethod
     def function(z: Tensor) -> Tensor:
-        """Z."""
+        """Returns z itself."""
         return z
 
     def step(self, like: Tensor, bias: Tensor | None) -> Step:
@@ -101,7 +101,7 @@ class LeakyReLU(Activation):
         return lambda z, saved: torch.nn.functional.leaky_relu_(z, self.slope)
 
     def factors(self, h: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        """1 where h > 0, else the slope."""
+        """Returns 1 where h > 0, else the slope."""
         return (torch.where(h > 0, h.new_ones(()), h.new_full((), self.slope)),)
 
 

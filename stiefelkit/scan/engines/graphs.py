@@ -47,12 +47,7 @@ class _Graph:
 
 
 class Graphs:
-    """Captured functions, the least recently used of which is dropped when there are too many.
-
-    Args:
-        capture: as the function of that name.
-        most: how many are kept.
-    """
+    """Captured functions, of which those used last are kept, so many at most."""
 
     def __init__(
         self,
@@ -69,11 +64,8 @@ class Graphs:
     def run(self, key: Hashable, fn: Callable[..., Results], inputs: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Writes fn(*inputs) into given tensors.
 
-        Args:
-            key: what `fn` depends on besides its inputs, their shapes and dtypes.
-            fn: launches kernels on tensors of its own and on its inputs, which it may overwrite; reads no value.
-            inputs: copied before the graph reads them.
-            into: as many tensors as `fn` returns.
+        `key` is what `fn` depends on besides its inputs, their shapes and dtypes; it launches kernels on tensors of its
+        own and on copies of its inputs, which it may overwrite, and reads no value.
         """
         device = inputs[0].device
         # Replays of one graph must not overlap: every stream has its own, and a lock keeps the copies together.
@@ -109,10 +101,6 @@ class GraphLoops(Loops):
 
     These are the last chunk of a sequence, which is shorter, and all chunks of packed sequences; and inside a capture
     of the caller's, which then holds the steps themselves.
-
-    Args:
-        p: the problem.
-        graphs: where captured chunks are kept.
     """
 
     def __init__(self, p: Problem, graphs: Graphs = GRAPHS):
@@ -121,7 +109,7 @@ class GraphLoops(Loops):
         self.usual = 0 if p.is_packed or len(p.chunks) < 2 else max(chunk.steps for chunk in p.chunks)
 
     def forward(self, z: Tensor, saved: Tensor, h: Tensor) -> Tensor:
-        """Turns the projections of a chunk (k, batch, N) into states, from h (batch, N) on; returns the last one."""
+        """As `Loops.forward`."""
         if not self._is_usual(z):
             return super().forward(z, saved, h)
         act, _, reverse = self._settings
@@ -129,15 +117,17 @@ class GraphLoops(Loops):
 
         def steps(z: Tensor, h: Tensor, wt: Tensor, *bias: Tensor) -> Results:
             saved = z.new_empty(shape, dtype=dtype)
-            last = steps_forward(z, saved, h, wt, act, act.step(h, bias[0] if bias else None), reverse)
+            step = act.step(h, bias[0] if bias else None)
+            last = steps_forward(z, saved, h, lambda row, h: row.addmm_(h, wt), act, step, reverse)
             return z, saved, last
 
-        last = torch.empty_like(h)
-        self.graphs.run(("forward", self._settings), steps, [z, h, self.p.wt, *self._bias], [z, saved, last])
+        last, bias = torch.empty_like(h), self.p.activation_bias
+        inputs = [z, h, self.p.wt, *([] if bias is None else [bias])]
+        self.graphs.run(("forward", self._settings), steps, inputs, [z, saved, last])
         return last
 
     def back(self, delta: Tensor, g: Tensor | None, carry: Tensor, h: Tensor, saved: Tensor) -> Tensor:
-        """Gradients by the pre-activations of a chunk; see `steps_back`. Returns the gradient by the state before."""
+        """As `Loops.back`."""
         if not self._is_usual(delta):
             return super().back(delta, g, carry, h, saved)
         act, _, reverse = self._settings
@@ -155,10 +145,6 @@ class GraphLoops(Loops):
     @property
     def _settings(self) -> tuple[Activation, int, bool]:
         return self.p.activation, self.p.n, self.p.reverse
-
-    @property
-    def _bias(self) -> list[Tensor]:
-        return [] if self.p.activation_bias is None else [self.p.activation_bias]
 
     def _is_usual(self, rows: Tensor) -> bool:
         return len(rows) == self.usual and not (rows.is_cuda and torch.cuda.is_current_stream_capturing())

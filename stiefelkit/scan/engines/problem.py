@@ -1,20 +1,81 @@
-"""A recurrence in real rows: what every fast backend starts from."""
+"""A recurrence in real rows, cut into chunks of steps that fit a cache: what every fast backend starts from."""
 
 import copy
 import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks, write_blocks
+from stiefelkit.scan.activations import Step, find_activation
+from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 from stiefelkit.scan.checks import Recurrence
-from stiefelkit.scan.engines.chunks import Chunk, cut
 from stiefelkit.scan.structures import STRUCTURES, Structure
 
-__all__ = ["Gradients", "Outcome", "Problem", "shaped"]
+__all__ = ["Chunk", "Gradients", "Outcome", "Problem", "cut", "segments", "shaped"]
+
+CHUNK_BYTES = 512 * 1024
+"""States of a chunk: a quarter to a half of a second-level cache."""
+CHUNK_ROWS = 512
+"""Rows of a chunk, so that the products over a chunk are large enough."""
+GPU_STEPS = 32
+"""Steps of a chunk on a GPU."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive steps with the same number of rows.
+
+    Args:
+        time: the first step.
+        start: its first row among the packed rows.
+        steps: how many steps.
+        batch: rows of each step.
+    """
+
+    time: int
+    start: int
+    steps: int
+    batch: int
+
+    @property
+    def times(self) -> slice:
+        """The steps."""
+        return slice(self.time, self.time + self.steps)
+
+    @property
+    def rows(self) -> slice:
+        """The packed rows."""
+        return slice(self.start, self.start + self.steps * self.batch)
+
+
+def cut(sizes: Sequence[int], row_bytes: int, is_cached: bool = True) -> list[Chunk]:
+    """Cuts steps into chunks, in the order of time.
+
+    Args:
+        sizes: rows of each step.
+        row_bytes: of a row of states.
+        is_cached: whether to cut for a CPU's cache; if not, for launches on a GPU.
+    """
+    chunks, time, start = [], 0, 0
+    for batch, run in itertools.groupby(sizes):
+        length = len(list(run))
+        fitting = max(1, CHUNK_BYTES // max(1, batch * row_bytes), CHUNK_ROWS // max(1, batch))
+        most = fitting if is_cached else GPU_STEPS
+        for done in range(0, length, most):
+            steps = min(most, length - done)
+            chunks.append(Chunk(time, start, steps, batch))
+            time, start = time + steps, start + steps * batch
+    return chunks
+
+
+def segments(count: int) -> list[slice]:
+    """Cuts steps into about as many segments as each of them has steps."""
+    length = max(1, round(count**0.5))
+    return [slice(start, min(start + length, count)) for start in range(0, count, length)]
 
 
 @dataclass
@@ -48,15 +109,8 @@ class Outcome(NamedTuple):
 class Problem:
     """The arguments of `scan`, with complex numbers as [Re | Im].
 
-    Args:
-        recurrence: what is done with them.
-        x: inputs (T, B, m), or packed rows.
-        w: recurrent matrix (n, n); of a gated recurrence, matrices on top of each other, and so u and bias;
-            or factors.
-        h0: first states (B, n).
-        u: input matrix (n, m), or None.
-        bias: of the input projection (n,), or None.
-        activation_bias: inside the activation, real (n,), or None.
+    In the place of w there may be factors; those of a gated recurrence are matrices on top of each other, and so are u
+    and bias.
     """
 
     def __init__(
@@ -76,6 +130,7 @@ class Problem:
         self.structure: Structure | None = STRUCTURES[recurrence.structure](w) if recurrence.structure else None
         self.width = self.n * (1 + self.is_complex)
         self.dtype = w.dtype.to_real()
+        self._step: tuple[int, Step] | None = None
         self._take(x, h0, list(sizes) if sizes is not None else [x.shape[1]] * x.shape[0])
 
     def _take(self, x: Tensor, h0: Tensor, sizes: list[int]) -> None:
@@ -127,6 +182,12 @@ class Problem:
         """The bias as a real row (N,)."""
         return None if self.bias is None else row_blocks(self.bias)
 
+    def step(self, like: Tensor) -> Step:
+        """Returns the activation in place, of rows such as `like` (batch, N); that of the last batch is kept."""
+        if self._step is None or self._step[0] != len(like):
+            self._step = len(like), self.activation.step(like, self.activation_bias)
+        return self._step[1]
+
     def project(self, z: Tensor, chunk: Chunk, buffer: Tensor | None) -> None:
         """Writes the projected inputs of a chunk into z (steps, batch, N); `buffer` takes complex inputs."""
         x, ut, bias = self.read(self.x, chunk, buffer), self.ut, self.row_bias
@@ -143,11 +204,11 @@ class Problem:
             z.add_(bias)
 
     def states_like(self) -> Tensor:
-        """Room for all states, as `scan` returns them."""
+        """Returns room for all states, as `scan` returns them."""
         return self.x.new_empty(*self.x.shape[:-1], self.n, dtype=self.w.dtype)
 
     def saved_like(self, keep: bool) -> Tensor:
-        """Room for what the derivative needs besides the states; without `keep`, of no step."""
+        """Returns room for what the derivative needs besides the states; without `keep`, of no step."""
         width, dtype = self.activation.saved_like(self.n, self.w.dtype)
         rows = self.x.shape[:-1] if keep else (0, *self.x.shape[1:-1])
         return self.x.new_empty(*rows, width, dtype=dtype)
@@ -159,7 +220,7 @@ class Problem:
         return rows[chunk.rows].unflatten(0, (chunk.steps, chunk.batch))
 
     def buffer(self, width: int, dtype: torch.dtype | None = None, more: int = 0) -> Tensor:
-        """Room for `width` numbers for each row of the largest chunk, with `more` steps."""
+        """Returns room for `width` numbers for each row of the largest chunk, with `more` steps."""
         rows = max((chunk.steps + more) * chunk.batch for chunk in self.chunks)
         return self.x.new_empty(rows * width, dtype=dtype or self.dtype)
 
@@ -170,15 +231,7 @@ class Problem:
 
     def write(self, rows: Tensor, chunk: Chunk, blocks: Tensor) -> None:
         """Puts [Re | Im] of a chunk where complex rows belong."""
-        write_blocks(blocks, self.part(rows, chunk))
-
-    def between(self, out: Tensor, previous: Chunk | None, chunk: Chunk) -> Tensor:
-        """Returns the states between two chunks that follow each other, (batch of the second, N)."""
-        if previous is None:
-            return self.first[: chunk.batch]
-        h = row_blocks(self.part(out, previous)[0 if self.reverse else -1])
-        # A sequence that only begins here starts from its first state.
-        return torch.cat([h, self.first[h.shape[0] : chunk.batch]])[: chunk.batch]
+        torch.complex(*blocks.chunk(2, -1), out=self.part(rows, chunk))
 
     def states(self, out: Tensor, i: int, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """States of the i-th chunk and the ones before each of them, (k, batch, N): views of `out` where they can be.
@@ -192,20 +245,18 @@ class Problem:
             return self.part(out, chunk), self.part(out, shifted)
         room = shaped(buffer, chunk, self.width, more=1)
         h, before = (room[:-1], room[1:]) if self.reverse else (room[1:], room[:-1])
-        before[-1 if self.reverse else 0] = self.between(out, previous, chunk)
-        if self.is_complex:
-            read_blocks(self.part(out, chunk), h)
-        else:
-            h.copy_(self.part(out, chunk))
+        last = self.first[:0] if previous is None else row_blocks(self.part(out, previous)[0 if self.reverse else -1])
+        # A sequence that only begins here starts from its first state.
+        between = torch.cat([last, self.first[len(last) : chunk.batch]])[: chunk.batch]
+        before[-1 if self.reverse else 0] = between
+        read_blocks(self.part(out, chunk), h) if self.is_complex else h.copy_(self.part(out, chunk))
         return h, before
 
     def matrix_gradient(self, blocks: Tensor, columns_complex: bool, half: bool = False) -> Tensor:
         """Returns the gradient by a matrix from d^T h in real rows; `half` leaves Im h out."""
-        if not self.is_complex:
-            return blocks
-        if columns_complex:
-            return fold(blocks, half)
-        return torch.complex(*blocks.chunk(2, 0))
+        if self.is_complex:
+            return fold(blocks, half) if columns_complex else torch.complex(*blocks.chunk(2, 0))
+        return blocks
 
     def row_gradient(self, blocks: Tensor) -> Tensor:
         """Returns the gradient by rows of the recurrence's dtype."""

@@ -26,7 +26,7 @@ class Triton:
         return out, p.row_gradient(last), p.saved_like(keep) if saved is None else saved.view(*shape, saved.shape[1])
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Gradients from those by the states (like `out`) and by the last ones (B, n)."""
+        """Returns the gradients from those by the states (like `out`) and by the last ones (B, n)."""
         needs_x, needs_w, _, needs_u, needs_bias, needs_inner = needs
         delta, dh0, h = _rows_back(p, outcome)
         gradients = Gradients(h0=p.row_gradient(dh0))
@@ -64,7 +64,7 @@ def _rows_back(p: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def step_sizes(p: Problem) -> Tensor | None:
-    """Rows alive at each step, on the device; None if all are."""
+    """Returns rows alive at each step, on the device; None if all are."""
     return torch.tensor(p.sizes, device=p.x.device) if p.is_packed else None
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from stiefelkit.errors import DtypeError, UnknownNameError, did_you_mean, shown
 from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.checks import DTYPES, GATED, Recurrence, check_shapes, require_pairs, sizes_of
-from stiefelkit.scan.choice import Request, choose_gated
+from stiefelkit.scan.choice import choose_gated
 from stiefelkit.scan.dispatch import prefers_loop, run
 
 __all__ = ["GORU_BACKENDS", "goru_scan"]
@@ -97,7 +97,7 @@ def goru_scan(
         name = "identity"
     if backend == "auto" and prefers_loop(steps):
         backend = "reference"
-    backend = choose_gated(backend, Request(q.device, dtype, n, act))
+    backend = choose_gated(backend, q.device, dtype, n, act)
     sizes = None if batch_sizes is None else tuple(batch_sizes)
     out, last = run(
         Recurrence(GATED, name, sizes, reverse, last_only, False, backend),

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.activations import Step
-from stiefelkit.scan.engines.chunks import Chunk
-from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem, shaped
-from stiefelkit.scan.engines.sums import Sums
+from stiefelkit.scan.engines.inplace import Sums
+from stiefelkit.scan.engines.problem import Chunk, Gradients, Outcome, Problem, shaped
 
 __all__ = ["Gated"]
 
@@ -26,17 +24,15 @@ class Gated:
     def forward(self, p: Problem, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns all states, the last one of each sequence, and nothing more: `keep` has no effect."""
         out, state = p.states_like(), p.first.clone()
-        room, saved, steps = p.buffer(4 * p.n), _Saved(p), None
+        room, saved = p.buffer(4 * p.n), _Saved(p)
         for chunk in p.chunks:
             z, h = shaped(room, chunk, 4 * p.n), state[: chunk.batch]
             _project(p, z, chunk)
-            if steps is None or steps[0] != chunk.batch:
-                steps = chunk.batch, p.activation.step(h, p.activation_bias)
-            h.copy_(_steps_forward(p, z, p.part(out, chunk), saved.of(chunk), h, steps[1]))
+            h.copy_(_steps_forward(p, z, p.part(out, chunk), saved.of(chunk), h))
         return out, state, p.saved_like(False)
 
     def backward(self, p: Problem, outcome: Outcome, needs: Sequence[bool]) -> Gradients:
-        """Gradients from those by the states and by the last ones; see `Engine`."""
+        """Returns the gradients from those by the states and by the last ones; see `Engine`."""
         out, _, g_out, g_last = outcome
         dx = torch.empty_like(p.x, memory_format=torch.contiguous_format) if needs[0] else None
         carry = torch.zeros_like(p.first) if g_last is None else g_last.clone(memory_format=torch.contiguous_format)
@@ -59,32 +55,21 @@ class Gated:
 
 
 class _Room:
-    """The buffers of the way back, and what fills them.
-
-    Args:
-        p: the problem.
-    """
+    """The buffers of the way back, and what fills them."""
 
     def __init__(self, p: Problem):
         self.p = p
         self.z, self.states = p.buffer(4 * p.n), p.buffer(p.n, more=1)
         self.gate, self.c, self.rest, self.part = (p.buffer(p.n) for _ in range(4))
         self.saved = _Saved(p)
-        self._step: tuple[int, Step] | None = None
 
     def fill(self, chunk: Chunk, before: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the derivative of [q h; r; g; c], before the gates' and the candidate's functions, by the state h'.
 
         With pre-activations z_r, z_g, z_c and a = 1 - g: dh' / dz_c = a act'(z_c), that by q h is r times as much, by
-        z_r it is r (1 - r) q h times as much, and dh' / dz_g = (h - c) g a.
-
-        Args:
-            chunk: the chunk.
-            before: states before each of its steps, (k, batch, n).
-
-        Returns:
-            Factors (k, batch, 4n) of the gradient by h'; for activations of pairs, also those of the other one of
-            the pair. Beside, the buffers `gate` and `c` hold g and c.
+        z_r it is r (1 - r) q h times as much, and dh' / dz_g = (h - c) g a. These are factors (k, batch, 4n) of the
+        gradient by h'; for activations of pairs there are also those of the other one of the pair. The buffers `gate`
+        and `c` then hold g and c.
         """
         n, buffers = self.p.n, (self.gate, self.c, self.rest, self.part)
         gate, c, rest, part = (shaped(buffer, chunk, n) for buffer in buffers)
@@ -95,10 +80,8 @@ class _Room:
         qh, r, g, input_c = z.chunk(4, -1)
         torch.addcmul(input_c, r, qh, out=c)
         rows = c.flatten(0, 1)
-        if self._step is None or self._step[0] != rows.shape[0]:
-            self._step = rows.shape[0], self.p.activation.step(rows, self.p.activation_bias)
         (views,) = self.p.activation.views(rows.unsqueeze(0), saved.flatten(0, 1).unsqueeze(0))
-        self._step[1](*views)
+        self.p.step(rows)(*views)
         gate.copy_(g)
         torch.sub(1, gate, out=rest)
         torch.sub(before, c, out=g).mul_(gate).mul_(rest)
@@ -141,13 +124,13 @@ def _project(p: Problem, z: Tensor, chunk: Chunk) -> None:
     p.project(z[..., p.n :], chunk, None)
 
 
-def _steps_forward(p: Problem, z: Tensor, out: Tensor, saved: Tensor, h: Tensor, step: Step) -> Tensor:
+def _steps_forward(p: Problem, z: Tensor, out: Tensor, saved: Tensor, h: Tensor) -> Tensor:
     """Runs the steps of a chunk from h (batch, n) on; returns the last state.
 
     Overwrites z, [0 | projected inputs], (k, batch, 4n); writes the states into `out`, (k, batch, n), and what the
     activation keeps into `saved`.
     """
-    n, wt = p.n, p.wt
+    n, wt, step = p.n, p.wt, p.step(h)
     blocks = (z[..., : 3 * n], z[..., n : 3 * n], *z.chunk(4, -1), out)
     steps = zip(*(block.unbind(0) for block in blocks), p.activation.views(z[..., 3 * n :], saved), strict=True)
     for product, gates, qh, r, g, c, row, views in reversed(list(steps)) if p.reverse else steps:
@@ -164,15 +147,9 @@ def _steps_back(
 ) -> None:
     """Runs the steps of a chunk backwards.
 
-    Args:
-        z: factors (k, batch, 4n), which become gradients by [q h; r; g; c].
-        others: factors of the other one of each pair, like z.
-        g: gradients by the states from outside, (k, batch, n).
-        carry: gradient by the last state of the chunk from the steps after it, (batch, n); it becomes the gradient by
-            the state before the chunk.
-        gate: g of the steps, (k, batch, n).
-        w: [q; w_r; w_g], (3n, n).
-        reverse: whether the chunk's first step is its last in time.
+    z holds factors (k, batch, 4n), which become gradients by [q h; r; g; c], and `others`, of the other one of each
+    pair, are like it. `carry` (batch, n) is the gradient by the last state of the chunk from the steps after it, and
+    becomes that by the state before the chunk; `g` are those by the states from outside, and `gate` is g of the steps.
     """
     n = carry.shape[-1]
     steps = list(zip(z.unflatten(-1, (4, n)).unbind(0), z[..., : 3 * n].unbind(0), gate.unbind(0), strict=True))

@@ -3,23 +3,20 @@
 Works on real rows, complex ones as [Re | Im], in place. triton is imported at the first call.
 """
 
-import contextlib
-import functools
 import importlib.util
-import os
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stiefelkit.functional._arithmetic.product import FullPrecision
+from stiefelkit.functional._kernels.launch import is_interpreted, start
 from stiefelkit.scan.activations import Activation
 from stiefelkit.scan.kernels.layouts import Layout, choose
 
-__all__ = ["WIDEST", "Steps", "backward", "blocked", "forward", "multiprocessors", "run", "settings", "supports"]
+__all__ = ["PACKAGE", "WIDEST", "Steps", "backward", "blocked", "forward", "multiprocessors", "settings", "supports"]
+
+PACKAGE = "stiefelkit.scan.kernels.programs"
 
 WIDEST = 512
 """The widest row of real numbers."""
@@ -34,11 +31,7 @@ INTERPRETED = 132
 def supports(device: torch.device, dtype: torch.dtype, width: int, activation: Activation) -> str | None:
     """Returns what the kernels need and do not find, as "... , got ...", or None if they can run.
 
-    Args:
-        device: a GPU; the CPU only in triton's interpreter, which is for tests (TRITON_INTERPRET=1).
-        dtype: of the states, real or complex.
-        width: real numbers in a row of states.
-        activation: of the states.
+    The CPU serves only in triton's interpreter, for tests (TRITON_INTERPRET=1); `width` counts real numbers in a row.
     """
     if activation.kernel is None:
         return f"an activation that its programs know, got {activation.name!r}"
@@ -51,7 +44,7 @@ def supports(device: torch.device, dtype: torch.dtype, width: int, activation: A
     if importlib.util.find_spec("triton") is None:
         return "the package triton, got an environment without it"
     if device.type == "cpu":
-        return None if _is_interpreted() else "a GPU, got cpu (TRITON_INTERPRET=1 runs it there, slowly, for tests)"
+        return None if is_interpreted() else "a GPU, got cpu (TRITON_INTERPRET=1 runs it there, slowly, for tests)"
     if device.type != "cuda":
         return f"a GPU, got {device.type}"
     capability = torch.cuda.get_device_capability(device)
@@ -73,40 +66,24 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Turns projected inputs into states h_t = act(z_t + h_{t-1} wt), in place.
 
-    Args:
-        z: projections of all steps, float32 and contiguous, shape (rows, N); the states afterwards.
-        wt: recurrent matrix for rows, shape (N, N).
-        h0: first states, shape (B, N).
-        activation: one that the programs know.
-        bias: of an activation that has it inside, shape (n,); the biases of others belong into z.
-        sizes: rows alive at each step, int64 on the device, not increasing, shape (T,); None if all are, rows = T B.
-        reverse: whether the last step comes first.
-        keep: whether the derivative will be asked for.
-        units: n; N is 2n for rows [Re | Im], of which wt is [[a, b], [-b, a]].
-        layout: None for that of the table.
+    `z` are the projections of all steps, float32 and contiguous, (rows, N), and the states afterwards; `wt` the
+    recurrent matrix for rows, (N, N); `h0` first states (B, N); `bias` that of an activation that has it inside, (n,).
+    `sizes` are the rows alive at each step, int64 on the device, not increasing, (T,); None if all are, rows = T B.
+    `units` is n; N is 2n for rows [Re | Im], of which wt is [[a, b], [-b, a]]. Without `layout` that of the table is
+    taken.
 
     Returns:
         The last state of each sequence (B, N), and what `backward` needs besides the states (`Activation.saved`), None
-        if nothing.
+        if nothing, or without `keep`.
     """
     width, dtype = activation.saved_like(units, z.dtype)
     saved = z.new_empty(len(z), width, dtype=dtype) if keep and width else None
     if not len(h0):
         return h0.clone(), saved
-    layout = layout or _layout(z, len(h0), units)
     steps = Steps(z, len(h0), sizes)
-    _run(
-        layout,
-        "forward",
-        z,
-        wt,
-        activation,
-        steps,
-        units,
-        (h0.contiguous(), z if bias is None else bias.contiguous(), z if saved is None else saved),
-        REVERSE=reverse,
-        KEEP=saved is not None,
-    )
+    args = (h0.contiguous(), z if bias is None else bias.contiguous(), z if saved is None else saved)
+    given = {"REVERSE": reverse, "KEEP": saved is not None}
+    _run("forward", layout, z, wt, activation, steps, units, args, **given)
     return z[steps.ends(not reverse)].clone(), saved
 
 
@@ -137,22 +114,10 @@ def backward(
     delta = torch.empty_like(out)
     if not batch:
         return delta, out.new_empty(0, out.shape[1])
-    layout = layout or _layout(out, batch, units)
     steps = Steps(out, batch, sizes)
-    outside = (delta if g is None else g.contiguous() for g in (g_out, g_last))
-    _run(
-        layout,
-        "back",
-        delta,
-        w,
-        activation,
-        steps,
-        units,
-        (*outside, out, out if saved is None else saved),
-        REVERSE=reverse,
-        HAS_OUT=g_out is not None,
-        HAS_LAST=g_last is not None,
-    )
+    args = (*(delta if g is None else g.contiguous() for g in (g_out, g_last)), out, out if saved is None else saved)
+    given = {"REVERSE": reverse, "HAS_OUT": g_out is not None, "HAS_LAST": g_last is not None}
+    _run("back", layout, delta, w, activation, steps, units, args, **given)
     with FullPrecision(out.device):
         return delta, delta[steps.ends(reverse)] @ w
 
@@ -184,11 +149,6 @@ class Steps:
         return self.starts[self.lengths - 1] + torch.arange(self.batch, device=self.starts.device)
 
 
-def _layout(rows: Tensor, batch: int, units: int) -> Layout:
-    """Returns the layout for rows of these units, on their device."""
-    return choose("complex" if rows.shape[1] > units else "real", units, batch, multiprocessors(rows.device))
-
-
 def multiprocessors(device: torch.device) -> int:
     """Returns those of a GPU, or what triton's interpreter stands for."""
     is_cuda = device.type == "cuda"
@@ -197,29 +157,16 @@ def multiprocessors(device: torch.device) -> int:
 
 def settings(layout: Layout, width: int, units: int, activation: Activation) -> dict[str, Any]:
     """Returns what is fixed when a program is compiled for rows of this width."""
-    common = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
+    fixed: dict[str, Any] = {"N": width, "ACTIVATION": activation.kernel, "enable_fp_fusion": True}
     if layout.program == "tiles":
-        return common | _tiles(width, activation.is_paired)
+        return fixed | _tiles(width, activation.is_paired)
+    fixed |= {"PAIRS": activation.is_paired, "BLOCKS": layout.blocks, "DEEP": layout.deep, "num_warps": layout.warps}
     if layout.program == "groups":
-        return common | {
-            "PAIRS": activation.is_paired,
-            "ROWS": layout.rows,
-            "PARTS": -(-width // layout.columns),
-            "BLOCKS": layout.blocks,
-            "LONG": layout.size,
-            "SIZE": layout.columns,
-            "DEEP": layout.deep,
-            "num_warps": layout.warps,
-        }
-    is_complex = width > units
-    return common | {
-        "PAIRS": activation.is_paired and not is_complex,
-        "COMPLEX": is_complex,
-        "BLOCKS": layout.blocks,
-        "SIZE": layout.size,
-        "DEEP": layout.deep,
-        "num_warps": layout.warps,
-    }
+        parts = -(-width // layout.columns)
+        return fixed | {"ROWS": layout.rows, "PARTS": parts, "LONG": layout.size, "SIZE": layout.columns}
+    if layout.program == "rows":
+        fixed |= {"PAIRS": activation.is_paired and width == units, "COMPLEX": width > units}
+    return fixed | {"SIZE": layout.size}
 
 
 def _tiles(width: int, is_paired: bool) -> dict[str, Any]:
@@ -249,8 +196,8 @@ def _power(length: int) -> int:
 
 
 def _run(
-    layout: Layout,
     way: str,
+    layout: Layout | None,
     rows: Tensor,
     matrix: Tensor,
     activation: Activation,
@@ -260,6 +207,8 @@ def _run(
     **options: Any,
 ) -> None:
     """Runs a program of the plain recurrence: on rows, a matrix, its own arguments, and where the steps are."""
+    states = "complex" if rows.shape[1] > units else "real"
+    layout = layout or choose(states, units, steps.batch, multiprocessors(rows.device))
     fixed = settings(layout, rows.shape[1], units, activation)
     if layout.program == "tiles":
         pad, places = _tiled, steps.sizes
@@ -270,13 +219,8 @@ def _run(
     if layout.program == "groups":
         _run_groups(f"groups_{way}", steps, everything, fixed)
     else:
-        run(f"{layout.program}_{way}", -(-steps.batch // fixed.get("BLOCK_B", 1)), everything, fixed)
-
-
-def run(name: str, count: int, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
-    """Runs so many of a program, on the device of its first argument."""
-    with torch.cuda.device(args[0].device) if args[0].is_cuda else contextlib.nullcontext():
-        getattr(programs(_is_interpreted()), name)[(count,)](*args, **fixed)
+        count = -(-steps.batch // fixed.get("BLOCK_B", 1))
+        start(PACKAGE, f"{layout.program}_{way}", count, rows, *everything, **fixed)
 
 
 def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str, Any]) -> None:
@@ -286,7 +230,7 @@ def _run_groups(name: str, steps: Steps, args: tuple[Any, ...], fixed: dict[str,
     counters = torch.zeros(32 * groups, dtype=torch.int32, device=device)
     fixed["launch_cooperative_grid"] = True
     for first, last in [(0, steps.count)] if device.type == "cuda" else [(t, t + 1) for t in range(steps.count)]:
-        run(name, groups * parts, (*args, counters, first, last), fixed)
+        start(PACKAGE, name, groups * parts, args[0], *args, counters, first, last, **fixed)
 
 
 def _tiled(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
@@ -315,28 +259,3 @@ def blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
 def _paired(width: int, device: torch.device) -> Tensor:
     """Units in the order of pairs, i and i + width / 2 one after the other."""
     return torch.arange(width, device=device).view(2, -1).mT.flatten()
-
-
-def _is_interpreted() -> bool:
-    """Returns whether triton runs programs in its interpreter."""
-    if "TRITON_INTERPRET" not in os.environ:
-        return False
-    from triton import knobs
-
-    return knobs.runtime.interpret
-
-
-@functools.cache
-def programs(is_interpreted: bool) -> ModuleType:
-    """Loads the programs: triton.jit asks for the interpreter when it decorates, so each answer has a package."""
-    folder = Path(__file__).with_name("programs")
-    name = f"{__package__}.{'interpreted' if is_interpreted else 'compiled'}_programs"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

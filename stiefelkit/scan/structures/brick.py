@@ -79,13 +79,8 @@ class Brick(Structure):
     """
 
     @staticmethod
-    def size(factors: Tensor) -> int:
-        """Width of the factors."""
-        return factors.shape[-1]
-
-    @staticmethod
     def matrix(factors: Tensor) -> Tensor:
-        """Layer by layer, of the identity."""
+        """Applies layer by layer to the identity."""
         layers, n = len(factors) // 2, factors.shape[-1]
         first, second, d = factors.split([layers, layers, 1])
         w = torch.eye(n, dtype=factors.dtype, device=factors.device)
@@ -147,7 +142,7 @@ class Brick(Structure):
         return self.d.re.new_empty(*rows, self.parts, _stride(self.n))
 
     def _room(self, rows: int) -> list[_Room]:
-        """Room for the rows of two layers, by turns."""
+        """Returns room for the rows of two layers, by turns."""
         if rows not in self.rooms:
             if len(self.rooms) > 2:
                 self.rooms.clear()

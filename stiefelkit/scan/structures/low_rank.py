@@ -18,14 +18,9 @@ class LowRank(Structure):
     heads: ClassVar[int]
     """How many rows of the factors are those of M."""
 
-    @staticmethod
-    def size(factors: Tensor) -> int:
-        """Width of the factors."""
-        return factors.shape[-1]
-
     @classmethod
     def columns(cls, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a and B, (n, k)."""
+        """Returns A and B, (n, k)."""
         a, b = factors[cls.heads :].chunk(2)
         return a.mT, b.mT
 
@@ -79,7 +74,7 @@ class LowRank(Structure):
         self.g_into.addmm_(torch.mm(d, self.back_into).mT, h)
 
     def gradient(self) -> Tensor:
-        """Rows as those of the factors."""
+        """Returns rows as those of the factors."""
         is_complex = self.factors.is_complex()
         g_a = fold(self.g_out.mT) if is_complex else self.g_out.mT
         g_b = (fold(self.g_into) if is_complex else self.g_into).mH

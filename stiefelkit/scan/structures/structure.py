@@ -29,18 +29,13 @@ class Structure(ABC):
     finds what `back` has left.
 
     Args:
-        factors: laid out as the subclass says.
+        factors: laid out as the subclass says, in rows of as many as there are units.
     """
 
     @staticmethod
     @abstractmethod
-    def size(factors: Tensor) -> int:
-        """Returns how many units there are, n."""
-
-    @staticmethod
-    @abstractmethod
     def matrix(factors: Tensor) -> Tensor:
-        """W of shape (n, n), differentiable; its units in their own order."""
+        """Returns W of shape (n, n), differentiable; its units in their own order."""
 
     @abstractmethod
     def __init__(self, factors: Tensor): ...

@@ -7,7 +7,6 @@ Products are exact float32.
 import triton
 import triton.language as tl
 
-from .inline import inline
 from .parts import (
     activate_parts,
     derive_parts,
@@ -16,14 +15,14 @@ from .parts import (
     store_parts,
     zeros,
 )
-from .products import load_blocks, start_of, times
+from .products import inline, load_blocks, start_of, times
 
 __all__ = ["gates_back", "gates_forward"]
 
 
 @inline
 def _load_three(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """The blocks of m_q, m_r and m_g."""
+    """Returns the blocks of m_q, m_r and m_g."""
     AREA: tl.constexpr = start_of(BLOCKS, SIZE) * start_of(BLOCKS, SIZE)
     q = load_blocks(matrix, BLOCKS, SIZE, DEEP)
     r = load_blocks(matrix + AREA, BLOCKS, SIZE, DEEP)
@@ -125,7 +124,7 @@ def _load_step(
     PAIRS: tl.constexpr,
     HAS_OUT: tl.constexpr,
 ):
-    """The four blocks of a row of p, and the gradient by its state from outside."""
+    """Returns the four blocks of a row of p, and the gradient by its state from outside."""
     at = p + here * (4 * N)
     qh = load_parts(at, is_there, N, BLOCKS, SIZE, PAIRS, False)
     z_r = load_parts(at + N, is_there, N, BLOCKS, SIZE, PAIRS, False)

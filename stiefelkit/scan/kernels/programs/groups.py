@@ -9,7 +9,6 @@ launched as a cooperative grid, which is refused where they do not fit. Products
 import triton
 import triton.language as tl
 
-from .inline import inline
 from .parts import (
     activate_vector,
     derive_vector,
@@ -17,7 +16,7 @@ from .parts import (
     row_at,
     store_vector,
 )
-from .products import load_block, product, spread, stacked, start_of, total, unstacked
+from .products import inline, load_block, product, spread, stacked, start_of, total, unstacked
 
 __all__ = ["groups_back", "groups_forward"]
 
@@ -34,7 +33,7 @@ def _meet(counter, target):
 
 @inline
 def _blocks(matrix, column, BLOCKS: tl.constexpr, LONG: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """The blocks of SIZE columns of a matrix."""
+    """Returns the blocks of SIZE columns of a matrix."""
     STRIDE: tl.constexpr = start_of(BLOCKS, LONG)
     blocks = ()
     for i in tl.static_range(BLOCKS):
@@ -70,7 +69,7 @@ def _fresh(at, is_there, REST: tl.constexpr, LONG: tl.constexpr):
 
 @inline
 def _times(xs, befores, blocks, there, N: tl.constexpr, LONG: tl.constexpr, DEEP: tl.constexpr):
-    """X + h m for rows h at `befores`, where `there` says so: of all at once."""
+    """Returns X + h m for rows h at `befores`, where `there` says so: of all at once."""
     out = ()
     # Two by two: four states at once are more than there are registers.
     for pair in tl.static_range(len(xs) // 2):
@@ -118,33 +117,10 @@ def groups_forward(
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} m), in place.
 
-    Args:
-        z: rows of all steps, float32, and the states afterwards.
-        matrix: m transposed, padded with zeros to PARTS SIZE rows and columns of whole blocks; with PAIRS its rows are
-            in the order of pairs.
-        h0: first states (batch, N).
-        bias: of modReLU, one number a unit.
-        saved: what the derivative needs besides the states.
-        starts: first row of each step, with PACKED.
-        lengths: steps of each sequence, with PACKED.
-        slope: of leaky ReLU.
-        steps: how many, without PACKED.
-        batch: how many sequences.
-        counters: zeros, 32 for each group.
-        first: the first step that is taken; states before it are known.
-        last: the step before which it ends.
-        N: width of a row.
-        ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
-        PAIRS: whether the activation joins units i and i + N/2.
-        PACKED: whether the number of rows falls from step to step.
-        REVERSE: whether the last step comes first.
-        KEEP: whether `saved` is written.
-        ROWS: sequences that a group takes at a time, an even number.
-        PARTS: programs of a group.
-        BLOCKS: blocks of rows of the matrix.
-        LONG: rows of the first block; the next has half as many.
-        SIZE: columns of a program.
-        DEEP: rows of a block side by side; see `load_block`.
+    Arguments mean what they mean for `rows_forward`, but a program has SIZE columns, and a group PARTS programs, which
+    take ROWS sequences at a time, an even number. `matrix` is m transposed, padded with zeros to PARTS SIZE rows, with
+    PAIRS in the order of pairs, and to columns of BLOCKS whole blocks, LONG rows in the first; `counters` are zeros, 32
+    for each group. Steps from `first` on are taken, those before it are known, and `last` is not.
     """
     KEPT: tl.constexpr = SIZE // 2 if PAIRS else SIZE
     WIDTH: tl.constexpr = N // 2 if PAIRS else N

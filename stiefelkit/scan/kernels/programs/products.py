@@ -5,15 +5,16 @@ them by rows: what is left of a product to be added across threads takes a shuff
 barrier. States go through shared memory to all threads, two vectors at once where there are two.
 """
 
+import triton
 import triton.language as tl
+from triton import knobs
 
 # tl.sum is compiled code, which the interpreter does not call where triton was imported without it.
 from triton.language.standard import _sum_combine
 
-from .inline import constant, inline
-
 __all__ = [
     "complex_times",
+    "inline",
     "load_block",
     "load_blocks",
     "product",
@@ -24,6 +25,16 @@ __all__ = [
     "total",
     "unstacked",
 ]
+
+
+def inline(function):
+    """Makes a function known to triton's compiler; its interpreter takes it as it is, for its calls take long."""
+    return function if knobs.runtime.interpret else triton.jit(function)
+
+
+def constant(function):
+    """Makes a function of constants, whose value is one, known to triton's compiler."""
+    return function if knobs.runtime.interpret else triton.constexpr_function(function)
 
 
 @constant
@@ -63,7 +74,7 @@ def load_blocks(matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 
 @inline
 def stacked(first, second):
-    """Two vectors on top of each other."""
+    """Returns two vectors on top of each other."""
     return tl.trans(tl.join(first, second))
 
 
@@ -81,7 +92,7 @@ def spread(h, COUNT: tl.constexpr, LENGTH: tl.constexpr, DEEP: tl.constexpr):
 
 @inline
 def total(p, AXIS: tl.constexpr):
-    """The sum over an axis."""
+    """Returns the sum over an axis."""
     return tl.reduce(p, AXIS, _sum_combine)
 
 
@@ -101,7 +112,7 @@ def product(block, wide, IS_TIGHT: tl.constexpr):
 
 @inline
 def _only(x):
-    """The only one of a stack."""
+    """Returns the only one of a stack."""
     return tl.reshape(x, (x.shape[1], x.shape[2]))
 
 
@@ -128,7 +139,7 @@ def _add_products(
 
 @inline
 def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr, IS_TIGHT: tl.constexpr = False):
-    """X + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
+    """Returns X + h m; h may be several rows one after the other, and m as many matrices on top of each other."""
     ys = ()
     for i in tl.static_range(len(h)):
         ys = _add_products(ys, blocks, h[i], i * BLOCKS, BLOCKS, SIZE >> (i % BLOCKS), DEEP, IS_TIGHT)
@@ -140,7 +151,7 @@ def times(x, h, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.const
 
 @inline
 def complex_times(x, h, a, b, BLOCKS: tl.constexpr, SIZE: tl.constexpr, DEEP: tl.constexpr):
-    """X + h [[a, b], [-b, a]]."""
+    """Returns X + h [[a, b], [-b, a]]."""
     first = ()
     second = ()
     for j in tl.static_range(BLOCKS):

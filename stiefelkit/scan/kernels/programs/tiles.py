@@ -7,9 +7,34 @@ it has just written them itself: one barrier a step orders the two. Products are
 import triton
 import triton.language as tl
 
-from .activations import activate, derive
+from .parts import activate, derive
+from .products import inline
 
 __all__ = ["tiles_back", "tiles_forward"]
+
+
+@inline
+def _rows_of(starts, sizes, rows, step, steps, batch, PACKED: tl.constexpr, FLIP: tl.constexpr):
+    """Where a step and the one before it begin; the rows it has, goes on with, and begins. FLIP: the last one first."""
+    if FLIP:
+        t = steps - 1 - step
+        previous = t + 1
+    else:
+        t = step
+        previous = t - 1
+    if PACKED:
+        start = tl.load(starts + t)
+        alive = tl.load(sizes + t)
+        start_before = tl.load(starts + previous, mask=step > 0, other=0)
+        alive_before = tl.load(sizes + previous, mask=step > 0, other=0)
+    else:
+        # 64 bits: rows times N may be more than 2^31.
+        start = batch.to(tl.int64) * t
+        alive = batch.to(tl.int64)
+        start_before = batch.to(tl.int64) * previous
+        alive_before = alive * (step > 0)
+    inside = rows < alive
+    return start, start_before, inside, inside & (rows < alive_before), inside & (rows >= alive_before)
 
 
 @triton.jit(do_not_specialize=["steps", "batch"])
@@ -37,27 +62,10 @@ def tiles_forward(
 ):
     """Turns projections z (rows, N) into states h_t = act(z_t + h_{t-1} wt), in place.
 
-    Args:
-        z: rows of all steps, float32, and the states afterwards.
-        wt: recurrent matrix (N, N) for rows, padded with zeros to whole tiles, with PAIRS each half of the columns.
-        h0: first states (batch, N).
-        bias: of modReLU, one number a unit.
-        saved: what the derivative needs besides the states.
-        starts: first row of each step, with PACKED.
-        sizes: rows of each step, with PACKED.
-        slope: of leaky ReLU.
-        steps: how many.
-        batch: rows of each step, without PACKED.
-        N: width of a row.
-        ACTIVATION: its name; "complex_modrelu" for rows [Re | Im].
-        PAIRS: whether the activation joins units i and i + N/2.
-        PACKED: whether the number of rows falls from step to step.
-        REVERSE: whether the last step comes first.
-        KEEP: whether `saved` is written.
-        RESIDENT: whether matrix and states stay on the chip, for a matrix of one tile without PAIRS.
-        BLOCK_B: rows of a program.
-        BLOCK_K: rows of a tile of wt.
-        BLOCK_N: columns of a tile of wt.
+    Arguments mean what they mean for `rows_forward`, but wt is the recurrent matrix for rows, padded with zeros to
+    whole tiles of BLOCK_K rows and BLOCK_N columns, with PAIRS each half of the columns; `sizes` are the rows of each
+    step, with PACKED. A program takes BLOCK_B rows. RESIDENT: matrix and states stay on the chip, for a matrix of one
+    tile without PAIRS.
     """
     COLUMNS: tl.constexpr = N // 2 if PAIRS else N
     PADDED: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N * BLOCK_N
@@ -70,26 +78,7 @@ def tiles_forward(
         h = tl.load(h0 + rows[:, None] * N + units[None, :], mask=fits, other=0.0)
     # Not pipelined: loads would overtake the stores of the step before.
     for step in tl.range(steps, num_stages=1):
-        if REVERSE:
-            t = steps - 1 - step
-            previous = t + 1
-        else:
-            t = step
-            previous = t - 1
-        if PACKED:
-            start = tl.load(starts + t)
-            alive = tl.load(sizes + t)
-            start_before = tl.load(starts + previous, mask=step > 0, other=0)
-            alive_before = tl.load(sizes + previous, mask=step > 0, other=0)
-        else:
-            # 64 bits: rows times N may be more than 2^31.
-            start = batch.to(tl.int64) * t
-            alive = batch.to(tl.int64)
-            start_before = batch.to(tl.int64) * previous
-            alive_before = alive * (step > 0)
-        inside = rows < alive
-        goes_on = inside & (rows < alive_before)
-        begins = inside & (rows >= alive_before)
+        start, before, inside, goes_on, begins = _rows_of(starts, sizes, rows, step, steps, batch, PACKED, REVERSE)
         for first in range(0, COLUMNS, BLOCK_N):
             columns = first + tl.arange(0, BLOCK_N)
             in_columns = columns < COLUMNS
@@ -104,7 +93,7 @@ def tiles_forward(
                 for k in range(0, N, BLOCK_K):
                     inner = k + tl.arange(0, BLOCK_K)
                     in_inner = inner < N
-                    here = (start_before + rows)[:, None] * N + inner[None, :]
+                    here = (before + rows)[:, None] * N + inner[None, :]
                     there = rows[:, None] * N + inner[None, :]
                     h = tl.load(z + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
                     h += tl.load(h0 + there, mask=begins[:, None] & in_inner[None, :], other=0.0)
@@ -171,25 +160,7 @@ def tiles_back(
         after = tl.full((BLOCK_B, BLOCK_N), 0.0, tl.float32)
     # Not pipelined: loads would overtake the stores of the step before.
     for step in tl.range(steps, num_stages=1):
-        if REVERSE:
-            t = step
-            previous = t - 1
-        else:
-            t = steps - 1 - step
-            previous = t + 1
-        if PACKED:
-            start = tl.load(starts + t)
-            alive = tl.load(sizes + t)
-            start_before = tl.load(starts + previous, mask=step > 0, other=0)
-            alive_before = tl.load(sizes + previous, mask=step > 0, other=0)
-        else:
-            start = batch.to(tl.int64) * t
-            alive = batch.to(tl.int64)
-            start_before = batch.to(tl.int64) * previous
-            alive_before = alive * (step > 0)
-        inside = rows < alive
-        goes_on = inside & (rows < alive_before)
-        begins = inside & (rows >= alive_before)
+        start, before, inside, goes_on, begins = _rows_of(starts, sizes, rows, step, steps, batch, PACKED, not REVERSE)
         for first in range(0, COLUMNS, BLOCK_N):
             columns = first + tl.arange(0, BLOCK_N)
             in_columns = columns < COLUMNS
@@ -214,7 +185,7 @@ def tiles_back(
                 for k in range(0, N, BLOCK_K):
                     inner = k + tl.arange(0, BLOCK_K)
                     in_inner = inner < N
-                    here = (start_before + rows)[:, None] * N + inner[None, :]
+                    here = (before + rows)[:, None] * N + inner[None, :]
                     after = tl.load(delta + here, mask=goes_on[:, None] & in_inner[None, :], other=0.0)
                     tile_at = w + inner[:, None] * WIDTH + columns[None, :]
                     c = tl.dot(after, tl.load(tile_at), c, input_precision="ieee")
