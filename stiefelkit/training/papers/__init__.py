@@ -1,23 +1,150 @@
-"""The experiments of papers as data, one file for each table, and the table that knows them by name."""
+"""The experiments of papers: a row of their tables, the rows by name, and the options by which one is run again."""
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import UnknownNameError, did_you_mean
+from stiefelkit.numbers import optional, settle_, whole
 from stiefelkit.registry import Registry
-from stiefelkit.training.papers.row import Reproduction, Row
+from stiefelkit.training.checks import SEED, THREADS
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, create
+
+if TYPE_CHECKING:
+    from stiefelkit.training.config import Config
 
 __all__ = ["Reproduction", "Row", "find", "rows", "tables"]
 
+PUBLISHED = "stiefelkit.training.papers.published"
 tables = Registry(
     "stiefelkit.papers",
     "table of a paper",
-    {
-        "adding": "stiefelkit.training.papers.adding:ROWS",
-        "chars": "stiefelkit.training.papers.chars:ROWS",
-        "copying": "stiefelkit.training.papers.copying:ROWS",
-        "mnist": "stiefelkit.training.papers.mnist:ROWS",
-        "speech": "stiefelkit.training.papers.speech:ROWS",
-    },
+    {name: f"{PUBLISHED}:{name.upper()}" for name in ("adding", "chars", "copying", "mnist", "speech")},
 )
 """Name to a tuple of rows."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment of a paper.
+
+    Args:
+        name: by which it is asked for: the model, the task, the size.
+        task: registry name of the task.
+        model: name of the model.
+        settings: how it was trained; what the paper leaves open has the defaults of a run.
+        paper: authors, year, and where in the paper.
+        figure: what the paper reports, in the task's headline; None where it draws a curve only, has no such
+            experiment, or reports what cannot be compared.
+        task_options: the options of the task.
+        note: in what this differs from the paper, or what the paper leaves open.
+        goal: a loss of the held-out set; the report says at which step a run was first below it.
+        in_paper: whether the paper has this experiment.
+        parameters: trained numbers, as the paper prints them: rounded; None where it does not.
+    """
+
+    name: str
+    task: str
+    model: str
+    settings: Settings
+    paper: str
+    figure: float | None = None
+    task_options: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    goal: float | None = None
+    in_paper: bool = True
+    parameters: int | None = None
+
+    def build_task(self) -> Task:
+        """Returns the task."""
+        return create(self.task, self.task_options)
+
+    def config(self, settings: Settings | None = None) -> "Config":
+        """Returns the config of a run, other settings over those of the paper."""
+        from stiefelkit.training.config import Config
+
+        filled = (settings or Settings()).over(self.settings)
+        return Config(task=self.task, model=self.model, task_options=self.build_task().options(), **filled.given())
+
+    @property
+    def authors(self) -> str:
+        """Authors and year: `paper` without the place in it."""
+        return re.sub(r"(\d{4}).*", r"\1", self.paper)
+
+    @property
+    def printed(self) -> str:
+        """The figure of the paper, or what stands in its place."""
+        if self.figure is not None:
+            return self.said(self.figure)
+        return "none" if not self.in_paper else "curve" if self.goal is not None else "table"
+
+    @property
+    def by_accuracy(self) -> bool:
+        """Whether figures are accuracies, and not losses."""
+        return self.build_task().headline == "accuracy"
+
+    def said(self, value: float) -> str:
+        """Returns a score in words."""
+        return f"{value:.4f}" if self.by_accuracy else f"{value:.3g}"
+
+    @property
+    def label(self) -> str:
+        """Model, units, and what the name has besides: "scornn 170 cosine"; its own among the rows of a figure."""
+        own = self.name.removeprefix(f"{self.model}-{self.task}".replace("_", "-"))
+        return " ".join([self.model, str(self.settings.hidden_size), *own.split("-")[1:-1]])
+
+    @property
+    def group(self) -> str:
+        """What rows of one figure share: the task and, where papers have several, its length or how far it looks."""
+        own = (f"{name}={self.task_options[name]}" for name in ("T", "ahead") if name in self.task_options)
+        return " ".join([self.task, *own])
+
+    @property
+    def epoch(self) -> int:
+        """Steps of an epoch of the training data."""
+        return self.build_task().batches_per_epoch(self.settings.batch_size or 0)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of the paper."""
+        return (self.settings.steps or 0) / self.epoch
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How an experiment is run again.
+
+    Args:
+        epochs: of the training data, in all; a run of fewer may go on later.
+        seed: fixes the initial weights and the training data.
+        threads: CPU threads; another number may change the last bits.
+        device: cpu, cuda, cuda:1, ...
+    """
+
+    epochs: int | None = field(default=None, metadata={"shown": "as many as in the paper"})
+    seed: int | None = field(default=None, metadata={"shown": "that of the paper"})
+    threads: int | None = field(default=None, metadata={"shown": 1})
+    device: str | None = field(default=None, metadata={"shown": "cpu"})
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        settle_(self, "A reproduction", epochs=optional(whole(1)), seed=optional(SEED), threads=optional(THREADS))
+
+    def settings(self, row: Row) -> Settings:
+        """Returns what differs from the settings of the paper."""
+        steps = None if self.epochs is None else self.epochs * row.epoch
+        return Settings(steps=steps, seed=self.seed, threads=self.threads, device=self.device)
+
+    def command(self, name: str) -> str:
+        """Returns the line that runs an experiment so, wherever its options have come from.
+
+        >>> Reproduction(epochs=2).command("scornn-mnist-170")
+        'stiefelkit reproduce scornn-mnist-170 --epochs 2'
+        """
+        given = ((f"--{option}", str(value)) for option, value in vars(self).items() if value is not None)
+        return shlex.join(["stiefelkit", "reproduce", name, *(word for pair in given for word in pair)])
 
 
 def rows() -> list[Row]:

@@ -12,7 +12,7 @@ from stiefelkit.errors import DataError
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
 from stiefelkit.training.data import File
-from stiefelkit.training.recipes import ADAGRAD, AUTHORS_RMSPROP, TENSORFLOW_RMSPROP, Recipe
+from stiefelkit.training.recipes import Option, Recipe
 from stiefelkit.training.tasks.digits import DigitTask
 from stiefelkit.training.tasks.task import shuffle
 
@@ -42,8 +42,13 @@ FILES = (
 """Images and labels to train on, then those to test on."""
 
 PLAIN_RMSPROP = {"alpha": 0.9}
-OF_SKEW = {"optimizer": "rmsprop", "lr": 1e-4, **AUTHORS_RMSPROP}
-OF_PHASE = {"optimizer": "adagrad", "lr": 1e-3, **ADAGRAD}
+TENSORFLOW_RMSPROP: dict[str, Option] = {"alpha": 0.9, "eps": 1e-10, "init_acc": 1, "eps_inside": True}
+"""TensorFlow 1: epsilon under the root, mean squares that begin at one, which makes for a slow start."""
+OF_SCURNN = {
+    "skew": {"optimizer": "rmsprop", "lr": 1e-4, "alpha": 0.9, "eps": 1e-8, "eps_inside": True},
+    "phase": {"optimizer": "adagrad", "lr": 1e-3, "initial_accumulator_value": 0.1},
+}
+"""That of its authors: as TensorFlow's, but A's mean squares begin at zero."""
 
 
 def _of(*sizes: Any, batch_size: int = 50, **rest: Any) -> Recipe:
@@ -58,7 +63,7 @@ def _recipes(share: int) -> dict[str, Recipe]:
     cayley = {"optimizer": "multiplicative_cayley", "optimizer_options": {"precondition": "rmsprop"}}
     return {
         "scornn": _of(170, rates={"skew": 1e-4}, options=lambda n: {"negative": n // share}),
-        "scurnn": _of(116, **adam, optimizers={"skew": OF_SKEW, "phase": OF_PHASE}),
+        "scurnn": _of(116, **adam, optimizers=OF_SCURNN),
         "full_urnn": _of(116, **cayley, rates={"stiefel": 1e-6}),
         "restricted_urnn": _of(512, 1e-4, optimizer_options=PLAIN_RMSPROP),
         "ornn": _of(256, 1e-2, **adam, options=lambda n: {"reflections": n // 8}),
