@@ -76,7 +76,7 @@ def reproduce(
 
 
 def _report(out: Path, page: Path, figures: Figures) -> None:
-    from stiefelkit.training.reproduction_page import write_page
+    from stiefelkit.training.reproduce import write_page
 
     written, drawn = write_page(out, page, figures)
     for path in drawn:

@@ -21,8 +21,7 @@ from stiefelkit.training.figure import Figures
 from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce
-from stiefelkit.training.reproduction_page import write_page
+from stiefelkit.training.reproduce import Score, finding, made_by, opened, reproduce, write_page
 from stiefelkit.training.run_folder import RunFolder, read_log
 from stiefelkit.training.session import Session
 from stiefelkit.training.tasks.mnist import PERMUTED

@@ -1,31 +1,87 @@
-"""How large the gradient of the loss is on its way back through time, before and after some training."""
+"""How large the gradient of the loss is on its way back through time, before and after some training.
+
+Read for help, so that torch is imported where it is needed.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from torch import Tensor, nn
-from torch.nn.utils.parametrize import cached
+from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import OptionError
+from stiefelkit.numbers import settle_, whole
 from stiefelkit.training.config import Config
 from stiefelkit.training.figure import DPI, Figures, figure, literal, log_scale, styles
 from stiefelkit.training.files import writable, write_json
-from stiefelkit.training.gradients.plan import WHO, GradientPlan
-from stiefelkit.training.memory import threads
-from stiefelkit.training.session import Session
-from stiefelkit.training.tasks import Task
+from stiefelkit.training.recipes import Settings
+from stiefelkit.training.tasks import Task, tasks
 
-__all__ = ["GradientCurve", "draw", "gradient_norms", "measure"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
+__all__ = ["GradientCurve", "GradientPlan", "draw", "gradient_norms", "measure"]
+
+WHO = "The figure of gradients"
+LENGTH = 500
+"""Steps of a sequence, where the task has that option and nothing else is asked for."""
 DECADES = 30
 """Shown below the largest norm at most: what is smaller is lost."""
 
 Watch = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """What to train, and when to look.
+
+    Args:
+        task: name of the task; see stiefelkit list.
+        T: length of the sequences, for tasks that have it.
+        models: names of models, separated by commas.
+        iterations: optimizer steps after which to look, separated by commas; 0 for the initial weights.
+        settings: over the recipe of the task for each model.
+    """
+
+    task: str = "adding"
+    T: int | None = field(default=None, metadata={"shown": LENGTH})
+    models: tuple[str, ...] = ("scornn", "lstm")
+    iterations: tuple[int, ...] = field(default=(0, 300), metadata={"names": ("--steps", "--iterations")})
+    settings: Settings = field(
+        default_factory=lambda: Settings(seed=0, threads=1, device="cpu"),
+        metadata={
+            "fields": ("hidden_size", "batch_size", "lr", "clip_norm", "seed", "threads", "device"),
+            "shown": "that of the recipe",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        settle_(self)
+        for what, choice in (("model", self.models), ("iteration", self.iterations)):
+            if not choice:
+                raise OptionError(f"{WHO} needs one {what} or more, got none.")
+        for iteration in self.iterations:
+            whole(0).require(WHO, "iterations", iteration)
+        if self.T is not None and not self._has_length():
+            raise OptionError(f"{WHO} needs a task that has the option T, got {self.task!r}; leave T out.")
+        self.configs()
+
+    def build_task(self) -> Task:
+        """Returns the task."""
+        length = {"T": LENGTH if self.T is None else self.T} if self._has_length() else {}
+        return tasks.get(self.task)(**length)
+
+    def configs(self) -> dict[str, Config]:
+        """Maps a model to the run of its recipe, made as long as the last iteration if it is shorter."""
+        task, last = self.build_task(), max(self.iterations)
+        configs = {name: Config.resolve(task, name, self.settings) for name in self.models}
+        return {name: dataclasses.replace(config, steps=max(config.steps, last)) for name, config in configs.items()}
+
+    def _has_length(self) -> bool:
+        return "T" in [option.name for option in dataclasses.fields(tasks.get(self.task))]
 
 
 @dataclass(frozen=True)
@@ -51,6 +107,8 @@ def measure(
         RunError: the folder cannot be written.
         NonFiniteError: the loss or a gradient became NaN or infinite.
     """
+    from stiefelkit.training.memory import threads
+
     configs = plan.configs()
     for config in configs.values():
         with config.within_memory():
@@ -72,6 +130,8 @@ def measure(
 
 
 def _followed(config: Config, iterations: Sequence[int], watch: Watch) -> Iterator[GradientCurve]:
+    from stiefelkit.training.session import Session
+
     session = Session.start(config)
     for iteration in iterations:
         while session.step < iteration:
@@ -101,46 +161,42 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
     Raises:
         OptionError: the model has no such layer.
     """
-    with _step_by_step(model) as unrolled, cached():
+    import torch
+    from torch.nn.utils.parametrize import cached
+
+    with _step_by_step(model) as states, cached():
         loss = task.loss(task.answer(model, x), y)
-        gradients = torch.autograd.grad(loss, unrolled.states)
+        gradients = torch.autograd.grad(loss, states)
     # squares of float32 numbers underflow from 1e-23 down
     wide = [len(x) * g[-1].to(torch.complex128 if g.is_complex() else torch.float64) for g in gradients]
     return loss.item(), [torch.linalg.vector_norm(g, dim=-1).mean().item() for g in wide]
 
 
-class _Unrolled(nn.Module):
-    """A recurrent layer that is called for one step at a time, and keeps the states between them."""
-
-    def __init__(self, rnn: nn.Module):
-        super().__init__()
-        self.rnn = rnn
-        self.states: list[Tensor] = []
-
-    def forward(self, x: Tensor, last_only: bool = False) -> tuple[Tensor | None, Any]:
-        carried = None
-        for step in x.split(1, dim=1):
-            _, carried = self.rnn(step, carried)
-            self.states.append(carried[0] if isinstance(carried, tuple) else carried)
-        # read from the states that are kept, so that what is read counts in their gradients
-        return None if last_only else torch.stack([h[-1] for h in self.states], dim=1), carried
-
-
 @contextmanager
-def _step_by_step(model: nn.Module) -> Iterator[_Unrolled]:
-    """Context in which the model's recurrent layer is unrolled."""
-    rnn = getattr(model, "rnn", None)
-    if not isinstance(rnn, nn.Module) or getattr(rnn, "bidirectional", False):
+def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Context in which the model's recurrent layer runs one step at a time, and the list of the states between them."""
+    import torch
+
+    rnn: Any = getattr(model, "rnn", None)
+    if not isinstance(rnn, torch.nn.Module) or getattr(rnn, "bidirectional", False):
         raise OptionError(
             f"{WHO} needs a model with a recurrent layer `rnn` of one direction, got {type(model).__name__}."
         )
-    unrolled = _Unrolled(rnn)
-    holder = cast(Any, model)
-    holder.rnn = unrolled
+    forward, states = rnn.forward, []
+
+    def unrolled(x: Tensor, last_only: bool = False) -> tuple[Tensor, Any]:
+        carried = None
+        for step in x.split(1, dim=1):
+            _, carried = forward(step, carried)
+            states.append(carried[0] if isinstance(carried, tuple) else carried)
+        # read from the states that are kept, so that what is read counts in their gradients
+        return torch.stack([h[-1] for h in states], dim=1), carried
+
+    rnn.forward = unrolled
     try:
-        yield unrolled
+        yield states
     finally:
-        holder.rnn = rnn
+        del rnn.forward
 
 
 def draw(path: Path, plan: GradientPlan, curves: Sequence[GradientCurve], dpi: int = DPI) -> Path:
