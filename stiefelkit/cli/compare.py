@@ -9,16 +9,15 @@ from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, given
 from stiefelkit.cli.tasks import app_of_task, app_of_tasks, resume_line, with_options
-from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, say
+from stiefelkit.training.display import Board, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
 
 if TYPE_CHECKING:
     from stiefelkit.training.compare import Comparison
-    from stiefelkit.training.summary import Summary
+    from stiefelkit.training.run_folder import Summary
 
 __all__ = ["app"]
 

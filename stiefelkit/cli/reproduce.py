@@ -8,9 +8,8 @@ from rich.table import Table
 
 from stiefelkit.cli.open_options import BoardOptions, FigureOptions, built, of_plan
 from stiefelkit.errors import DivergedError, OptionError
-from stiefelkit.training.board import Board
 from stiefelkit.training.data import named
-from stiefelkit.training.display import Screen, say
+from stiefelkit.training.display import Board, Screen, say
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, writable
 from stiefelkit.training.papers import Reproduction, Row, find, rows

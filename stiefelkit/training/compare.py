@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
-from stiefelkit.training.board import Board
 from stiefelkit.training.config import BY_COORDINATE, Config, of_coordinates
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, write_atomically
 from stiefelkit.training.plot import plot
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.run_folder import is_run
-from stiefelkit.training.summary import Summary, summarise
+from stiefelkit.training.run_folder import Summary, is_run, summarise
 from stiefelkit.training.tasks import Task
 from stiefelkit.training.train import resume, train
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stiefelkit.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from stiefelkit.errors import OptimizerError, OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import above, at_least, settle_, whole
 from stiefelkit.optim import optimizers
 from stiefelkit.training.checks import (
@@ -19,7 +20,6 @@ from stiefelkit.training.checks import (
     usable_device,
     within_memory,
 )
-from stiefelkit.training.optimizers import build_optimizer, check_table
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["BY_COORDINATE", "Config", "of_coordinates"]
+__all__ = ["BY_COORDINATE", "HANDLED", "Config", "of_coordinates"]
 
 WHO = "Training"
 SCHEDULES = ("constant", "cosine")
@@ -36,6 +36,10 @@ WORDS = ("task", "model", "optimizer", "schedule", "device")
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
+HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
+"""Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
+IN_TABLE = ("optimizer", "lr")
+"""Keys of a table that are not options of its optimizer."""
 T = TypeVar("T")
 
 
@@ -87,7 +91,7 @@ class Config:
             at_least(0).require(WHO, f"rates.{coordinate}", rate)
         optimizers.get(self.optimizer)
         for coordinate, table in self.optimizers.items():
-            check_table(coordinate, table)
+            _check_table(coordinate, table)
         if self.schedule not in SCHEDULES:
             raise OptionError(f"{WHO} needs a schedule out of {', '.join(SCHEDULES)}, got {self.schedule!r}.")
         usable_device(WHO, self.device)
@@ -206,7 +210,26 @@ class Config:
             OptionError: an optimizer has no such option, or refuses it, or it is one for frames and there is none.
             OptimizerError: a weight is a frame itself, and the optimizer would take it off its manifold.
         """
-        return build_optimizer(self, model)
+        from stiefelkit.optim import MixedOptimizer, parameter_groups
+        from stiefelkit.weights.find import coordinate_manifolds
+
+        tables = self.optimizers
+        given = {name: table["lr"] for name, table in tables.items() if "lr" in table}
+        shared: list[dict[str, Any]] = []
+        apart: dict[str, list[dict[str, Any]]] = {}
+        for group in parameter_groups(model, lr=self.lr, **{**given, **self.rates}):
+            name = str(group.get("name", ""))
+            key = next((key for key in (name, name.rpartition(".")[2]) if key in tables), None)
+            (shared if key is None else apart.setdefault(key, [])).append(group)
+        for name in tables:
+            if name not in apart:
+                raise OptionError(f"{WHO} {self.model!r} needs a coordinate {name!r} for optimizers.{name}, got none.")
+        frames = list(coordinate_manifolds(model))
+        built = [_built(self, self.optimizer, self.optimizer_options, shared, frames)] if shared else []
+        for name, groups in apart.items():
+            options = {key: value for key, value in tables[name].items() if key not in IN_TABLE}
+            built.append(_built(self, tables[name]["optimizer"], options, groups, frames))
+        return MixedOptimizer(built) if tables else built[0]
 
 
 def of_coordinates(rates: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
@@ -234,3 +257,58 @@ def _check_model(name: str) -> None:
 
     if name not in models.names():
         raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")
+
+
+def _check_table(coordinate: str, table: Any) -> None:
+    """Raises OptionError or UnknownNameError unless a coordinate's table names an optimizer, with a possible rate."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("optimizer"), str):
+        raise OptionError(
+            f'{WHO} needs optimizers.{coordinate} to be a table such as {{"optimizer": "rmsprop"}}, got {table!r}.'
+        )
+    optimizers.get(table["optimizer"])
+    if "lr" in table:
+        above(0).require(WHO, f"optimizers.{coordinate}.lr", table["lr"])
+
+
+def _built(
+    config: Config, name: str, options: Mapping[str, Any], groups: list[dict[str, Any]], frames: list[str]
+) -> torch.optim.Optimizer:
+    factory = optimizers.get(name)
+    known = [key for key in inspect.signature(factory).parameters if key not in HANDLED]
+    for option in options:
+        if option not in known:
+            raise OptionError(f"Optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}")
+    parameters = inspect.signature(factory).parameters
+    for option, value in options.items():
+        if _is_switch(parameters[option]) and not isinstance(value, bool | None):
+            raise OptionError(f"Optimizer {name!r} needs {option} to be true or false, got {value!r}.")
+    bound = any("manifold" in group for group in groups)
+    idle = [] if bound else [option for option in options if option in _of_frames_alone(factory)]
+    if idle:
+        raise OptionError(
+            f"Optimizer {name!r} needs a frame to act on for {', '.join(idle)}, got {config.model!r} "
+            f"without one; leave the option out, or name another --optimizer."
+        )
+    try:
+        optimizer = factory(groups, **options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, StiefelkitError):
+            raise
+        raise OptionError(f"Optimizer {name!r} refuses its options: {error}.") from error
+    if bound and not getattr(optimizer, "moves_frames", False):
+        raise OptimizerError(
+            f"{WHO} {config.model!r} needs an optimizer that keeps {frames[0]} on its manifold, got "
+            f"{name!r}; name one with --optimizer, such as multiplicative_cayley."
+        )
+    return optimizer
+
+
+def _is_switch(parameter: inspect.Parameter) -> bool:
+    """Returns whether an option is true or false, by its annotation: a word, "no" as well, would count as true."""
+    return parameter.annotation in (bool, bool | None, "bool", "bool | None")
+
+
+def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:
+    """Returns options of an optimizer of frames that the one which moves the other parameters does not have."""
+    plain = getattr(factory, "plain", None)
+    return set() if plain is None else {*inspect.signature(factory).parameters} - {*inspect.signature(plain).parameters}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, printable
 from stiefelkit.training import checkpoint
-from stiefelkit.training.board import Board
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor

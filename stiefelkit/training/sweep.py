@@ -32,7 +32,7 @@ from stiefelkit.training.tasks import create, tasks
 
 if TYPE_CHECKING:
     from stiefelkit.training.display import Silent
-    from stiefelkit.training.summary import Summary
+    from stiefelkit.training.run_folder import Summary
 
 __all__ = ["Cell", "Run", "SweepPlan", "checked", "run_sweep", "runs_of"]
 
@@ -229,8 +229,7 @@ def run_sweep(
         DataError: the data are missing or damaged.
     """
     from stiefelkit.training.checkpoint import checkpoints, step_of
-    from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run
-    from stiefelkit.training.summary import summarise
+    from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run, summarise
 
     with reachable(WHO, out):
         if out.exists() and (not out.is_dir() or is_run(out) or (not resuming and any(out.iterdir()))):

@@ -9,9 +9,8 @@ from typing import Any
 
 from stiefelkit.errors import DivergedError, NonFiniteError, RunError
 from stiefelkit.training import checkpoint, data
-from stiefelkit.training.board import Board, Curves
 from stiefelkit.training.config import Config
-from stiefelkit.training.display import Silent
+from stiefelkit.training.display import Board, Curves, Silent
 from stiefelkit.training.memory import kept_memory, threads
 from stiefelkit.training.ranks import Interruption, Ranks
 from stiefelkit.training.run_folder import Log, RunFolder, lines, read_log, versions
