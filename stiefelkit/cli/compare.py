@@ -16,8 +16,8 @@ from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task
 
 if TYPE_CHECKING:
-    from stiefelkit.training.compare import Comparison
     from stiefelkit.training.run_folder import Summary
+    from stiefelkit.training.sweep import Comparison
 
 __all__ = ["app"]
 
@@ -46,8 +46,8 @@ def _command(cls: type[Task]) -> Callable[..., int]:
             board: where the curves of each run can be watched.
             figures: how they are written.
         """
-        from stiefelkit.training.compare import compare
         from stiefelkit.training.display import Terminal
+        from stiefelkit.training.sweep import compare
 
         names = [name.strip() for name in models.split(",") if name.strip()]
         path = out or Path("runs") / cls.name

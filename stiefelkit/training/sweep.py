@@ -1,4 +1,4 @@
-"""One task over every combination of settings and seeds, several runs at a time on this machine.
+"""Many runs in one folder: several models on one task, one after the other, or every combination of settings and seeds.
 
 A sweep is a TOML file: the options of `stiefelkit train`, and a table `[vary]` of lists. Each combination is a run in a
 folder of its own, so a sweep that was stopped goes on where it was. Past one machine there are others' schedulers: each
@@ -15,26 +15,27 @@ import multiprocessing
 import os
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stiefelkit.errors import OptionError, RunError, StiefelkitError, did_you_mean
+from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.config import Config
+from stiefelkit.training.config import BY_COORDINATE, Config, of_coordinates
+from stiefelkit.training.display import Board, Silent
+from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, write_atomically
 from stiefelkit.training.ranks import Interruption
 from stiefelkit.training.recipes import Settings
-from stiefelkit.training.tasks import create, tasks
+from stiefelkit.training.tasks import Task, create, tasks
 
 if TYPE_CHECKING:
-    from stiefelkit.training.display import Silent
     from stiefelkit.training.run_folder import Summary
 
-__all__ = ["Cell", "Run", "SweepPlan", "checked", "run_sweep", "runs_of"]
+__all__ = ["Cell", "Comparison", "Run", "SweepPlan", "checked", "compare", "run_sweep", "runs_of"]
 
 WHO = "A sweep"
 SUMMARY = "sweep.json"
@@ -205,7 +206,7 @@ def checked(runs: list[Run]) -> dict[str, Config]:
 
 
 def run_sweep(
-    runs: list[Run], out: Path, display: "Silent", *, jobs: int = 1, resuming: bool = False
+    runs: list[Run], out: Path, display: Silent, *, jobs: int = 1, resuming: bool = False
 ) -> tuple[list[Cell], int | None]:
     """Runs what is not finished, `jobs` at a time, and writes sweep.json into the folder after each.
 
@@ -231,9 +232,7 @@ def run_sweep(
     from stiefelkit.training.checkpoint import checkpoints, step_of
     from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run, summarise
 
-    with reachable(WHO, out):
-        if out.exists() and (not out.is_dir() or is_run(out) or (not resuming and any(out.iterdir()))):
-            raise RunError(f"{WHO} needs a new or empty folder, got {out}; add --resume to continue what is there.")
+    _require_room(WHO, out, resuming)
     configs = checked(runs)
     if len(configs) < len(runs):
         raise OptionError(f"{WHO} needs runs with different names, got two of one name.")
@@ -268,8 +267,7 @@ def run_sweep(
             if sentence is not None and interruption.signal is None:
                 failed[name] = sentence
             table = _cells(runs, summaries, failed)
-            content = json.dumps([dataclasses.asdict(cell) for cell in table], indent=2) + "\n"
-            write_atomically(out / SUMMARY, content.encode())
+            _write(out / SUMMARY, table)
             if interruption.signal is None:
                 done = f"{len(summaries) + len(failed)}/{len(runs)}"
                 display.note(f"{done}  {name}: {sentence or _scores(summaries[name])}")
@@ -367,3 +365,110 @@ def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[
 def _spreads(scores: list[dict[str, float]]) -> Spread:
     columns = {key: [score[key] for score in scores] for key in (scores[0] if scores else ())}
     return {key: (statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else None) for key, c in columns.items()}
+
+
+def _require_room(who: str, out: Path, resuming: bool) -> None:
+    """Raises RunError unless runs may be put into a folder."""
+    from stiefelkit.training.run_folder import is_run
+
+    with reachable(who, out):
+        if out.exists() and (not out.is_dir() or is_run(out)):
+            kind = "run" if out.is_dir() else "file"
+            raise RunError(f"{who} needs a folder of its own, got the {kind} {out}; choose another --out.")
+        if not resuming and out.exists() and any(out.iterdir()):
+            raise RunError(f"{who} needs a new or empty folder, got {out}; add --resume to continue what is there.")
+
+
+def _write(path: Path, table: Sequence[Any]) -> None:
+    content = json.dumps([dataclasses.asdict(entry) for entry in table], indent=2)
+    write_atomically(path, f"{content}\n".encode())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Summaries of a comparison, model by model, and its figures; none where a signal stopped it."""
+
+    summaries: list["Summary"]
+    figures: list[Path]
+    signal: int | None = None
+
+
+def compare(
+    task: Task,
+    models: Sequence[str],
+    out: Path,
+    settings: Settings | None = None,
+    *,
+    named: Mapping[str, Any] | None = None,
+    resuming: bool = False,
+    display: Silent | None = None,
+    board: Board | None = None,
+    figures: Figures | None = None,
+) -> Comparison:
+    """Trains each model in a folder of its own under `out`, then draws their curves there.
+
+    The models run one after the other, so that their times can be compared.
+
+    Args:
+        task: the task.
+        models: names of models.
+        out: the folder; must be new or empty unless `resuming`.
+        settings: over the recipe of each model; a learning rate of a coordinate is for the models that have it.
+        named: the options of the task that a resumed run must have; all of them if left out.
+        resuming: keep what is finished, continue what is not, start what is missing.
+        display: what to show; nothing if left out.
+        board: where the curves of each run can be watched; nowhere if left out.
+        figures: the format of the plots; PNG if left out.
+
+    Raises:
+        OptionError: no model, or one named twice.
+        UnknownNameError: no model has a coordinate that is given a learning rate.
+        RunError: `out` holds something and `resuming` is False.
+    """
+    from stiefelkit.training.plot import plot
+    from stiefelkit.training.run_folder import is_run, summarise
+    from stiefelkit.training.train import resume, train
+
+    who, display, settings = "A comparison", display or Silent(), settings or Settings()
+    if not models or len(set(models)) < len(models):
+        raise OptionError(f"{who} needs one or more different models, got {', '.join(models) or 'none'}.")
+    _require_room(who, out, resuming)
+    settings_of = _own_settings(task, models, settings)
+    configs = [Config.resolve(task, model, settings_of[model]) for model in models]
+    for config in configs:  # a bad option of the last model must not be found out after hours
+        config.build_optimizer(config.build_model())
+    common = {"task": task.name, "task_options": task.options() if named is None else named}
+    for config in configs:
+        path = out / config.model
+        with reachable(who, path):
+            refuse_links(path, out)
+        if is_run(path):
+            asked = settings_of[config.model].given() | common | {"model": config.model}
+            outcome = resume(path, asked, display, board=board)
+            if outcome.already:
+                display.note(f"{config.model} is finished at step {outcome.step}.")
+        else:
+            outcome = train(config, path, display, board=board)
+        if outcome.signal is not None:
+            return Comparison([], [], outcome.signal)
+    paths = [out / model for model in models]
+    summaries = [summarise(path) for path in paths]
+    _write(out / "summary.json", summaries)
+    return Comparison(summaries, plot(paths, out, figures))
+
+
+def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict[str, Settings]:
+    """Maps a model to the settings with those rates and optimizers whose coordinate it has; each is some model's."""
+    asked = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
+    shared = dataclasses.replace(settings, **{table: {} for table in BY_COORDINATE})
+    by_model, present = {}, set()
+    for model in models:
+        names = Config.resolve(task, model, shared).coordinate_names() if any(asked.values()) else []
+        present |= set(names)
+        by_model[model] = dataclasses.replace(shared, **{t: of_coordinates(asked[t], names) for t in BY_COORDINATE})
+    for name in [name for table in asked.values() for name in table]:
+        if not of_coordinates({name: 0.0}, present):
+            raise UnknownNameError(
+                f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, present)}"
+            )
+    return by_model
