@@ -109,7 +109,10 @@ class Config:
         Raises:
             UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have.
         """
-        _check_model(model)
+        from stiefelkit import models
+
+        if model not in models.names():
+            raise UnknownNameError(f"No model is named {model!r}{did_you_mean(model, models.names())}")
         asked = settings or Settings()
         filled = task.recipe(model).filled(asked)
         config = cls(task=task.name, model=model, task_options=task.options(), **filled.given())
@@ -250,13 +253,6 @@ def _pairs(label: str, begun: Any, value: Any, whole: bool) -> Iterator[tuple[st
     table = begun if isinstance(begun, Mapping) else {}
     for key in [*value, *(table.keys() - value.keys() if whole else ())]:
         yield from _pairs(f"{label}.{key}", table.get(key), value.get(key), whole)
-
-
-def _check_model(name: str) -> None:
-    from stiefelkit import models
-
-    if name not in models.names():
-        raise UnknownNameError(f"No model is named {name!r}{did_you_mean(name, models.names())}")
 
 
 def _check_table(coordinate: str, table: Any) -> None:

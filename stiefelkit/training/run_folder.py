@@ -161,11 +161,9 @@ class RunFolder:
         written, mark = state["config"], state["log"]
         facts = {name: written.get(name) for name in ("parameters", "versions", DATA)}
         copy = dataclasses.replace(self, config=Config.from_json(written["config"], "The checkpoint"), **facts)
-        changes = _differences(copy.record(), self.record())
-        if self.config.may_be_prolonged:
-            changes.pop("steps", None)
-        if changes or not self.sealed:
-            got = _first(changes, step) if self.sealed else f"one without {DIGEST}"
+        passed = ("config.steps",) if self.config.may_be_prolonged else ()
+        got = _change(copy.record(), self.record(), step, passed) if self.sealed else f"one without {DIGEST}"
+        if got:
             raise RunError(f"Run {self.path} needs {CONFIG} as it was written, got {got}; {REMEDY}.")
         content = _read(self.log, mark["bytes"])[: mark["bytes"]]
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
@@ -218,16 +216,19 @@ def _edited(path: Path, record: dict[str, Any]) -> str:
     for saved in reversed(checkpoint.checkpoints(path / CHECKPOINTS)):
         with contextlib.suppress(RunError, KeyError):
             step, state = checkpoint.load(saved)
-            changes = _differences(state["config"], record)
-            return _first(changes, step) if changes else f"a {DIGEST} that is not of its content"
+            return _change(state["config"], record, step) or f"a {DIGEST} that is not of its content"
     return f"content that its {DIGEST} is not of"
 
 
-def _differences(before: Any, now: Any) -> dict[str, tuple[str, str]]:
-    """Maps the name of each field that differs, also in its type, to what it was and what it is."""
+def _change(before: Any, now: Any, step: int, passed: Collection[str] = ()) -> str:
+    """Names a field that is not as a checkpoint has it, also in its type; steps, which may differ, last."""
     old, new = _flat(before), _flat(now)
-    pairs = {name: (old.get(name, "nothing"), new.get(name, "nothing")) for name in {**old, **new}}
-    return {name.removeprefix("config."): pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in passed]
+    if not names:
+        return ""
+    name = min(names, key=lambda name: name == "config.steps")
+    now, before = new.get(name, "nothing"), old.get(name, "nothing")
+    return f"{name.removeprefix('config.')} = {now} where the checkpoint of step {step} has {before}"
 
 
 def _flat(value: Any, label: str = "") -> dict[str, str]:
@@ -235,12 +236,6 @@ def _flat(value: Any, label: str = "") -> dict[str, str]:
         return {label: json.dumps(value)}
     start = f"{label}." if label else ""
     return {name: word for key, item in value.items() for name, word in _flat(item, f"{start}{key}").items()}
-
-
-def _first(changes: dict[str, tuple[str, str]], step: int) -> str:
-    # steps last: they may differ from those of a checkpoint without an edit
-    label, (before, now) = min(changes.items(), key=lambda change: change[0] == "steps")
-    return f"{label} = {now} where the checkpoint of step {step} has {before}"
 
 
 class Log:

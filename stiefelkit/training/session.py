@@ -84,9 +84,11 @@ class Session:
         x, y = (self.ranks.share(tensor).to(self.config.device) for tensor in batch)
         if self.ranks.size > 1:  # what drops out is another on each rank, and the same when it is done again
             torch.manual_seed(generator(self.config.seed, self.step, self.ranks.rank).initial_seed())
-        random_state = torch.get_rng_state()
+        random_state, share = torch.get_rng_state(), 1.0
+        if self.config.schedule == "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self._schedule()
+            group["lr"] = rate * share
         output = self.task.answer(self.model, x)
         loss = self.task.loss(output, y)
         value = loss.item()
@@ -209,11 +211,6 @@ class Session:
             torch.cuda.set_rng_state(state["rng"]["cuda"], self.config.device)
         self.window = Window(**state["window"])
         self.epoch = Epoch(**state.get("epoch", {}))
-
-    def _schedule(self) -> float:
-        if self.config.schedule == "constant":
-            return 1.0
-        return 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
 
     def _stopped(self, what: str, culprit: str) -> DivergedError:
         found = f"{what} at step {self.step}"

@@ -270,7 +270,10 @@ def run_sweep(
             _write(out / SUMMARY, table)
             if interruption.signal is None:
                 done = f"{len(summaries) + len(failed)}/{len(runs)}"
-                display.note(f"{done}  {name}: {sentence or _scores(summaries[name])}")
+                if sentence is None:  # by the scores to choose by, where there are any
+                    scores = summaries[name].validation or summaries[name].test
+                    sentence = ", ".join(f"{key} {value:.4f}" for key, value in scores.items())
+                display.note(f"{done}  {name}: {sentence}")
     return _cells(runs, summaries, failed), interruption.signal
 
 
@@ -330,11 +333,6 @@ def _train(config: Config, path: Path, place: Path | None, answer: Connection) -
     except StiefelkitError as error:
         return answer.send(str(error))
     answer.send(None if outcome.signal is None else f"stopped at step {outcome.step}")
-
-
-def _scores(summary: "Summary") -> str:
-    """Returns the scores to choose by: of validation, where there are any."""
-    return ", ".join(f"{key} {value:.4f}" for key, value in (summary.validation or summary.test).items())
 
 
 def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[str, str]) -> list[Cell]:

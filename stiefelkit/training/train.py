@@ -112,7 +112,12 @@ def resume(
                 notes.append(f"Run {out} was saved before there were digests: {what}.")
             if step > config.steps:
                 raise RunError(f"Run {out} is at step {step}: resuming needs --steps {step} or more.")
-            for note in [*notes, *_changes(folder)] if step < config.steps else ():
+            now = versions(folder.config.device)
+            for name, before in folder.versions.items():
+                if before != now.get(name):
+                    what = f"{name} {before}, now it is {now.get(name)}: the last bits may differ."
+                    notes.append(f"Run {folder.path} began with {what}")
+            for note in notes if step < config.steps else ():
                 display.note(note)
             return folder, config, (step, state)
 
@@ -175,22 +180,15 @@ def _latest(folder: RunFolder) -> tuple[int, dict[str, Any], list[str]] | None:
     return latest
 
 
-def _changes(folder: RunFolder) -> list[str]:
-    now = versions(folder.config.device)
-    return [
-        f"Run {folder.path} began with {name} {before}, now it is {now.get(name)}: the last bits may differ."
-        for name, before in folder.versions.items()
-        if before != now.get(name)
-    ]
-
-
 def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board: Board) -> RunOutcome:
     config, ranks, saved = session.config, session.ranks, session.step
     with Interruption() as ranks.interruption, ranks.together(), contextlib.ExitStack() as held:
         log = held.enter_context(contextlib.closing(Log(folder.log, kept))) if ranks.is_first else None
-        curves = _curves(folder, session.step, board) if log else None
-        if curves:
-            held.enter_context(contextlib.closing(curves))
+        curves = None
+        if log and board.tensorboard:
+            before = read_log(folder.log, session.task.scores) if session.step else ()
+            with _writing(folder):
+                curves = held.enter_context(contextlib.closing(Curves(folder.path, session.step, before)))
         held.enter_context(config.within_memory())
 
         def save() -> int:
@@ -246,14 +244,6 @@ def _records(session: Session) -> Iterator[dict[str, Any]]:
 
 def _due(session: Session, every: int) -> bool:
     return session.step % every == 0 or session.step == session.config.steps
-
-
-def _curves(folder: RunFolder, step: int, board: Board) -> Curves | None:
-    if not board.tensorboard:
-        return None
-    before = read_log(folder.log, folder.config.build_task().scores) if step else ()
-    with _writing(folder):
-        return Curves(folder.path, step, before)
 
 
 @contextlib.contextmanager
