@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stiefelkit.numbers import FLAG, settle_, whole
 from stiefelkit.training.recipes import Recipe
-from stiefelkit.training.tasks.task import Drawn
+from stiefelkit.training.tasks.task import Drawn, cross_entropy
 
 if TYPE_CHECKING:
     import torch
@@ -83,9 +83,7 @@ class Copying(Drawn):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy, mean over batch and steps."""
-        from torch.nn import functional as F
-
-        return F.cross_entropy(output.flatten(0, 1), y.flatten())
+        return cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
         """Share of the ten recalled symbols that are right."""

@@ -14,7 +14,6 @@ from stiefelkit.training import data
 from stiefelkit.training.data import File
 from stiefelkit.training.recipes import Option, Recipe
 from stiefelkit.training.tasks.digits import DigitTask
-from stiefelkit.training.tasks.task import shuffle
 
 if TYPE_CHECKING:
     import torch
@@ -113,10 +112,9 @@ class Mnist(DigitTask):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        epoch, k = divmod(step, self.batches_per_epoch(batch_size))
-        order = shuffle(self.train_size, seed, epoch, data.device())[k * batch_size : (k + 1) * batch_size]
+        order = self._visited(step, batch_size, seed, data.device()) + VALIDATION
         images, labels = _images(data.place(), data.device())[0]
-        return self._read(images[order + VALIDATION]), labels[order + VALIDATION]
+        return self._read(images[order]), labels[order]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the 10,000 test images."""
