@@ -100,14 +100,15 @@ class Config:
             task.batches_per_epoch(self.batch_size)
 
     @classmethod
-    def resolve(cls, task: Task, model: str, settings: Settings | None = None) -> Config:
+    def resolve(cls, task: Task, model: str, settings: Settings | None = None, strict: bool = True) -> Config:
         """Returns the config of a task and a model: settings over the recipe over the defaults above.
 
         Where the settings name options, of the recipe's rates and optimizers those stay whose coordinate the model has,
         since its map may be another.
 
         Raises:
-            UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have.
+            UnknownNameError: the settings name a rate or optimizer of a coordinate that the model does not have; such
+                ones are left out unless `strict`.
         """
         from stiefelkit import models
 
@@ -122,7 +123,7 @@ class Config:
         tables = {table: of_coordinates(getattr(config, table), names) for table in BY_COORDINATE}
         for table in BY_COORDINATE:
             for name in asked.given().get(table, {}):
-                if name not in tables[table]:
+                if strict and name not in tables[table]:
                     raise UnknownNameError(f"Model {model!r} has no coordinate {name!r}{did_you_mean(name, names)}")
         return dataclasses.replace(config, **tables)
 
@@ -270,16 +271,17 @@ def _built(
     config: Config, name: str, options: Mapping[str, Any], groups: list[dict[str, Any]], frames: list[str]
 ) -> torch.optim.Optimizer:
     factory = optimizers.get(name)
-    known = [key for key in inspect.signature(factory).parameters if key not in HANDLED]
-    for option in options:
+    parameters = inspect.signature(factory).parameters
+    known = [key for key in parameters if key not in HANDLED]
+    for option, value in options.items():
         if option not in known:
             raise OptionError(f"Optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}")
-    parameters = inspect.signature(factory).parameters
-    for option, value in options.items():
-        if _is_switch(parameters[option]) and not isinstance(value, bool | None):
+        is_switch = parameters[option].annotation in (bool, bool | None, "bool", "bool | None")
+        if is_switch and not isinstance(value, bool | None):  # a word, "no" as well, would count as true
             raise OptionError(f"Optimizer {name!r} needs {option} to be true or false, got {value!r}.")
     bound = any("manifold" in group for group in groups)
-    idle = [] if bound else [option for option in options if option in _of_frames_alone(factory)]
+    plain = inspect.signature(getattr(factory, "plain", None) or factory).parameters  # moves what are no frames
+    idle = [] if bound else [option for option in options if option not in plain]
     if idle:
         raise OptionError(
             f"Optimizer {name!r} needs a frame to act on for {', '.join(idle)}, got {config.model!r} "
@@ -297,14 +299,3 @@ def _built(
             f"{name!r}; name one with --optimizer, such as multiplicative_cayley."
         )
     return optimizer
-
-
-def _is_switch(parameter: inspect.Parameter) -> bool:
-    """Returns whether an option is true or false, by its annotation: a word, "no" as well, would count as true."""
-    return parameter.annotation in (bool, bool | None, "bool", "bool | None")
-
-
-def _of_frames_alone(factory: type[torch.optim.Optimizer]) -> set[str]:
-    """Returns options of an optimizer of frames that the one which moves the other parameters does not have."""
-    plain = getattr(factory, "plain", None)
-    return set() if plain is None else {*inspect.signature(factory).parameters} - {*inspect.signature(plain).parameters}

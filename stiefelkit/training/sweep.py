@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from stiefelkit.errors import OptionError, RunError, StiefelkitError, UnknownNameError, did_you_mean
 from stiefelkit.numbers import settle_, whole
 from stiefelkit.training import data
-from stiefelkit.training.config import BY_COORDINATE, Config, of_coordinates
+from stiefelkit.training.config import BY_COORDINATE, Config
 from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures
 from stiefelkit.training.files import reachable, refuse_links, write_atomically
@@ -127,11 +127,15 @@ def runs_of(options: Mapping[str, Any]) -> list[Run]:
             model, or there are more runs than a sweep may have.
         UnknownNameError: no task has this name.
     """
-    fixed = _flat({key: value for key, value in options.items() if key != "vary"})
-    vary = options.get("vary", {})
+    # dashes in keys of any depth are Python's underscores
+    fixed = json.loads(
+        json.dumps(options, default=str),
+        object_pairs_hook=lambda pairs: {key.replace("-", "_"): value for key, value in pairs},
+    )
+    vary = fixed.pop("vary", {})
     if not isinstance(vary, Mapping):
         raise OptionError(f"{WHO} needs a table [vary] of lists, got {vary!r}.")
-    lists = _flat(vary)
+    fixed, lists = _flat(fixed), _flat(vary)
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise OptionError(f"{WHO} needs a list of values for vary.{key}, got {values!r}.")
@@ -173,19 +177,11 @@ def _word(value: Any) -> str:
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with those of tables under names with a dot, and underscores for dashes."""
+    """Returns options with those of tables under names with a dot."""
     flat = {}
-    for key, value in _underscored(options).items():
+    for key, value in options.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _underscored(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_underscored(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {key.replace("-", "_"): _underscored(item) for key, item in value.items()}
 
 
 def _name(chosen: Mapping[str, Any]) -> str:
@@ -211,17 +207,8 @@ def run_sweep(
     """Runs what is not finished, `jobs` at a time, and writes sweep.json into the folder after each.
 
     Every run, and the data, are checked before the first begins. One that fails is noted, and the others go on. The
-    first SIGINT or SIGTERM has the runs at work save and stop.
-
-    Args:
-        runs: of `runs_of`.
-        out: folder with one run each; new or empty unless `resuming`.
-        display: is told a sentence for each run.
-        jobs: processes.
-        resuming: keep finished runs, continue the others, begin those that are missing.
-
-    Returns:
-        The table of what is finished, and the number of the signal that stopped it early, or None.
+    first SIGINT or SIGTERM has the runs at work save and stop. Where `resuming`, finished runs are kept, others
+    continued, missing ones begun. Returns the table of what is finished, and the signal that stopped it early, or None.
 
     Raises:
         RunError: `out` holds something and `resuming` is False, or a run in it has other settings.
@@ -344,19 +331,13 @@ def _cells(runs: list[Run], summaries: Mapping[str, "Summary"], failed: Mapping[
         groups.setdefault(_name(apart) or run.model, []).append(run.name)
     cells = []
     for name, names in groups.items():
-        finished = {run: summaries[run] for run in names if run in summaries}
-        ratios = [ratio for summary in finished.values() if (ratio := summary.orthogonality) is not None]
-        cells.append(
-            Cell(
-                name,
-                list(finished),
-                {run: failed[run] for run in names if run in failed},
-                _spreads([summary.test for summary in finished.values()]),
-                _spreads([summary.validation for summary in finished.values()]),
-                max(ratios, default=None),
-                statistics.median(summary.ms_per_step for summary in finished.values()) if finished else None,
-            )
-        )
+        finished = [run for run in names if run in summaries]
+        found = [summaries[run] for run in finished]
+        lost = {run: failed[run] for run in names if run in failed}
+        spreads = _spreads([summary.test for summary in found]), _spreads([summary.validation for summary in found])
+        ratio = max((ratio for summary in found if (ratio := summary.orthogonality) is not None), default=None)
+        time = statistics.median(summary.ms_per_step for summary in found) if found else None
+        cells.append(Cell(name, finished, lost, *spreads, ratio, time))
     return cells
 
 
@@ -405,18 +386,9 @@ def compare(
 ) -> Comparison:
     """Trains each model in a folder of its own under `out`, then draws their curves there.
 
-    The models run one after the other, so that their times can be compared.
-
-    Args:
-        task: the task.
-        models: names of models.
-        out: the folder; must be new or empty unless `resuming`.
-        settings: over the recipe of each model; a learning rate of a coordinate is for the models that have it.
-        named: the options of the task that a resumed run must have; all of them if left out.
-        resuming: keep what is finished, continue what is not, start what is missing.
-        display: what to show; nothing if left out.
-        board: where the curves of each run can be watched; nowhere if left out.
-        figures: the format of the plots; PNG if left out.
+    The models run one after the other, so that their times can be compared. A learning rate of a coordinate is for the
+    models that have it. Where `resuming`, finished runs are kept, others continued, missing ones begun; those that are
+    there must have the options of the task that are `named`, all of them if left out.
 
     Raises:
         OptionError: no model, or one named twice.
@@ -431,8 +403,12 @@ def compare(
     if not models or len(set(models)) < len(models):
         raise OptionError(f"{who} needs one or more different models, got {', '.join(models) or 'none'}.")
     _require_room(who, out, resuming)
-    settings_of = _own_settings(task, models, settings)
-    configs = [Config.resolve(task, model, settings_of[model]) for model in models]
+    configs = [Config.resolve(task, model, settings, strict=False) for model in models]
+    by_coordinate = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
+    for table, name in [(table, name) for table, values in by_coordinate.items() for name in values]:
+        if not any(name in getattr(config, table) for config in configs):
+            known = {coordinate for config in configs for coordinate in config.coordinate_names()}
+            raise UnknownNameError(f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, known)}")
     for config in configs:  # a bad option of the last model must not be found out after hours
         config.build_optimizer(config.build_model())
     common = {"task": task.name, "task_options": task.options() if named is None else named}
@@ -441,7 +417,9 @@ def compare(
         with reachable(who, path):
             refuse_links(path, out)
         if is_run(path):
-            asked = settings_of[config.model].given() | common | {"model": config.model}
+            asked = settings.given() | common | {"model": config.model}
+            for table, values in by_coordinate.items():
+                asked[table] = {name: value for name, value in values.items() if name in getattr(config, table)}
             outcome = resume(path, asked, display, board=board)
             if outcome.already:
                 display.note(f"{config.model} is finished at step {outcome.step}.")
@@ -453,20 +431,3 @@ def compare(
     summaries = [summarise(path) for path in paths]
     _write(out / "summary.json", summaries)
     return Comparison(summaries, plot(paths, out, figures))
-
-
-def _own_settings(task: Task, models: Sequence[str], settings: Settings) -> dict[str, Settings]:
-    """Maps a model to the settings with those rates and optimizers whose coordinate it has; each is some model's."""
-    asked = {table: settings.given().get(table, {}) for table in BY_COORDINATE}
-    shared = dataclasses.replace(settings, **{table: {} for table in BY_COORDINATE})
-    by_model, present = {}, set()
-    for model in models:
-        names = Config.resolve(task, model, shared).coordinate_names() if any(asked.values()) else []
-        present |= set(names)
-        by_model[model] = dataclasses.replace(shared, **{t: of_coordinates(asked[t], names) for t in BY_COORDINATE})
-    for name in [name for table in asked.values() for name in table]:
-        if not of_coordinates({name: 0.0}, present):
-            raise UnknownNameError(
-                f"None of {', '.join(models)} has a coordinate {name!r}{did_you_mean(name, present)}"
-            )
-    return by_model
