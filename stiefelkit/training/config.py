@@ -147,7 +147,7 @@ class Config:
 
     @property
     def may_be_prolonged(self) -> bool:
-        """Whether the run may go on for more steps than it was started with: its rates do not depend on them."""
+        """True if the run may go on for more steps than it was started with: its rates do not depend on them."""
         return self.schedule == "constant"
 
     def continued(self, asked: Mapping[str, Any] | Config, source: str) -> Config:

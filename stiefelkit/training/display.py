@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line now and then elsewhere, and the curves of TensorBoard."""
+"""The view of a run: a bar on a terminal, a line now and then elsewhere, and the curves of TensorBoard."""
 
 import contextlib
 import time
@@ -46,19 +46,19 @@ class Silent:
     """Shows nothing; also what a display must be able to do."""
 
     def begin(self, title: str, step: int, steps: int) -> None:
-        """A run begins, or resumes at `step`."""
+        """Shows that a run begins, or resumes at `step`."""
 
     def stepped(self, step: int, loss: float) -> None:
-        """One optimizer step is done; `loss` is the mean since the last record."""
+        """Shows that one optimizer step is done; `loss` is the mean since the last record."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """A line was written to the log."""
+        """Shows a line that was written to the log."""
 
     def note(self, sentence: str) -> None:
-        """Something that the user should know."""
+        """Says something that the user should know."""
 
     def end(self) -> None:
-        """The run stopped, finished or not."""
+        """Shows that the run stopped, finished or not."""
 
 
 class Bar:
@@ -195,7 +195,7 @@ class Terminal(Silent):
 
 @dataclass(frozen=True)
 class Board:
-    """Where the curves of a run can be watched.
+    """The places where the curves of a run can be watched.
 
     Args:
         tensorboard: write the log for TensorBoard too, into tensorboard/ in the folder of the run.

@@ -1,6 +1,6 @@
-"""How large the gradient of the loss is on its way back through time, before and after some training.
+"""Sizes of the gradient of the loss on its way back through time, before and after some training.
 
-Read for help, so that torch is imported where it is needed.
+The command line reads the plan for help, so that torch is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """What to train, and when to look.
+    """Models to train, and steps after which to look.
 
     Args:
         task: name of the task; see stiefelkit list.
@@ -174,7 +174,7 @@ def gradient_norms(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[
 
 @contextmanager
 def _step_by_step(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Context in which the model's recurrent layer runs one step at a time, and the list of the states between them."""
+    """Runs the model's recurrent layer one step at a time in a context, and gives the list of the states between."""
     import torch
 
     rnn: Any = getattr(model, "rnn", None)

@@ -1,4 +1,4 @@
-"""What a run has of its machine: threads, the processor by its name, memory that is kept from step to step."""
+"""The machine of a run: threads, the processor by its name, memory that is kept from step to step."""
 
 import contextlib
 import ctypes

@@ -21,7 +21,7 @@ __all__ = ["Curve", "draw", "find_runs", "plot"]
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of a run: its name in the legend, its task, the lines of its log, and the unit of their steps."""
+    """A run to draw: its name in the legend, its task, the lines of its log, and the unit of their steps."""
 
     label: str
     task: Task

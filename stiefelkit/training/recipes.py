@@ -1,4 +1,4 @@
-"""How each model is trained on each task: settings that may be left open, and the recipes that close them."""
+"""Settings of training, which may be left open, and the recipes that close them."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,7 @@ def literal(word: str) -> Option:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; whatever is left out comes from the task's recipe for the model.
+    """Settings of training; whatever is left out comes from the task's recipe for the model.
 
     Args:
         hidden_size: units of the recurrent layer.

@@ -43,7 +43,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a run: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
+    """Results of a run: the evaluation that is best on the held-out set, that on examples set apart, and the last."""
 
     best_test: Score
     best_validation: Score | None

@@ -78,7 +78,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
+        """The folder of checkpoints."""
         return self.path / CHECKPOINTS
 
     @staticmethod
@@ -342,7 +342,7 @@ def _read(path: Path, least: int) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a table says about a run: last scores on the held-out set, and on what is set apart to choose by, if any.
+    """A run in a few figures: last scores on the held-out set, and on what is set apart to choose by, if any.
 
     `ms_per_step` is the median of the process CPU time of a step, `orthogonality` the worst error over limit of all
     weights and the whole log, None without such weights.

@@ -36,7 +36,7 @@ class Window:
 
 @dataclass
 class Epoch:
-    """What the steps since the last epoch of training data took, on the CPU and on the clock."""
+    """Time of the steps since the last epoch of training data, on the CPU and on the clock."""
 
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -170,7 +170,7 @@ class Session:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the last step ended an epoch of the training data; never where each step is one."""
+        """True if the last step ended an epoch of the training data; never where each step is one."""
         epoch = self.task.batches_per_epoch(self.config.batch_size)
         return epoch > 1 and self.step % epoch == 0
 

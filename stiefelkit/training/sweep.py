@@ -49,7 +49,7 @@ Spread = dict[str, tuple[float, float | None]]
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """How a sweep runs.
+    """Options of a sweep.
 
     Args:
         out: folder with one run for each combination; runs/NAME of the file if left out.

@@ -21,7 +21,7 @@ __all__ = ["RunOutcome", "resume", "train"]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `train` or `resume` ended: the steps done, the signal that stopped it early, nothing left to do."""
+    """The end of `train` or `resume`: the steps done, the signal that stopped it early, nothing left to do."""
 
     path: Path
     step: int
@@ -233,7 +233,7 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
 
 
 def _records(session: Session) -> Iterator[dict[str, Any]]:
-    """The lines of the log after a step, each made when the one before has been written."""
+    """Yields the lines of the log after a step, each made when the one before has been written."""
     if _due(session, session.config.log_every):
         yield session.train_record()
     if session.ends_epoch:

@@ -82,7 +82,7 @@ class Row:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether figures are accuracies, and not losses."""
+        """True if figures are accuracies, False if losses."""
         return self.build_task().headline == "accuracy"
 
     def said(self, value: float) -> str:
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What rows of one figure share: the task and, where papers have several, its length or how far it looks."""
+        """The task of the rows of one figure and, where papers have several, its length or how far it looks."""
         own = (f"{name}={self.task_options[name]}" for name in ("T", "ahead") if name in self.task_options)
         return " ".join([self.task, *own])
 
@@ -114,7 +114,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How an experiment is run again.
+    """The options by which an experiment is run again.
 
     Args:
         epochs: of the training data, in all; a run of fewer may go on later.

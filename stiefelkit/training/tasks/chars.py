@@ -96,7 +96,7 @@ class Chars(Task):
 
     @property
     def output_size(self) -> int:
-        """The same."""
+        """The number of inputs, too."""
         return self.input_size
 
     @property
@@ -131,11 +131,11 @@ class Chars(Task):
         return self._text().digest
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy in bits, mean over all characters that are targets."""
+        """Returns the cross-entropy in bits, mean over all characters that are targets."""
         return cross_entropy(output, y) / math.log(2)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of targets that are the likeliest character."""
+        """Returns the share of targets that are the likeliest character."""
         real = y >= 0
         return (output.argmax(-1) == y)[real].double().mean()
 

@@ -82,11 +82,11 @@ class Copying(Drawn):
         return {"loss": SYMBOLS * math.log(8) / (self.T + 2 * SYMBOLS), "accuracy": 1 / 8}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy, mean over batch and steps."""
+        """Returns the cross-entropy, mean over batch and steps."""
         return cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of the ten recalled symbols that are right."""
+        """Returns the share of the ten recalled symbols that are right."""
         return (output[:, -SYMBOLS:].argmax(-1) == y[:, -SYMBOLS:]).double().mean()
 
     def draw(self, count: int, source: torch.Generator) -> tuple[Tensor]:

@@ -66,11 +66,11 @@ class DigitTask(Task):
         return {"loss": math.log(10), "accuracy": 1 / 10}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of the last output."""
+        """Returns the cross-entropy of the last output."""
         return cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """Share of images whose likeliest class is right."""
+        """Returns the share of images whose likeliest class is right."""
         return (output.argmax(-1) == y).double().mean()
 
 

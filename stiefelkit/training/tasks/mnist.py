@@ -173,7 +173,7 @@ def _images(place: Path | None, device: str) -> tuple[tuple[Tensor, Tensor], tup
 
 
 def _idx(file: File) -> Tensor:
-    """The array of an IDX file of bytes: two zeros, the type 8, the number of dimensions, the sizes, the bytes."""
+    """Returns the array of an IDX file: two zeros, the type 8, the number of dimensions, the sizes, the bytes."""
     import torch
 
     content = data.content(file, "mnist")

@@ -1,4 +1,4 @@
-"""What a task is: stateless batches, a held-out set, a loss, a baseline, and recipes.
+"""The base class of tasks: stateless batches, a held-out set, a loss, a baseline, and recipes.
 
 A task's options are part of the help of the command line, which does not wait for torch: the files of tasks import it
 where they need it.
@@ -129,9 +129,9 @@ class Task(ABC):
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Returns the mean loss over the batch (and over the steps unless `last_only`)."""
 
-    @abstractmethod
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor | float | None:
-        """Returns the share of correct answers, a number or a tensor of one; None where there is no such thing."""
+        """Returns the share of correct answers, a number or a tensor of one; None for real numbers, never exact."""
+        return None
 
     @property
     def scores(self) -> Collection[str]:
@@ -260,7 +260,7 @@ class Drawn(Task):
 
 @functools.lru_cache(maxsize=1)
 def _training_set(task: Drawn, batch_size: int, seed: int, device: str) -> tuple[Tensor, ...]:
-    """What is drawn for all batches of an epoch, (batches, batch_size, ...)."""
+    """Returns the draws of all batches of an epoch, (batches, batch_size, ...)."""
     import torch
 
     epoch = range(task.batches_per_epoch(batch_size))

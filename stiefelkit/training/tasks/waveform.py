@@ -101,11 +101,8 @@ class Waveform(Task):
         return _digest(data.folder(self.name), self.file)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Squared error over variance."""
+        """Returns the squared error over the variance."""
         return (output.squeeze(-1) - y).square().mean() / y.var(correction=0)
-
-    def accuracy(self, output: Tensor, y: Tensor) -> None:
-        """A real number is never exactly right: no accuracy."""
 
 
 @functools.lru_cache(maxsize=8)

@@ -99,7 +99,7 @@ class Speech(Task):
 
     @property
     def baseline(self) -> dict[str, float]:
-        """What the best straight line from each bin of the last frame scores."""
+        """The scores of the best straight line from each bin of the last frame."""
         from stiefelkit.training.tasks.speech.quality import line_scores
 
         return dict(line_scores(self._corpus(), self._chosen(), self.quality))
@@ -129,12 +129,9 @@ class Speech(Task):
         return self._corpus().digest
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Squared error, mean over the bins of all real frames."""
+        """Returns the squared error, mean over the bins of all real frames."""
         total, real = self._errors(output, y)
         return total / real
-
-    def accuracy(self, output: Tensor, y: Tensor) -> None:
-        """A real number is never exactly right: no accuracy."""
 
     def answer(self, model: nn.Module, x: Tensor) -> Tensor:
         """Returns predicted levels in decibels."""
@@ -199,7 +196,7 @@ class Speech(Task):
         return corpus(data.folder(self.name), self.validation_speakers)
 
     def _chosen(self) -> tuple[int, ...]:
-        """The recordings to train on."""
+        """Returns the recordings to train on."""
         return _spaced(self.sequences, len(self._corpus().frames["train"]))
 
 

@@ -50,7 +50,7 @@ class Corpus:
 
     @functools.cached_property
     def digest(self) -> str:
-        """What the files of all splits are known by, in the order of the splits."""
+        """The digest of the files of all splits, in the order of the splits."""
         return data.digest(path.read_bytes() for paths in self.paths.values() for path in paths)
 
     @functools.cached_property
@@ -196,7 +196,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _speakers(parents: Iterable[Path], left_out: str = "(?!)") -> dict[str, list[Path]]:
-    """Name to recordings; a copy in another format, SX37.WAV.wav beside SX37.WAV, is none of its own."""
+    """Maps a name to recordings; a copy in another format, SX37.WAV.wav beside SX37.WAV, is none of its own."""
     recordings = {}
     for speaker in (speaker for parent in parents for speaker in _folders(parent)):
         files: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""How well frames are predicted: by ear, SegSNR, STOI and PESQ; and the baseline, a line for each bin."""
+"""Quality of predicted frames by ear, SegSNR, STOI and PESQ; and the baseline, a line for each bin."""
 
 import functools
 import warnings
