@@ -85,8 +85,9 @@ def _report(out: Path, page: Path, figures: Figures) -> None:
 
 def _run(name: str, out: Path, plan: Reproduction, board: Board) -> int:
     from stiefelkit.training.display import Terminal
-    from stiefelkit.training.reproduce import last_step, note
+    from stiefelkit.training.reproduce import note
     from stiefelkit.training.reproduce import reproduce as run
+    from stiefelkit.training.run_folder import last_step
 
     row, path = find(name), out / name
     with reachable("Reproducing", path):

@@ -61,7 +61,8 @@ def _command(cls: type[Task]) -> Callable[..., int]:
                 asked |= {"task_options": given(task)} if given(task) else {}
                 outcome = go_on(path, asked, display, board=look, ranks=ranks)
             else:
-                config = ranks.each(lambda: Config.resolve(cls(**given(task)), model or "", chosen))
+                with ranks.together():
+                    config = Config.resolve(cls(**given(task)), model or "", chosen)
                 outcome = train(config, path, display, board=look, ranks=ranks)
             if ranks.is_first:
                 line = resume_line("train", cls.name, "--out", str(path), data=data, board=look, ranks=ranks.size)

@@ -229,7 +229,7 @@ class Curves:
         with writable("A run with curves", folder):
             refuse_links(folder, run)
         last = _last_step(folder)
-        self._writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
+        self.writer = SummaryWriter(str(folder), purge_step=None if last is None else step + 1)
         for record in before:
             if last is None or record["step"] > last:
                 self.write(record)
@@ -237,15 +237,7 @@ class Curves:
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds a point to each curve that a line of the log has something for."""
         for name, value in scalars(record).items():
-            self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-
-    def flush(self) -> None:
-        """Waits until all points are on the disk."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
+            self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
 
 def _last_step(folder: Path) -> int | None:

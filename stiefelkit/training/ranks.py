@@ -161,11 +161,6 @@ class Ranks:
             dist.broadcast_object_list(result, src=0)
         return result[0]
 
-    def each(self, work: Callable[[], T]) -> T:
-        """Calls a function on every rank, and returns its own result; what it raises on one is told to all."""
-        with self.together():
-            return work()
-
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Has all ranks leave together, or raise what the first that failed has raised."""

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stiefelkit.errors import RunError, StiefelkitError, printable
-from stiefelkit.training import checkpoint
 from stiefelkit.training.display import Board, Silent
 from stiefelkit.training.figure import Figures, accuracy_scale, figure, legend, log_scale, reference_line, styles
 from stiefelkit.training.files import parse_json, read_file, write_atomically, write_json
 from stiefelkit.training.memory import processor
 from stiefelkit.training.papers import Reproduction, Row, rows
 from stiefelkit.training.plot import Curve, draw
-from stiefelkit.training.run_folder import CHECKPOINTS, PROCESSOR, RunFolder, by_kind, is_run
+from stiefelkit.training.run_folder import PROCESSOR, RunFolder, by_kind, is_run, last_step
 from stiefelkit.training.train import RunOutcome, resume, train
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Finding", "Score", "finding", "last_step", "made_by", "note", "opened", "reproduce", "write_page"]
+__all__ = ["Finding", "Score", "finding", "made_by", "note", "opened", "reproduce", "write_page"]
 
 MADE, PAGE = "reproduced.json", "report.md"
 DIVERGED = "diverged"
@@ -84,11 +83,6 @@ def reproduce(
         begun.continued(dataclasses.replace(asked, steps=begun.steps), str(out))
         return RunOutcome(out, done, already=True)
     return resume(out, asked, display, board=board)
-
-
-def last_step(out: Path) -> int:
-    """Returns the step of the last checkpoint of a run, whole or not; -1 where there is no run."""
-    return max(map(checkpoint.step_of, checkpoint.checkpoints(out / CHECKPOINTS)), default=-1)
 
 
 def opened(path: Path, row: Row) -> RunFolder:

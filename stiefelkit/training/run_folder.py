@@ -26,7 +26,7 @@ from stiefelkit.training.display import worst_ratio
 from stiefelkit.training.files import open_file, parse_json, reachable, read_file, writable, write_atomically
 from stiefelkit.training.memory import processor
 
-__all__ = ["Log", "RunFolder", "Summary", "by_kind", "is_run", "read_log", "summarise", "versions"]
+__all__ = ["Log", "RunFolder", "Summary", "by_kind", "is_run", "last_step", "read_log", "summarise", "versions"]
 
 CONFIG, LOG, CHECKPOINTS, LOCK = "config.json", "log.jsonl", "checkpoints", ".lock"
 DIGEST, DATA, PROCESSOR = "sha256", "data", "processor"
@@ -43,6 +43,11 @@ def is_run(path: Path) -> bool:
     """Returns whether a path is the folder of a run."""
     with reachable("A run", path):
         return (path / CONFIG).is_file()
+
+
+def last_step(path: Path) -> int:
+    """Returns the step of the last checkpoint of a run, whole or not; -1 where there is none."""
+    return max(map(checkpoint.step_of, checkpoint.checkpoints(path / CHECKPOINTS)), default=-1)
 
 
 def versions(device: str) -> dict[str, str]:

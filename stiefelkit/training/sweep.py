@@ -216,8 +216,7 @@ def run_sweep(
         UnknownNameError: a run has a model, optimizer or coordinate that is unknown.
         DataError: the data are missing or damaged.
     """
-    from stiefelkit.training.checkpoint import checkpoints, step_of
-    from stiefelkit.training.run_folder import CHECKPOINTS, RunFolder, is_run, summarise
+    from stiefelkit.training.run_folder import RunFolder, is_run, last_step, summarise
 
     _require_room(WHO, out, resuming)
     configs = checked(runs)
@@ -236,16 +235,12 @@ def run_sweep(
             begun.continued(config, str(out / name))
     with reachable(WHO, out):
         out.mkdir(parents=True, exist_ok=True)
-
-    def is_begun(name: str) -> bool:
-        saved = checkpoints(out / name / CHECKPOINTS)
-        return not saved or step_of(saved[-1]) < configs[name].steps
-
+    # what is finished first, so that a stop leaves it in the table
+    ordered = sorted(configs, key=lambda name: last_step(out / name) < configs[name].steps)
     summaries: dict[str, Summary] = {}
     failed: dict[str, str] = {}
     with Interruption() as interruption:
-        ordered = {name: configs[name] for name in sorted(configs, key=is_begun)}  # a stop leaves what is finished
-        for name, sentence in _outcomes(ordered, out, jobs, interruption):
+        for name, sentence in _outcomes({name: configs[name] for name in ordered}, out, jobs, interruption):
             if sentence is None:
                 try:
                     summaries[name] = summarise(out / name)

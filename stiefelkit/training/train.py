@@ -49,15 +49,12 @@ def train(
     board, ranks = board or Board(), ranks or Ranks()
     ranks.first(lambda: RunFolder.refuse_existing(out))
     with threads(config.threads), kept_memory(), data.on(config.device), contextlib.ExitStack() as held:
-
-        def started() -> tuple[Session, str | None]:
+        with ranks.together():
             board.check()
             ranks.check(config)
             session = Session.start(config, ranks)
             _read_data(session)
-            return session, session.task.data_digest()
-
-        session, digest = ranks.each(started)
+            digest = session.task.data_digest()
         ranks.same("data", digest)
 
         def created() -> RunFolder:
@@ -125,7 +122,8 @@ def resume(
         if last is not None and last[0] == config.steps:
             return RunOutcome(out, config.steps, already=True)
         with threads(config.threads), kept_memory(), data.on(config.device):
-            session, kept = ranks.each(lambda: _restored(folder, config, last, board, ranks))
+            with ranks.together():
+                session, kept = _restored(folder, config, last, board, ranks)
             ranks.same("data", session.task.data_digest())
             folder = ranks.first(lambda: folder.with_config(config))
             return _run(session, folder, kept, display, board)
@@ -188,7 +186,8 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
         if log and board.tensorboard:
             before = read_log(folder.log, session.task.scores) if session.step else ()
             with _writing(folder):
-                curves = held.enter_context(contextlib.closing(Curves(folder.path, session.step, before)))
+                curves = Curves(folder.path, session.step, before)
+            held.enter_context(contextlib.closing(curves.writer))
         held.enter_context(config.within_memory())
 
         def save() -> int:
@@ -198,7 +197,7 @@ def _run(session: Session, folder: RunFolder, kept: int, display: Silent, board:
                     # the lines reach the disk before the checkpoint that counts them
                     around = {"config": folder.record(), "log": log.sync()}
                     if curves:
-                        curves.flush()
+                        curves.writer.flush()
                     checkpoint.save(folder.checkpoints, session.step, state | around)
             return session.step
 
