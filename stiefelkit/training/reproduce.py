@@ -48,6 +48,7 @@ class Finding:
     best_validation: Score | None
     last: Score
     epochs: float
+    folder: RunFolder = field(repr=False)
     records: dict[str, list[dict[str, Any]]] = field(repr=False)
 
 
@@ -108,22 +109,19 @@ def finding(path: Path) -> Finding:
     folder = RunFolder.open(path)
     task, records = folder.config.build_task(), by_kind(folder)
     sign = 1 if task.headline == "accuracy" else -1
-    scores = {
-        kind: {line["step"]: line[task.headline] for line in lines}
-        for kind, lines in records.items()
-        if kind in ("test", "validation")
-    }
-    test, validation = scores.get("test"), scores.get("validation", {})
+    test, validation = (
+        {line["step"]: sign * line[task.headline] for line in records[kind]} for kind in ("test", "validation")
+    )
     if not test:
         raise RunError(f"Run {path} needs an evaluation in its log, got none yet; continue it.")
-    best = max(test, key=lambda step: sign * test[step])
-    chosen = max(validation, key=lambda step: sign * validation[step], default=None)
-    last = max(test)
+    best, last = max(test, key=test.__getitem__), max(test)
+    chosen = max(validation, key=validation.__getitem__, default=None)
     return Finding(
-        best_test=Score(test[best], best),
-        best_validation=None if chosen is None else Score(test[chosen], chosen),
-        last=Score(test[last], last),
+        best_test=Score(sign * test[best], best),
+        best_validation=None if chosen is None else Score(sign * test[chosen], chosen),
+        last=Score(sign * test[last], last),
         epochs=last / task.batches_per_epoch(folder.config.batch_size),
+        folder=folder,
         records=records,
     )
 
@@ -157,36 +155,31 @@ def _commit() -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of an experiment, and what came of it."""
+Run = tuple[Row, Finding]
 
-    row: Row
-    folder: RunFolder
-    finding: Finding
 
-    def cells(self) -> list[str]:
-        """Returns the line of the run in a table."""
-        row, found, task, records = self.row, self.finding, self.row.build_task(), self.finding.records
-        if row.goal is None:
-            second = "-" if found.best_validation is None else row.said(found.best_validation.test)
-        else:
-            steps = (record["step"] for record in records["test"] if record[task.headline] < row.goal)
-            second = next((f"at step {step:,}" for step in steps), "not yet")
-        times = [record["cpu_seconds"] / 60 for record in records["epoch"]]
-        times = times or [record["ms_per_step"] * row.epoch / 6e4 for record in records["train"]]
-        peak = max((record.get("peak_bytes", 0) for record in records["epoch"]), default=0)
-        return [
-            row.name,
-            f"{self.folder.parameters:,}" + (f" ({row.parameters:,})" if row.parameters else ""),
-            f"{found.epochs:.4g} of {row.epochs:.4g}",
-            f"{row.said(found.best_test.test)} at {found.best_test.step / row.epoch:.4g}",
-            second,
-            row.said(found.last.test),
-            row.printed,
-            f"{statistics.median(times):.2f}" if times else "-",
-            f"{peak / 1e6:.0f}" if peak else "-",
-        ]
+def _cells(row: Row, found: Finding) -> list[str]:
+    """Returns the line of a run in a table."""
+    records, headline = found.records, row.build_task().headline
+    if row.goal is None:
+        second = "-" if found.best_validation is None else row.said(found.best_validation.test)
+    else:
+        steps = (record["step"] for record in records["test"] if record[headline] < row.goal)
+        second = next((f"at step {step:,}" for step in steps), "not yet")
+    times = [record["cpu_seconds"] / 60 for record in records["epoch"]]
+    times = times or [record["ms_per_step"] * row.epoch / 6e4 for record in records["train"]]
+    peak = max((record.get("peak_bytes", 0) for record in records["epoch"]), default=0)
+    return [
+        row.name,
+        f"{found.folder.parameters:,}" + (f" ({row.parameters:,})" if row.parameters else ""),
+        f"{found.epochs:.4g} of {row.epochs:.4g}",
+        f"{row.said(found.best_test.test)} at {found.best_test.step / row.epoch:.4g}",
+        second,
+        row.said(found.last.test),
+        row.printed,
+        f"{statistics.median(times):.2f}" if times else "-",
+        f"{peak / 1e6:.0f}" if peak else "-",
+    ]
 
 
 def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[Path, list[Path]]:
@@ -205,10 +198,12 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
         path = out / row.name
         if is_run(path):
             try:
-                groups.setdefault(row.group, []).append(Run(row, opened(path, row), finding(path)))
+                run = row, finding(opened(path, row).path)
             except StiefelkitError as error:
                 left_out[row.name] = str(error)
-    if not any(groups.values()):
+            else:
+                groups.setdefault(row.group, []).append(run)
+    if not groups:
         why = f": {next(iter(left_out.values()))}" if left_out else "; name another --out."
         raise RunError(f"A report needs runs that have been evaluated, got none in {out}{why}")
     parts = [_part(group, runs, figures or Figures(), place) for group, runs in groups.items()]
@@ -222,21 +217,21 @@ def write_page(out: Path, place: Path, figures: Figures | None = None) -> tuple[
 
 def _part(group: str, runs: list[Run], look: Figures, place: Path) -> dict[str, Any]:
     """Returns what the page says of the runs of a group, once their figures are drawn."""
-    row, task, notes = runs[0].row, runs[0].row.build_task(), []
+    row, task, notes = runs[0][0], runs[0][0].build_task(), []
     if task.known_baseline:
         notes.append(f"Without memory: {row.said(task.known_baseline[task.headline])}.")
-    for note in dict.fromkeys(run.row.note for run in runs if run.row.note):
-        notes.append(f"{', '.join(run.row.name for run in runs if run.row.note == note)}: {note}.")
-    made = {run.row.name: made_by(run.folder.path) for run in runs}
+    for note in dict.fromkeys(row.note for row, _ in runs if row.note):
+        notes.append(f"{', '.join(row.name for row, _ in runs if row.note == note)}: {note}.")
+    made = {row.name: made_by(found.folder.path) for row, found in runs}
     ends = {name: _literal(entries[-1].get(DIVERGED) or "") for name, entries in made.items() if entries}
     return {
         "group": group,
         "word": "accuracy" if row.by_accuracy else task.loss_label,
         "second": "by validation" if row.goal is None else f"first below {row.goal:g}",
-        "table": [run.cells() for run in runs],
+        "table": [_cells(*run) for run in runs],
         "notes": notes + [f"{name}: ended where {why}." for name, why in ends.items() if why],
         "drawn": _drawn(runs, look, place, re.sub(r" \w+=", "-", group)),
-        "made": [(run, entry) for run in runs for entry in made[run.row.name]],
+        "made": [(found.folder, entry) for row, found in runs for entry in made[row.name]],
     }
 
 
@@ -257,7 +252,7 @@ def _code(words: object) -> str:
 
 def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, Path]:
     """Draws scores, drift and gradients of the runs of one group over epochs, where there are any."""
-    curves = [Curve(run.row.label, run.row.build_task(), run.finding.records, run.row.epoch) for run in runs]
+    curves = [Curve(row.label, row.build_task(), found.records, row.epoch) for row, found in runs]
     headline, drawn = curves[0].task.headline, {}
     shown: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
         "scores": ("test", lambda record: record[headline]),
@@ -287,10 +282,10 @@ def _drawn(runs: list[Run], look: Figures, place: Path, stem: str) -> dict[str, 
 
 def _finish_scores(axes: "Axes", runs: list[Run]) -> None:
     """Adds what guessing scores, and the papers' figures, to curves of held-out scores."""
-    task = runs[0].row.build_task()
-    for run, look in zip(runs, styles(len(runs)), strict=True):
-        if run.row.figure is not None:
-            axes.axhline(run.row.figure, color=look["color"], linestyle=":", linewidth=1.0)
+    task = runs[0][0].build_task()
+    for (row, _), look in zip(runs, styles(len(runs)), strict=True):
+        if row.figure is not None:
+            axes.axhline(row.figure, color=look["color"], linestyle=":", linewidth=1.0)
     if task.headline == "accuracy":  # runs of two epochs stand beside others of fifty
         axes.set(title="held out; dotted: the papers", ylabel="accuracy (%)")
         accuracy_scale(axes)
